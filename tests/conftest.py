@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 BUCKET = servers.BUCKET
 
 # Every kind of fault, affecting about one request in seven.
-FAULTS = "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20"
+FAULTS = os.environ.get("PS_FAULTS", "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20")
 
 
 STORES = ["azure", "buffered", "direct", "proxy", "s3", "versity"]
@@ -163,6 +163,16 @@ def root(tmp_path, request, store, monkeypatch):
         plain = penstock.dataset.open
         monkeypatch.setattr("penstock.open", lambda *given, io=store, **more: plain(*given, io=io, **more))
     return tmp_path / "dataset"
+
+
+@pytest.fixture
+def separate_files():
+    """Store all data in data files, however small a commit is."""
+    import penstock as ps
+
+    ps.configure(inline_bytes=0)
+    yield
+    ps.configure(inline_bytes=2048)
 
 
 @pytest.fixture

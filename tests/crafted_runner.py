@@ -252,7 +252,9 @@ def main() -> None:
     }
     assert len([name for name in forms if name.startswith("o/")]) == 2
     files = [file for part in [*parsed.fragments, *parsed.overlays] for file in part.files]
-    forms |= {f"d/{file.id}": "data" for file in sorted(files, key=lambda file: -file.tail_length)[:4]}
+    stored = [file for file in files if file.kind == 0]
+    assert {file.kind for file in files} == {0, 1, 2}
+    forms |= {f"d/{file.id}": "data" for file in sorted(stored, key=lambda file: -file.tail_length)[:4]}
     tries, choosing = [], set()
     for name, form in sorted(forms.items()):
         spans, body = objects.spans(name, form), objects.bodies[name]

@@ -12,15 +12,17 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 UNIT, PROVISIONAL, TILED_FEATURE, OVERLAYS_FEATURE, MERGES_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 2, 32, 0, 1, 2, 3
+INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = 16, 2048, 75  # data files in records: the feature, the limit, and where they begin
 CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # kinds of records
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
 NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy names differ
-CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "change_kind": 6, "record_kind": 9, "dtype": 17, "layout": 4, "codec": 3}
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "file_kind": 3, "change_kind": 6, "record_kind": 9, "dtype": 17, "layout": 4, "codec": 3}
 FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
-    "file": "kind:zero id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
+    "file": "kind:file_kind id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
+    "place": "branch:varint number:varint offset:varint",
     "fragment": "samples:varint runs:run* files:file*",
     "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint",
     "overlay": "columns:varint* rows:row_set files:file*",
@@ -31,7 +33,8 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     " deleted:varint",
     "change": "kind:change_kind columns:varint* rows:row_set",
     "attachment": "kind:string object:object runs:run*",
-    "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 gc_epoch:varint"
+    "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 data:data"
+    " gc_epoch:varint"
     " landmark:varint parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
     " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
     "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* statistics:object*",
@@ -91,6 +94,17 @@ class Cursor:
             count = self.varint()
             need(count <= len(self.data) - self.at, f"{self.name}: a list of {count} items in {len(self.data) - self.at} bytes")
             return [self.read(form[:-1]) for _ in range(count)]
+        if form == "data":
+            return self.take(self.read("u16"))
+        if form == "file":
+            file = self.fields(form)
+            file.inside = (lambda: None, lambda: self.take(self.varint()), lambda: self.read("place"))[file.kind]()
+            need(not file.kind or file.length <= INLINE_BYTES, f"{self.name}: a data file of {file.length} bytes in another object")
+            return file
+        return self.fields(form)
+
+    def fields(self, form):
+        """Read a form from the table above."""
         return SimpleNamespace(**{name: self.read(kind) for name, kind in (field.split(":") for field in FORMS[form].split())})
 
     def varint(self):
@@ -153,7 +167,7 @@ def record(data, branch, number):
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
-    need(not r.read & ~(TILED_FEATURE | OVERLAYS_FEATURE | MERGES_FEATURE), f"{name}: unknown features among {r.read:#x}")
+    need(not r.read & ~(TILED_FEATURE | OVERLAYS_FEATURE | INLINE_FEATURE | MERGES_FEATURE), f"{name}: unknown features among {r.read:#x}")
     need(r.kind == (DATA if number else BRANCH if branch else CREATE) or (number and r.kind not in (CREATE, BRANCH)), f"{name}: wrong kind")
     parents = [(parent.branch, parent.number) for parent in r.parents]
     need(parents[:1] == [(branch, number - 1)] if number else not parents or parents[0][0] != branch, f"{name}: wrong parents")
@@ -465,7 +479,7 @@ class Dataset:
         """Return the values of a column in a fragment or an overlay."""
         known, values = set(self.words.get(column["id"], ())), [None] * samples
         for file in (file for file in files if column["id"] in file.columns):
-            data = self._get(f"d/{file.id}")
+            data = self._data(file)
             chunk = data_file(data, file, samples)[column["id"]]
             need([chunk.dtype, chunk.shape] == column["stored"], f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}")
             need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled although feature 0 is not set")
@@ -477,6 +491,20 @@ class Dataset:
             if column["type"] == "category":
                 values = [code if code is None else words[code] for code in values]
         return values
+
+    def _data(self, file):
+        """Section 5: return the bytes of a data file, wherever they are."""
+        need(not file.kind or self.record.read & INLINE_FEATURE, f"data file {file.id}: in another object although feature 4 is not set")
+        if file.kind == 0:
+            return self._get(f"d/{file.id}")
+        if file.kind == 1:
+            return file.inside
+        place = file.inside
+        need(place.branch != self.branch or place.number <= self.record.number, f"data file {file.id}: in a later record")
+        holder = record(self._get(self._place(f"log/{place.branch:016x}", place.number)), place.branch, place.number)
+        begin = place.offset - DATA_OFFSET
+        need(holder.dataset == self.record.dataset and begin >= 0, f"data file {file.id}: outside the data of record {place.number}")
+        return holder.data[begin : begin + file.length]
 
     def names(self):
         """Section 9: return a dict that maps (kind, name) to the branch, number and uuid of a snapshot."""

@@ -15,22 +15,27 @@ from penstock.transaction import Receipt, Transaction, _text
 from penstock.values.checks import is_utf8
 
 
-def configure(*, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None) -> dict[str, int]:
+def configure(
+    *, memory_bytes: int | None = None, threads: int | None = None, image_pixels: int | None = None, inline_bytes: int | None = None
+) -> dict[str, int]:
     """Set this process's budgets and return all current budgets.
 
     `memory_bytes`: memory shared by caches and writers (default 512 MiB, or an eighth of the cgroup limit if lower; at least 16 MiB).
     A dataset opened afterwards may use up to a quarter of this budget for data-file metadata. `threads`: the maximum number of threads
     per call (default: the number of available CPUs divided by LOCAL_WORLD_SIZE). `image_pixels`: the maximum number of pixels per image
-    (default 2^28).
+    (default 2^28). `inline_bytes`: a commit with at most so many bytes of data stores them in its record and writes no other object
+    (0 to 2,048; default 2,048).
 
     >>> configure(threads=2)["threads"]
     2
     """
+    if inline_bytes is not None and (isinstance(inline_bytes, bool) or not isinstance(inline_bytes, int) or not 0 <= inline_bytes <= 2048):
+        raise InvalidInputError(f"cannot configure inline_bytes={inline_bytes!r}: expected a whole number from 0 to 2048")
     for name, value in (("memory_bytes", memory_bytes), ("threads", threads), ("image_pixels", image_pixels)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63):
             raise InvalidInputError(f"cannot configure {name}={value!r}: expected a whole number above 0")
-    names = ("memory_bytes", "threads", "image_pixels")
-    return dict(zip(names, _core.configure(memory_bytes, threads, image_pixels), strict=True))
+    names = ("memory_bytes", "threads", "image_pixels", "inline_bytes")
+    return dict(zip(names, _core.configure(memory_bytes, threads, image_pixels, inline_bytes), strict=True))
 
 
 def _uri(uri: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,11 @@ def to_json(schema: Mapping[str, Any]) -> str:
 
 def from_json(text: str) -> Schema:
     """Parse a schema from the core's JSON."""
+    return Schema(_parsed(text))  # Column types never change, but the caller may change the dict.
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> Schema:
     schema = Schema()
     for column in json.loads(text):
         kind = TYPES[column["type"]]

@@ -41,10 +41,12 @@ def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
 
 def json_of(properties: Mapping[str, Any] | None, doing: str) -> str:
     """Return a commit's properties as JSON."""
-    if not isinstance(properties, Mapping | None):
+    if properties is None:
+        return "{}"
+    if not isinstance(properties, Mapping):
         raise InvalidInputError(f"cannot {doing}: its properties are a {type(properties).__name__}, expected a dict")
     try:
-        return json.dumps(dict(properties or {}), allow_nan=False)
+        return json.dumps(dict(properties), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"cannot {doing}: its properties are not JSON: {error}") from error
 

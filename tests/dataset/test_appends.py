@@ -232,7 +232,7 @@ def test_a_column_left_out_later_costs_nothing(root):
 
 
 @pytest.mark.local
-def test_lenient_takes_of_categories(root):
+def test_lenient_takes_of_categories(root, separate_files):
     ds = ps.create(root, {"k": ps.Category(), "n": "int32"})
     ds.append({"k": ["a", "b"], "n": [1, 2]})
     [data] = root.glob("d/*")

@@ -10,7 +10,7 @@ from anything import SCHEMA, values
 from conftest import spent
 from measured import peak_growth
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("separate_files")]
 
 
 def files(root):

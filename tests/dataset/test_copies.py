@@ -11,6 +11,8 @@ import numpy as np
 import penstock as ps
 import pytest
 
+pytestmark = pytest.mark.usefixtures("separate_files")
+
 SCHEMA = {"n": "int32", "word": ps.Category()}
 
 

@@ -5,6 +5,8 @@ import numpy as np
 import penstock as ps
 import pytest
 
+pytestmark = pytest.mark.usefixtures("separate_files")
+
 UNIT = 64 << 10
 
 

@@ -19,7 +19,7 @@ class Failing:
 
 
 @pytest.mark.local
-def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path):
+def test_a_transaction_that_fails_after_many_files_leaves_none(tmp_path, separate_files):
     ds = ps.create(tmp_path / "set", {"v": ps.Tensor((None, None), "uint8"), "n": "int64"})
     ds.append({"v": [np.ones((2, 2), np.uint8)], "n": [1]})
     before = sorted((tmp_path / "set" / "d").iterdir())

@@ -245,7 +245,7 @@ def can_open(place):
     return True
 
 
-def test_an_append_never_takes_the_number_of_a_record_that_exists(ten):
+def test_an_append_never_takes_the_number_of_a_record_that_exists(ten, separate_files):
     """The hint is older than the missing record, as in a copy in which `hint` was copied first."""
     hint = ten / "log" / "0000000000000000" / "hint"
     early = pathlib.Path(str(ten) + "-early")

@@ -15,6 +15,8 @@ import pytest
 import spec_reader
 from google_crc32c import value as crc32c
 
+pytestmark = pytest.mark.usefixtures("separate_files")
+
 FOLDER = pathlib.Path(__file__).parent.parent
 
 

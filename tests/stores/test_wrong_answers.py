@@ -269,7 +269,7 @@ def test_a_thread_reads_a_block_that_another_thread_failed_to_read():
 
 
 @pytest.mark.local
-def test_a_failure_after_a_lost_race_is_certain():
+def test_a_failure_after_a_lost_race_is_certain(separate_files):
     """The outcome of the first create is unknown until a rival's record is found. After that, a refusal is a definite failure."""
     with wrong_s3.serving() as (state, options):
         ds = ps.create("s3://bucket/set", {"n": "int64"}, storage_options=options)

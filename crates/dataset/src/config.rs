@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use penstock_codec::Limits;
+use penstock_format::files::INLINE_DATA_BYTES;
 
 static MEMORY_BYTES: AtomicU64 = AtomicU64::new(0);
 static THREADS: AtomicU64 = AtomicU64::new(0);
 static IMAGE_PIXELS: AtomicU64 = AtomicU64::new(0);
+static INLINE_BYTES: AtomicU64 = AtomicU64::new(INLINE_DATA_BYTES);
 
 /// The default memory budget, unless a cgroup limit reduces it.
 const DEFAULT_MEMORY_BYTES: u64 = 512 << 20;
@@ -52,6 +54,15 @@ impl Config {
             0 => Limits::default(),
             pixels => Limits { pixels },
         }
+    }
+
+    /// Return how many bytes of data files a transaction may store in its record.
+    pub fn inline_bytes() -> u64 {
+        INLINE_BYTES.load(Relaxed)
+    }
+
+    pub fn set_inline_bytes(bytes: u64) {
+        INLINE_BYTES.store(bytes.min(INLINE_DATA_BYTES), Relaxed);
     }
 
     pub fn set_memory_bytes(bytes: u64) {

@@ -22,7 +22,7 @@ pub use branches::merge::{Merged, cherry_pick, merge};
 pub use branches::policy::{Policies, Policy};
 pub use branches::reset::reset;
 pub use branches::written::Texts;
-pub use commit::changes::{ChangeSet, Known, Proposal, Read, Theirs};
+pub use commit::changes::{ChangeSet, Known, Member, Proposal, Read, Theirs};
 
 pub use commit::create::create;
 pub use commit::machine::{Event, Machine, Request, check_texts};

@@ -2,10 +2,37 @@
 
 use std::collections::HashSet;
 
+use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Writer, malformed};
 use crate::id::Id;
+use crate::ids::{RECORD_BYTES, data_name, record_name};
+
+/// Data files of a transaction that have at most this many bytes together are stored in the commit record.
+pub const INLINE_DATA_BYTES: u64 = 2048;
+
+/// Where a data file is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In an object of its own, which is named by the file's id.
+    Object,
+    /// In the manifest page, or in the root. A transaction's file is in memory until it is stored.
+    Inline(Bytes),
+    /// In a commit record, beginning at this byte of the record.
+    Record { branch: u64, number: u64, offset: u64 },
+}
+
+impl Place {
+    /// Return what has the data file `id`, for messages.
+    pub fn shown(&self, id: Id) -> String {
+        match self {
+            Place::Object => data_name(id),
+            Place::Inline(_) => format!("d/{id}, which is in a page or a root"),
+            Place::Record { branch, number, .. } => record_name(*branch, *number),
+        }
+    }
+}
 
 /// A reference to a data file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,23 +42,31 @@ pub struct FileRef {
     pub tail_bytes: u64,
     pub tail_crc: u32,
     pub columns: Vec<u64>,
+    pub place: Place,
 }
 
 impl FileRef {
     /// Parse the files of a fragment or an overlay. Each file and each column may be listed once.
     pub fn parse_list(cursor: &mut Cursor) -> Result<Vec<FileRef>> {
         let files = cursor.list(22, |cursor| {
-            match cursor.u8()? {
-                0 => {}
+            let kind = cursor.u8()?;
+            let (id, file_bytes, tail_bytes, tail_crc) = (cursor.id()?, cursor.varint()?, cursor.varint()?, cursor.u32()?);
+            let columns = cursor.list(1, Cursor::varint)?;
+            let place = match kind {
+                0 => Place::Object,
+                1 => Place::Inline(cursor.bytes()?),
+                2 => Place::Record { branch: cursor.varint()?, number: cursor.varint()?, offset: cursor.varint()? },
                 other => return Err(Error::new("unknown-feature", format!("a data file reference has the unknown kind {other}"))),
+            };
+            let fits = match &place {
+                Place::Object => true,
+                Place::Inline(bytes) => bytes.len() as u64 == file_bytes && file_bytes <= INLINE_DATA_BYTES,
+                Place::Record { offset, .. } => file_bytes <= INLINE_DATA_BYTES && *offset <= RECORD_BYTES as u64,
+            };
+            match fits {
+                true => Ok(FileRef { id, file_bytes, tail_bytes, tail_crc, columns, place }),
+                false => Err(malformed(format!("a data file of {file_bytes} bytes cannot be at {place:?}"))),
             }
-            Ok(FileRef {
-                id: cursor.id()?,
-                file_bytes: cursor.varint()?,
-                tail_bytes: cursor.varint()?,
-                tail_crc: cursor.u32()?,
-                columns: cursor.list(1, Cursor::varint)?,
-            })
         })?;
         let mut named = HashSet::new();
         if !files.iter().all(|file: &FileRef| file.columns.iter().all(|column| named.insert(*column))) {
@@ -46,12 +81,34 @@ impl FileRef {
 
     pub fn write_list(files: &[FileRef], writer: &mut Writer) {
         writer.list(files, |writer, file| {
-            writer.u8(0);
+            writer.u8(match file.place {
+                Place::Object => 0,
+                Place::Inline(_) => 1,
+                Place::Record { .. } => 2,
+            });
             writer.id(file.id);
             writer.varint(file.file_bytes);
             writer.varint(file.tail_bytes);
             writer.u32(file.tail_crc);
             writer.list(&file.columns, |writer, column| writer.varint(*column));
+            match &file.place {
+                Place::Object => {}
+                Place::Inline(bytes) => writer.bytes(bytes),
+                Place::Record { branch, number, offset } => [branch, number, offset].into_iter().for_each(|value| writer.varint(*value)),
+            }
         });
+    }
+
+    /// Return the name of the object that has the file, and the offset there. If the file is in memory, this is the name that it would have.
+    pub fn object(&self) -> (String, u64) {
+        match self.place {
+            Place::Object | Place::Inline(_) => (data_name(self.id), 0),
+            Place::Record { branch, number, offset } => (record_name(branch, number), offset),
+        }
+    }
+
+    /// Return whether the file is an object of its own.
+    pub fn is_object(&self) -> bool {
+        self.place == Place::Object
     }
 }

@@ -122,6 +122,8 @@ const COUNTER_BITS: u32 = 40;
 
 /// Number of lineages that a row id can encode.
 pub const LINEAGES: u64 = 1 << 23;
+/// Maximum number of bytes in a commit record. Because of this limit, a commit needs only one small put.
+pub const RECORD_BYTES: usize = 4096;
 /// Number of counters that a row id can encode.
 pub const COUNTERS: u64 = 1 << COUNTER_BITS;
 

@@ -6,6 +6,7 @@
 
 pub mod cursor;
 pub mod datafile;
+pub mod delta;
 pub mod evolve;
 pub mod files;
 pub mod id;

@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::id::Id;
-use crate::ids::{ObjectRef, SnapshotId};
+use crate::ids::{ObjectRef, SnapshotId, sealed_crc};
 
 /// The kind of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,6 +90,8 @@ pub struct Folded {
     pub next: u64,
     /// The time of the last record.
     pub time_us: i64,
+    /// The CRC of the last record.
+    pub crc: u32,
     /// The object and the operations of the last record.
     pub object: Option<ObjectRef>,
     operations: Vec<Operation>,
@@ -108,8 +110,9 @@ impl Folded {
     /// Become the names after the next record.
     pub fn follow(&mut self, record: Names) {
         self.apply(&record.operations);
+        let crc = sealed_crc(&record.encode());
         let Names { number, time_us, object, operations, .. } = record;
-        *self = Folded { next: number + 1, time_us, object, operations, names: std::mem::take(&mut self.names) };
+        *self = Folded { next: number + 1, time_us, crc, object, operations, names: std::mem::take(&mut self.names) };
     }
 
     fn apply(&mut self, operations: &[Operation]) {

@@ -4,14 +4,16 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
+pub use crate::delta::{Change, ChangeKind, Delta};
+use crate::files::{FileRef, Place};
 use crate::id::Id;
+pub use crate::ids::RECORD_BYTES;
 use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, lineage_of, row_id};
-use crate::manifest::{Fragment, PageRef, WordsSegment};
 use crate::overlay::Overlay;
 use crate::rows::RowSet;
 
-/// Maximum number of bytes in a record. Because of this limit, a commit needs only one small put.
-pub const RECORD_BYTES: usize = 4096;
+/// The offset of a record's data files: after the envelope's head, the fields of fixed size, and the length of the data.
+const DATA_OFFSET: u64 = 8 + 65 + 2;
 /// Maximum number of deltas in a record, in addition to its root.
 pub const RECORD_DELTAS: usize = 64;
 /// Valid commit times: from year 1 to year 9999, in microseconds since 1970 UTC.
@@ -20,10 +22,12 @@ pub const TIMES_US: std::ops::Range<i64> = -62_135_596_800_000_000..253_402_300_
 pub const FEATURE_TILED: u64 = 1;
 /// Feature bit for datasets with overlays: changed values or deleted samples.
 pub const FEATURE_OVERLAYS: u64 = 1 << 1;
+/// Feature bit for datasets with data files inside commit records, pages or roots.
+pub const FEATURE_INLINE: u64 = 1 << 4;
 /// Feature bit for branches with merges: commits with more than one parent.
 pub const FEATURE_MERGES: u64 = 1 << 5;
 /// Features that this release supports when reading.
-pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_MERGES;
+pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES;
 /// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = KNOWN_READ;
 
@@ -84,92 +88,31 @@ pub struct Transaction {
     pub samples_deleted: u64,
 }
 
+impl Transaction {
+    pub fn write(&self, writer: &mut Writer) {
+        writer.id(self.uuid);
+        writer.string(&self.message);
+        writer.string(&self.author);
+        match &self.properties {
+            Properties::Inline(json) => {
+                writer.u8(0);
+                writer.string(json);
+            }
+            Properties::Object(object) => {
+                writer.u8(1);
+                object.write(writer);
+            }
+        }
+        for value in [self.first_counter, self.assigned, self.samples_added, self.samples_deleted] {
+            writer.varint(value);
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Properties {
     Inline(String),
     Object(ObjectRef),
-}
-
-/// A change to a snapshot since its root was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Delta {
-    Fragment(Fragment),
-    Page(PageRef),
-    Words(WordsSegment),
-    Overlay(Overlay),
-}
-
-impl Delta {
-    fn parse(cursor: &mut Cursor) -> Result<Delta> {
-        match cursor.u8()? {
-            0 => Ok(Delta::Fragment(Fragment::parse(cursor)?)),
-            1 => Ok(Delta::Page(PageRef::parse(cursor)?)),
-            2 => Ok(Delta::Words(WordsSegment::parse(cursor)?)),
-            3 => Ok(Delta::Overlay(Overlay::parse(cursor)?)),
-            other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}")).hint("upgrade Penstock")),
-        }
-    }
-
-    pub fn write(&self, writer: &mut Writer) {
-        match self {
-            Delta::Fragment(fragment) => {
-                writer.u8(0);
-                fragment.write(writer);
-            }
-            Delta::Page(page) => {
-                writer.u8(1);
-                page.write(writer);
-            }
-            Delta::Words(words) => {
-                writer.u8(2);
-                words.write(writer);
-            }
-            Delta::Overlay(overlay) => {
-                writer.u8(3);
-                overlay.write(writer);
-            }
-        }
-    }
-
-    /// Return the delta with final row ids and codes instead of provisional ones. A rebase changes nothing else.
-    pub fn resolved(&self, base: u64, first_code: impl Fn(u64) -> u64) -> Delta {
-        match self {
-            Delta::Fragment(fragment) => Delta::Fragment(fragment.clone().resolved(base)),
-            Delta::Page(page) => Delta::Page(page.resolved(base)),
-            Delta::Words(words) => Delta::Words(WordsSegment { first_code: first_code(words.column), ..*words }),
-            Delta::Overlay(overlay) => Delta::Overlay(Overlay { rows: overlay.rows.resolved(base), ..overlay.clone() }),
-        }
-    }
-}
-
-/// One entry of the change set: a kind of change, and the columns and rows that it affected.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
-    pub kind: ChangeKind,
-    pub columns: Vec<u64>,
-    pub rows: RowSet,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ChangeKind {
-    Append = 0,
-    Value = 1,
-    Delete = 2,
-    Schema = 3,
-    Layout = 4,
-    /// The whole state was replaced.
-    Reset = 5,
-}
-
-impl ChangeKind {
-    fn from_code(code: u8) -> Result<ChangeKind> {
-        use ChangeKind::*;
-        [Append, Value, Delete, Schema, Layout, Reset]
-            .get(code as usize)
-            .copied()
-            .ok_or_else(|| malformed(format!("unknown change kind {code}")))
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,6 +132,8 @@ pub struct Record {
     pub features_write: u64,
     pub features_ignorable: u64,
     pub time_us: i64,
+    /// The data files that this commit stores in its record.
+    pub data: Bytes,
     pub gc_epoch: u64,
     /// The number of the newest record of this log before this one whose kind is a landmark. 0 in record 0.
     pub landmark: u64,
@@ -219,6 +164,32 @@ impl Record {
         self.transactions.first().map_or(Id::default(), |transaction| transaction.uuid)
     }
 
+    /// Move data files that are in memory into this record. The deltas of earlier commits have none.
+    pub fn take_data(&mut self) {
+        let (branch, number, mut data) = (self.branch, self.number, Vec::new());
+        let in_memory = |delta: &&mut Delta| delta.files().iter().any(|file| matches!(file.place, Place::Inline(_)));
+        for file in self.deltas.iter_mut().filter(in_memory).flat_map(Delta::files_mut) {
+            if let Place::Inline(bytes) = &file.place {
+                let offset = DATA_OFFSET + data.len() as u64;
+                data.extend_from_slice(bytes);
+                file.place = Place::Record { branch, number, offset };
+            }
+        }
+        self.data = data.into();
+    }
+
+    /// Return the bytes of a data file that this record has.
+    pub fn data_of(&self, file: &FileRef) -> Option<Bytes> {
+        match file.place {
+            Place::Record { branch, number, offset } if (branch, number) == (self.branch, self.number) => {
+                let begin = offset.checked_sub(DATA_OFFSET)? as usize;
+                let end = begin.checked_add(file.file_bytes as usize)?;
+                (end <= self.data.len()).then(|| self.data.slice(begin..end))
+            }
+            _ => None,
+        }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         seal(Magic::Record, |writer| {
             writer.u8(self.kind as u8);
@@ -226,6 +197,8 @@ impl Record {
             for value in [self.branch, self.number, self.features_read, self.features_write, self.features_ignorable, self.time_us as u64] {
                 writer.u64(value);
             }
+            writer.u16(self.data.len() as u16);
+            writer.0.extend_from_slice(&self.data);
             writer.varint(self.gc_epoch);
             writer.varint(self.landmark);
             writer.list(&self.parents, |writer, parent| {
@@ -234,18 +207,14 @@ impl Record {
                 writer.id(parent.uuid);
                 writer.u32(parent.crc);
             });
-            writer.list(&self.transactions, write_transaction);
+            writer.list(&self.transactions, |writer, transaction| transaction.write(writer));
             for value in [self.lineage, self.next_counter, self.samples, self.live] {
                 writer.varint(value);
             }
             writer.u8(0); // The root contains the schema. Feature bit 6 is reserved.
             self.root.write(writer);
             writer.list(&self.deltas, |writer, delta| delta.write(writer));
-            writer.list(&self.changes, |writer, change| {
-                writer.u8(change.kind as u8);
-                writer.list(&change.columns, |writer, column| writer.varint(*column));
-                change.rows.write(writer);
-            });
+            writer.list(&self.changes, |writer, change| change.write(writer));
             writer.u8(0); // The change set is complete, so the record needs no further object.
             writer.list(&self.attachments, |writer, attachment| {
                 writer.string(&attachment.kind);
@@ -283,6 +252,10 @@ impl Record {
             features_write,
             features_ignorable,
             time_us: cursor.u64()? as i64,
+            data: {
+                let bytes = cursor.u16()?;
+                cursor.take(bytes.into())?
+            },
             gc_epoch: cursor.varint()?,
             landmark: cursor.varint()?,
             parents: cursor
@@ -351,6 +324,18 @@ impl Record {
         if !self.deltas.iter().all(within) {
             return bad("has row ids that no commit allocated".into());
         }
+        // Later records are not there yet. Data files of earlier records are checked when they are read.
+        let here = |file: &FileRef| match file.place {
+            Place::Record { branch, number, offset } if branch == self.branch && number >= self.number => {
+                let data = DATA_OFFSET..DATA_OFFSET + self.data.len() as u64;
+                number == self.number && data.contains(&offset) && file.file_bytes <= data.end - offset
+            }
+            Place::Inline(_) => false,
+            _ => file.is_object() || self.features_read & FEATURE_INLINE != 0,
+        };
+        if !self.deltas.iter().flat_map(Delta::files).all(here) {
+            return bad("refers to data files that it does not have".into());
+        }
         if !TIMES_US.contains(&self.time_us) {
             return bad(format!("has an invalid time: {} us, expected a time from year 1 to year 9999", self.time_us));
         }
@@ -390,25 +375,6 @@ impl Record {
 fn unknown_features(verb: &str, bits: u64) -> Error {
     Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not support"))
         .hint("upgrade Penstock")
-}
-
-fn write_transaction(writer: &mut Writer, transaction: &Transaction) {
-    writer.id(transaction.uuid);
-    writer.string(&transaction.message);
-    writer.string(&transaction.author);
-    match &transaction.properties {
-        Properties::Inline(json) => {
-            writer.u8(0);
-            writer.string(json);
-        }
-        Properties::Object(object) => {
-            writer.u8(1);
-            object.write(writer);
-        }
-    }
-    for value in [transaction.first_counter, transaction.assigned, transaction.samples_added, transaction.samples_deleted] {
-        writer.varint(value);
-    }
 }
 
 fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {

@@ -6,7 +6,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::datafile::Codec;
-use crate::files::FileRef;
+use crate::files::{FileRef, Place};
 use crate::id::Id;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ impl<'de> Deserialize<'de> for Fill {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Fill, D::Error> {
         let FillFile { id, file_bytes, tail_bytes, tail_crc } = FillFile::deserialize(deserializer)?;
         let id = Id::parse(&id).ok_or_else(|| D::Error::custom("the fill value of a column has an invalid data file id"))?;
-        Ok(Fill(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: Vec::new() }))
+        Ok(Fill(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: Vec::new(), place: Place::Object }))
     }
 }
 

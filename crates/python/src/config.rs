@@ -3,10 +3,15 @@
 use penstock_dataset::{Config, fit_budget};
 use pyo3::prelude::*;
 
-/// Set the given budgets and return the current values of memory_bytes, threads and image_pixels.
+/// Set the given budgets and return the current values of memory_bytes, threads, image_pixels and inline_bytes.
 #[pyfunction]
-#[pyo3(signature = (memory_bytes=None, threads=None, image_pixels=None))]
-pub fn configure(memory_bytes: Option<u64>, threads: Option<u64>, image_pixels: Option<u64>) -> (u64, usize, u64) {
+#[pyo3(signature = (memory_bytes=None, threads=None, image_pixels=None, inline_bytes=None))]
+pub fn configure(
+    memory_bytes: Option<u64>,
+    threads: Option<u64>,
+    image_pixels: Option<u64>,
+    inline_bytes: Option<u64>,
+) -> (u64, usize, u64, u64) {
     if let Some(memory_bytes) = memory_bytes {
         Config::set_memory_bytes(memory_bytes);
         fit_budget();
@@ -17,5 +22,8 @@ pub fn configure(memory_bytes: Option<u64>, threads: Option<u64>, image_pixels: 
     if let Some(image_pixels) = image_pixels {
         Config::set_image_pixels(image_pixels)
     }
-    (Config::memory_bytes(), Config::threads(), Config::limits().pixels)
+    if let Some(inline_bytes) = inline_bytes {
+        Config::set_inline_bytes(inline_bytes)
+    }
+    (Config::memory_bytes(), Config::threads(), Config::limits().pixels, Config::inline_bytes())
 }

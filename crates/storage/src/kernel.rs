@@ -50,6 +50,18 @@ pub fn start_write_back(file: &fs::File, begin: u64, bytes: u64) {
     let _ = (file, begin, bytes);
 }
 
+/// Lock an open file or folder against other processes, or unlock it. Fails with `WouldBlock` if another process has locked it. A child that
+/// is forked in the meantime shares the lock, and the end of the process releases it.
+pub fn flock(file: &fs::File, lock: bool) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    let operation = if lock { libc::LOCK_EX | libc::LOCK_NB } else { libc::LOCK_UN };
+    // SAFETY: the call takes no pointers, and the file is open.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Rename a file. Fails with `AlreadyExists` if the new name is taken.
 pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     let text = |path: &Path| std::ffi::CString::new(path.as_os_str().as_bytes());

@@ -10,6 +10,7 @@ use penstock_error::{Error, Result};
 
 use crate::access::{Access, Pattern};
 use crate::counters::Counters;
+use crate::kernel;
 use crate::listing::{Entry, Page};
 use crate::ranges::{RangeRequest, RequestCost, Then};
 
@@ -22,6 +23,19 @@ pub enum Created {
     Exists,
     /// The reply was lost, so the object may or may not have been created.
     Unknown,
+}
+
+/// A turn, which ends when this is dropped.
+#[derive(Default)]
+pub struct Turn {
+    pub(crate) lock: Option<std::fs::File>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A forked child may have the file open, so closing it here would not unlock it.
+        self.lock.iter().for_each(|lock| drop(kernel::flock(lock, false)));
+    }
 }
 
 /// A store of named objects below one root. Names are relative, with `/` between parts.
@@ -159,10 +173,16 @@ pub trait Storage: Send + Sync + Debug {
     /// Make all names created in these folders durable, so that they survive a power loss.
     fn sync(&self, folders: &[&str]) -> Result<()>;
 
+    /// Wait for a turn to create objects in a folder, if other processes of this machine do so as well. The turn ends when the guard is
+    /// dropped. It only saves attempts that fail: nothing depends on it, and after a short time the caller does not wait longer.
+    fn turn(&self, _folder: &str) -> Turn {
+        Turn::default()
+    }
+
     /// Create an object durably, but only if its name is free.
     fn create(&self, name: &str, body: &[u8]) -> Result<Created>;
 
-    /// Overwrite a hint. The new body is not durable, but readers never see a partial one.
+    /// Overwrite a hint. The new body is not durable, and a reader may see a mixture of both.
     fn overwrite(&self, name: &str, body: &[u8]) -> Result<()>;
 
     /// Remove an object. A missing object is not an error.

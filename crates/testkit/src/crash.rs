@@ -247,10 +247,14 @@ impl FileSystem for CrashDisk {
         Ok(self.operate()?.names.contains_key(path))
     }
 
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.operate()?;
         let inode = state.inode(from)?;
         state.add(to, Entry::File(inode))?;
+        // Some file systems rename, and others link.
+        if state.operations.is_multiple_of(2) {
+            state.names.remove(from);
+        }
         state.lose_answer()
     }
 
@@ -260,6 +264,18 @@ impl FileSystem for CrashDisk {
         state.names.remove(from);
         state.names.insert(to.to_owned(), Entry::File(inode));
         state.lose_answer()
+    }
+
+    fn overwrite(&self, path: &Path, body: &[u8]) -> io::Result<bool> {
+        let mut state = self.operate()?;
+        let inode = state.inode(path)?;
+        let written = &mut state.inodes[inode].written;
+        if written.len() != body.len() {
+            return Ok(false);
+        }
+        written.copy_from_slice(body);
+        state.lose_answer()?;
+        Ok(true)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

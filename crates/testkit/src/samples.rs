@@ -62,7 +62,7 @@ pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool
 }
 
 /// Return the records of a snapshot and its ancestors, newest first.
-pub fn commits(snapshot: &Snapshot) -> Result<Vec<Record>> {
+pub fn commits(snapshot: &Snapshot) -> Result<Vec<Arc<Record>>> {
     let (mut history, mut records) = (History::new(snapshot.entry.clone()), Vec::new());
     while let Some(entry) = history.next(snapshot.context.storage.as_ref())? {
         records.push(entry.record);
@@ -108,7 +108,7 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         let rows = random.below(4);
         tiled.push((index % 3 != 2).then_some(&random.bytes(rows as usize * 6)[..]), &[rows]);
     }
-    let tiled_lz4 = fixed((0..samples * 40).map(|index| (index / 11) as u8).collect(), samples, Some(samples - 1));
+    let tiled_lz4 = fixed((0..samples * 40).map(|index| (index / 11) as u8).collect(), samples, samples.checked_sub(1));
     let labels = (0..samples).flat_map(|_| (random.below(2) as i64).to_le_bytes()).collect();
     let columns = [
         ("number", fixed(random.bytes(samples * 4), samples, Some(samples / 2))),
@@ -126,10 +126,13 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
     Ok(columns.into_iter().map(|(name, column)| Input { name: name.into(), column, words: None }).collect())
 }
 
-/// Append `samples` samples made from a seed, in one commit.
+/// Append `samples` samples made from a seed, in one commit. Up to three samples with an odd seed have values in few columns, so that their
+/// data file is in the record.
 pub fn append(base: &Arc<Snapshot>, seed: u64, samples: usize) -> Result<(Receipt, Snapshot)> {
     let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
-    transaction.append(batch(seed, samples)?, Validate::Header)?;
+    let small = seed % 2 == 1 && samples <= 3;
+    let kept = |input: &Input| !small || ["number", "label", "breed"].contains(&&input.name[..]);
+    transaction.append(batch(seed, samples)?.into_iter().filter(kept).collect(), Validate::Header)?;
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
 }
 

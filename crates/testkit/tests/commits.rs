@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Proposal, Read, Request, Theirs, create};
+use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Member, Proposal, Read, Request, Theirs, create};
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
@@ -23,16 +23,19 @@ type Log = BTreeMap<u64, Vec<u8>>;
 type Sets = HashMap<RowIdsRef, Arc<RowIds>>;
 
 fn machine(uuid: u8, changes: ChangeSet) -> Machine {
-    Machine::new(Proposal { transaction: transaction(uuid, 0), ..proposal(changes, Sets::new()) })
+    Machine::new(proposal(transaction(uuid, 0), changes, Sets::new()))
 }
 
-fn proposal(changes: ChangeSet, row_ids: Sets) -> Proposal {
+fn member(transaction: Transaction, changes: ChangeSet) -> Member {
     let fragment = Fragment { samples: 2, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
+    Member { transaction, deltas: vec![Delta::Fragment(Arc::new(fragment))], changes }
+}
+
+fn proposal(transaction: Transaction, changes: ChangeSet, row_ids: Sets) -> Proposal {
     Proposal {
         kind: RecordKind::Data,
-        transaction: transaction(0, 0),
-        deltas: vec![Delta::Fragment(fragment)],
-        changes,
+        own: member(transaction, changes),
+        others: Vec::new(),
         row_ids,
         columns: Vec::new(),
         features: 0,
@@ -153,18 +156,17 @@ fn run(seed: u64) -> Result<()> {
     let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
     let count = 2 + random.below(4) as u8;
     // A first commit with samples that the others change.
-    let mut fill = Machine::new(Proposal {
-        kind: RecordKind::Data,
-        transaction: Transaction { assigned: SAMPLES, samples_added: SAMPLES, ..transaction(200, 0) },
-        deltas: Vec::new(),
-        ..proposal(ChangeSet::append(vec![1]), Sets::new())
-    });
+    let all = Transaction { assigned: SAMPLES, samples_added: SAMPLES, ..transaction(200, 0) };
+    let mut first = proposal(all, ChangeSet::append(vec![1]), Sets::new());
+    first.own.deltas.clear();
+    let mut fill = Machine::new(first);
     let mut event = Event::Begin;
     while !matches!(event, Event::Created) {
         event = answer(&mut log, &Sets::new(), fill.step(event)?, &mut Random(0), u64::MAX)?;
     }
     let cells: Vec<Cells> = (1..=count).map(|_| Cells::random(&mut random)).collect();
     let sets: Sets = cells.iter().enumerate().filter_map(|(index, cells)| cells.stored(index as u8 + 1).1).collect();
+    let sharing: Vec<u8> = cells.iter().map(|_| if random.chance(3) { random.below(4) as u8 } else { 0 }).collect();
     let begin = |uuid: u8| {
         let cells = &cells[uuid as usize - 1];
         let (writes, own) = cells.stored(uuid);
@@ -172,7 +174,10 @@ fn run(seed: u64) -> Result<()> {
         changes.writes.extend(writes);
         changes.reads = cells.reads();
         let deleted = if cells.column.is_none() { cells.rows.len() as u64 } else { 0 };
-        let proposal = Proposal { transaction: transaction(uuid, deleted), base: 1, ..proposal(changes, own.into_iter().collect()) };
+        // Some records have more transactions, of other threads.
+        let more = (0..sharing[uuid as usize - 1]).map(|more| member(transaction(100 + 10 * uuid + more, 0), ChangeSet::append(vec![1])));
+        let proposal =
+            Proposal { base: 1, others: more.collect(), ..proposal(transaction(uuid, deleted), changes, own.into_iter().collect()) };
         (uuid, Machine::new(proposal), Some(Event::Begin))
     };
     let mut running: Vec<(u8, Machine, Option<Event>)> = (1..=count).map(begin).collect();
@@ -184,6 +189,7 @@ fn run(seed: u64) -> Result<()> {
         match next {
             Ok(Request::Done(record)) => {
                 assert_eq!(record.uuid(), Id([*uuid; 16]), "seed {seed}");
+                assert_eq!(record.transactions.len(), 1 + usize::from(sharing[*uuid as usize - 1]), "seed {seed}");
                 done.insert(*uuid);
                 running.remove(turn);
             }
@@ -207,13 +213,27 @@ fn run(seed: u64) -> Result<()> {
         if let Some(before) = &before {
             assert_eq!(now.record.parents[0].crc, before.crc, "seed {seed}: each record must name its predecessor");
             let uuid = usize::from(now.record.uuid().0[0]);
-            assert_eq!(now.record.samples, before.record.samples + now.record.transactions[0].samples_added);
-            let deleted = now.record.transactions[0].samples_deleted;
-            assert_eq!(now.record.live, before.record.live + now.record.transactions[0].samples_added - deleted, "seed {seed}");
+            let added: u64 = now.record.transactions.iter().map(|transaction| transaction.samples_added).sum();
+            let deleted: u64 = now.record.transactions.iter().map(|transaction| transaction.samples_deleted).sum();
+            assert_eq!(now.record.samples, before.record.samples + added);
+            assert_eq!(now.record.live, before.record.live + added - deleted, "seed {seed}");
             let own = cells.get(uuid - 1);
             assert!(!committed.iter().any(|other: &&Cells| own.is_some_and(|own| own.meets(other))), "seed {seed}: {uuid} lost a value");
             committed.extend(own);
-            assert_eq!(now.record.transactions[0].first_counter, before.record.next_counter, "seed {seed}: row ids must not overlap");
+            let mut next = before.record.next_counter;
+            for transaction in &now.record.transactions {
+                assert_eq!(transaction.first_counter, next, "seed {seed}: row ids must not overlap");
+                next += transaction.assigned;
+            }
+            assert_eq!(now.record.next_counter, next, "seed {seed}");
+            let appends = now.record.changes.iter().filter(|change| change.kind == ChangeKind::Append);
+            let listed: u64 = appends.map(|change| change.rows.ids()).sum();
+            assert_eq!(listed, next - before.record.next_counter, "seed {seed}: the change set lacks samples of a transaction");
+            let fragments =
+                now.record.deltas.iter().filter_map(|delta| if let Delta::Fragment(found) = delta { Some(found) } else { None });
+            let ids: Vec<Run> = fragments.flat_map(|fragment| fragment.runs.clone()).collect();
+            assert!(ids.windows(2).all(|two| two[0].end() <= two[1].first), "seed {seed}: two samples have one row id");
+            assert!(ids.iter().all(|run| run.end() <= next), "seed {seed}: a sample has a row id that no transaction assigned");
             assert!(now.record.time_us > before.record.time_us);
             assert!(seen.insert(now.record.uuid()), "seed {seed}: no transaction may be committed twice");
         }
@@ -232,7 +252,8 @@ fn run(seed: u64) -> Result<()> {
 
 #[test]
 fn every_order_of_answers_commits_each_transaction_once() -> Result<()> {
-    seeds(10_000).try_for_each(run)
+    let count = if std::env::var_os("PENSTOCK_SOAK").is_some() { 200_000 } else { 10_000 };
+    seeds(count).try_for_each(run)
 }
 
 #[test]
@@ -241,7 +262,7 @@ fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     let snapshot = create(Box::new(Memory::named("fence")), samples::schema(), "create", "test")?;
     let mut record = snapshot.record().clone();
     record.gc_epoch = 3;
-    let parent = LogEntry { crc: 0, record };
+    let parent = LogEntry { crc: 0, record: Arc::new(record) };
     let mut machine = machine(1, ChangeSet::append(vec![1]));
     machine.step(Event::Begin)?;
     let error = machine.step(Event::Newest { parent: Box::new(parent), words: Vec::new(), now_us: 1 }).err();

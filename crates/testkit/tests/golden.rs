@@ -53,7 +53,7 @@ fn make() -> Ours<Objects> {
     }
     let branch = Arc::new(create_branch(&snapshot, "other", "golden")?);
     let branch = samples::append(&Arc::new(samples::change(&branch, 8)?.1), 9, 4)?.1;
-    snapshot = Arc::new(samples::append(&snapshot, 10, 2)?.1);
+    snapshot = Arc::new(samples::append(&snapshot, 11, 2)?.1);
     let texts = Texts { message: "merge", author: "golden", properties: "{}" };
     let merged = merge(&snapshot, &branch.id(), &Policies::new(Policy::Fail, Vec::new()), texts)?.snapshot;
     create_tag(&merged.context, "merged", merged.id())?;

@@ -24,7 +24,7 @@ fn two_commits(name: &str) -> Result<(Memory, Record)> {
 
 fn runs(record: &mut Record) -> &mut Run {
     let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
-    &mut fragments.last().expect("a small append is stored in its record").runs[0]
+    &mut Arc::make_mut(fragments.last().expect("a small append is stored in its record")).runs[0]
 }
 
 fn deletion(first: u64, count: u64) -> Delta {

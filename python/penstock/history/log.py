@@ -16,8 +16,23 @@ from penstock import _core
 
 
 @dataclasses.dataclass(frozen=True)
+class Entry:
+    """What one transaction says about itself in `Commit.transactions`."""
+
+    message: str
+    author: str
+    samples_added: int
+    samples_deleted: int
+    properties: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Commit:
-    """An entry in `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot. A merge has two parents."""
+    """An entry in `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot. A merge has two parents.
+
+    Transactions that threads of one process commit at the same time may share a commit. `transactions` then has several entries, `message`
+    and `author` list those that differ, and the numbers are sums. `properties` are those of the first transaction that has any.
+    """
 
     snapshot: str
     message: str
@@ -29,6 +44,7 @@ class Commit:
     samples_added: int
     samples_deleted: int
     properties: dict[str, Any]
+    transactions: tuple[Entry, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +114,10 @@ class Log(Sequence[Commit]):
 
 def _commit(entry: dict[str, Any]) -> Commit:
     time = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=entry["time_us"])
+    parts = tuple(Entry(**{**part, "properties": json.loads(part["properties"])}) for part in entry["transactions"])
     return Commit(
-        snapshot=entry["snapshot"], message=entry["message"], author=entry["author"], time=time, parents=tuple(entry["parents"]), kind=entry["kind"],
-        samples=entry["samples"], samples_added=entry["samples_added"], samples_deleted=entry["samples_deleted"],
-        properties=json.loads(entry.get("properties") or "{}"),
+        snapshot=entry["snapshot"], message="; ".join(dict.fromkeys(part.message for part in parts)),
+        author=", ".join(dict.fromkeys(part.author for part in parts)), time=time, parents=tuple(entry["parents"]), kind=entry["kind"],
+        samples=entry["samples"], samples_added=sum(part.samples_added for part in parts), samples_deleted=sum(part.samples_deleted for part in parts),
+        properties=next((part.properties for part in parts if part.properties), {}), transactions=parts,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import re
@@ -21,9 +22,14 @@ from penstock.view import View
 def author_of() -> str:
     """Return the author of commits: PENSTOCK_AUTHOR, or the name of the user."""
     try:
-        return os.environ.get("PENSTOCK_AUTHOR") or getpass.getuser()
+        return os.environ.get("PENSTOCK_AUTHOR") or _user(os.getuid())
     except (KeyError, OSError):
         return ""
+
+
+@functools.cache
+def _user(_uid: int) -> str:
+    return getpass.getuser()
 
 
 class Versions(View):

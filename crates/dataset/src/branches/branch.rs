@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::SnapshotId;
 use penstock_format::ids::{LINEAGES, NAMES_FOLDER, log_folder, numbered, record_name};
 use penstock_format::names::NameKind;
-use penstock_format::record::{RECORD_BYTES, Record, RecordKind, Transaction};
+use penstock_format::record::{Delta, RECORD_BYTES, Record, RecordKind, Transaction};
 use penstock_storage::{Created, create_certainly};
 
 use super::written::{Texts, Written};
@@ -104,12 +105,14 @@ fn first_record(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&s
         next_counter: 0,
         changes: Vec::new(),
         attachments: Vec::new(),
+        data: Bytes::new(),
         ..before.clone()
     };
-    if record.encode().len() <= RECORD_BYTES {
+    let in_records = record.deltas.iter().flat_map(Delta::files).any(|file| !file.is_object());
+    if record.encode().len() <= RECORD_BYTES && !in_records {
         return Ok(record);
     }
-    // A long name may leave no room for the deltas.
+    // A long name may leave no room for the deltas. Data in records is copied, so that a branch does not depend on the records of another log.
     let (root, _) = write_root(at, &mut Vec::new())?;
     Ok(Record { root, deltas: Vec::new(), ..record })
 }

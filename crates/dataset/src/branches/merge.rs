@@ -16,7 +16,7 @@ use super::written::{Texts, Written};
 use crate::commit::changes::{Proposal, State, Theirs, schema_change};
 use crate::commit::objects::{folders_of, write_rows};
 use crate::commit::overlays::summary;
-use crate::commit::root::write_root;
+use crate::commit::root::{copy_from_records, write_root};
 use crate::log::history::merge_bases;
 use crate::log::records::{self, LogEntry};
 use crate::snapshot::Snapshot;
@@ -73,7 +73,7 @@ pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Polic
         let parent = SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid };
         let base = records::named(store, &parent)?;
         let (proposal, added) = three_way(written, RecordKind::Data, &[base], &theirs, &policies, texts)?;
-        Ok((!proposal.changes.writes.is_empty()).then_some((proposal, added)))
+        Ok((!proposal.own.changes.writes.is_empty()).then_some((proposal, added)))
     });
     merged.context(|| format!("cannot copy commit {commit}"))
 }
@@ -107,10 +107,10 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
     let found = Comparison::of(&sides)?;
     let (added, removed) = (found.added().clone(), found.removed().clone());
     let mut proposal = written.proposal(RecordKind::Merge, texts, (added.len(), removed.len()))?;
-    proposal.changes.writes.extend(altered);
+    proposal.own.changes.writes.extend(altered);
     // After a reset of the other side, transactions that began here may use words that no longer exist.
     if !sides.theirs.continues_words_of(&sides.ours) {
-        proposal.changes.writes.push(Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) });
+        proposal.own.changes.writes.push(Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) });
     }
     list_changes(written, &mut proposal, &added, found.changed(), &removed)?;
     proposal.features = sides.theirs.record().features_read | sides.theirs.record().features_write;
@@ -147,7 +147,11 @@ fn three_way(
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
     let mut additions = Additions { parts: new_parts(&sides.theirs, &chosen, puts)?, ..Additions::default() };
     (additions.overlays, additions.features) = match values {
-        Values::Overlays(overlays) => (overlays, 0),
+        Values::Overlays(mut overlays) => {
+            let files = overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids())));
+            copy_from_records(&sides.theirs.context, files)?;
+            (overlays, 0)
+        }
         Values::Samples(values) => copied_values(&sides.theirs, &values, puts)?,
     };
     if !additions.parts.is_empty() || !additions.overlays.is_empty() {
@@ -163,13 +167,13 @@ fn three_way(
     let (more, fewer) = (added.len() + revived.len(), removed.len());
     let kind = if altered && kind == RecordKind::Data { RecordKind::Schema } else { kind };
     let mut proposal = written.proposal(kind, texts, (more, fewer))?;
-    proposal.changes.writes.extend(altered.then(|| schema_change(dropped)));
+    proposal.own.changes.writes.extend(altered.then(|| schema_change(dropped)));
     let overlays = if additions.overlays.is_empty() { 0 } else { FEATURE_OVERLAYS };
     proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some(chosen.row_ids.len());
     match additions.deltas().filter(|_| revived.is_empty() && !altered) {
-        Some(deltas) => proposal.deltas = deltas,
+        Some(deltas) => proposal.own.deltas = deltas,
         None => {
             let puts = &mut written.puts;
             let whole = combined(&ours, &additions, &revived, puts)?;
@@ -196,7 +200,7 @@ fn list_changes(
         if let RowSet::Object(reference) = rows {
             proposal.row_ids.insert(reference, Arc::new(ids.clone()));
         }
-        proposal.changes.writes.push(Change { kind, columns: summary(columns), rows });
+        proposal.own.changes.writes.push(Change { kind, columns: summary(columns), rows });
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::record::{RecordKind, Transaction};
 
-use crate::commit::changes::{ChangeSet, Known, Proposal, Theirs};
+use crate::commit::changes::{ChangeSet, Known, Member, Proposal, Theirs};
 use crate::commit::{drive, machine};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
@@ -40,10 +40,13 @@ impl Written {
         let entry = machine::entry(self.base.context.new_id()?, message, author, properties, samples)?;
         Ok(Proposal {
             kind,
-            // Added samples have row ids of other branches.
-            transaction: Transaction { assigned: 0, ..entry },
-            deltas: Vec::new(),
-            changes: ChangeSet::default(),
+            own: Member {
+                // Added samples have row ids of other branches.
+                transaction: Transaction { assigned: 0, ..entry },
+                deltas: Vec::new(),
+                changes: ChangeSet::default(),
+            },
+            others: Vec::new(),
             row_ids: Known::new(),
             columns: self.base.schema.columns.iter().map(|spec| (spec.id, spec.name.clone())).collect(),
             features: 0,

@@ -108,14 +108,22 @@ impl ChangeSet {
 /// Row sets that are in objects, as far as they are known.
 pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
 
-/// A commit that is ready to be proposed under any number.
+/// A transaction with its changes.
 #[derive(Debug, Clone)]
-pub struct Proposal {
-    pub kind: RecordKind,
+pub struct Member {
     pub transaction: Transaction,
     /// Deltas with provisional row ids.
     pub deltas: Vec<Delta>,
     pub changes: ChangeSet,
+}
+
+/// A commit that is ready to be proposed under any number.
+#[derive(Debug, Clone)]
+pub struct Proposal {
+    pub kind: RecordKind,
+    pub own: Member,
+    /// Later transactions that share the record. They do not depend on each other.
+    pub others: Vec<Member>,
     /// The row ids in objects of the change set.
     pub row_ids: Known,
     /// The names of the changed columns, for errors.
@@ -152,7 +160,11 @@ pub struct State {
 
 impl Proposal {
     pub fn uuid(&self) -> Id {
-        self.transaction.uuid
+        self.own.transaction.uuid
+    }
+
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        [&self.own].into_iter().chain(&self.others)
     }
 }
 

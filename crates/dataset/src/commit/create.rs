@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, Place, log_folder, place_of, record_name, root_name};
 use penstock_format::manifest::Root;
@@ -55,6 +56,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         deltas: Vec::new(),
         changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) }],
         attachments: Vec::new(),
+        data: Bytes::new(),
     };
     let body = record.encode();
     let entry = LogEntry::parse(&body.clone().into(), 0, 0)?;

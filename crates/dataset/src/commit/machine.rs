@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
@@ -97,7 +98,8 @@ impl Machine {
                 let parent = &self.parent()?.record;
                 let (first, end) = (self.checked + 1, parent.number);
                 // Appends commute with everything except landmarks.
-                match (parent.next_landmark() > self.checked || !self.proposal.changes.is_bare_append()) && first < end {
+                let bare = self.proposal.members().all(|member| member.changes.is_bare_append());
+                match (parent.next_landmark() > self.checked || !bare) && first < end {
                     true => Ok(Request::ReadSpan { first, end }),
                     false => self.rebase(Vec::new()),
                 }
@@ -170,10 +172,10 @@ impl Machine {
 
     /// Check the unseen records, then propose the next record.
     fn check(&mut self) -> Result<Request> {
-        let Proposal { changes, row_ids, columns, .. } = &self.proposal;
+        let Proposal { own, row_ids, columns, .. } = &self.proposal;
         let mut missing = Vec::new();
-        for entry in &self.unseen {
-            match conflict::judge(changes, &entry.record.changes, row_ids) {
+        for (entry, member) in self.unseen.iter().flat_map(|entry| self.proposal.members().map(move |member| (entry, member))) {
+            match conflict::judge(&member.changes, &entry.record.changes, row_ids) {
                 Verdict::Follows => {}
                 Verdict::Conflict(found) => return Err(conflict::error(&found, &entry.record, columns)),
                 Verdict::Depends(sets) => missing.extend(sets.into_iter().filter(|set| !missing.contains(set)).collect::<Vec<_>>()),
@@ -183,7 +185,7 @@ impl Machine {
             return Ok(Request::ReadRowIds(missing));
         }
         let unseen = std::mem::take(&mut self.unseen);
-        let with_keys: Vec<RowSet> = unseen.iter().flat_map(|entry| changes.rows_with_keys(&entry.record.changes)).cloned().collect();
+        let with_keys: Vec<RowSet> = unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
         self.checked = self.parent()?.record.number;
         if with_keys.is_empty() { self.propose(None) } else { Ok(Request::CheckKeys(with_keys)) }
     }
@@ -230,13 +232,18 @@ impl Machine {
 
     fn record(&self, parent: &LogEntry, root: Option<ObjectRef>) -> Record {
         let (before, proposal) = (&parent.record, &self.proposal);
-        let base = row_id(before.lineage, before.next_counter);
         let first_code = |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
         let mut deltas = if root.is_some() { Vec::new() } else { before.deltas.clone() };
-        deltas.extend(proposal.deltas.iter().map(|delta| delta.resolved(base, first_code)));
-        let Transaction { samples_added: added, samples_deleted: deleted, .. } = proposal.transaction;
-        let assigned = proposal.transaction.assigned;
-        let appended = (assigned > 0).then_some(Run { first: base, count: assigned });
+        let (mut transactions, mut changes, mut next_counter) = (Vec::new(), Vec::new(), before.next_counter);
+        for member in proposal.members() {
+            let (base, assigned) = (row_id(before.lineage, next_counter), member.transaction.assigned);
+            deltas.extend(member.deltas.iter().map(|delta| delta.resolved(base, first_code)));
+            changes.extend(member.changes.resolved(base, (assigned > 0).then_some(Run { first: base, count: assigned })));
+            transactions.push(Transaction { first_counter: next_counter, ..member.transaction.clone() });
+            next_counter += assigned;
+        }
+        let added: u64 = transactions.iter().map(|transaction| transaction.samples_added).sum();
+        let deleted: u64 = transactions.iter().map(|transaction| transaction.samples_deleted).sum();
         let (theirs, later) = proposal.theirs.parent.clone().unzip();
         let physical = proposal.theirs.physical.unwrap_or(added);
         let (mut samples, mut live) = (before.samples + physical, (before.live + added).saturating_sub(deleted));
@@ -245,7 +252,7 @@ impl Machine {
             (root, deltas, samples, live) = (state.root, Vec::new(), state.samples, state.live);
         }
         let (number, earlier) = (before.number + 1, before.time_us.max(later.unwrap_or(i64::MIN)));
-        Record {
+        let mut record = Record {
             kind: proposal.kind,
             dataset: before.dataset,
             branch: before.branch,
@@ -257,16 +264,19 @@ impl Machine {
             gc_epoch: before.gc_epoch,
             landmark: before.next_landmark(),
             parents: [parent.as_parent()].into_iter().chain(theirs).collect(),
-            transactions: vec![Transaction { first_counter: before.next_counter, ..proposal.transaction.clone() }],
+            transactions,
             lineage: before.lineage,
-            next_counter: before.next_counter + assigned,
+            next_counter,
             samples,
             live,
             root,
             deltas,
-            changes: proposal.changes.resolved(base, appended),
+            changes,
             attachments: Vec::new(),
-        }
+            data: Bytes::new(),
+        };
+        record.take_data();
+        record
     }
 }
 

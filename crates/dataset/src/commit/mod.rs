@@ -9,6 +9,7 @@ mod keys;
 pub mod machine;
 pub mod objects;
 pub mod overlays;
+mod queue;
 pub mod root;
 pub mod stored;
 pub mod transaction;

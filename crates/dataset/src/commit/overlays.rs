@@ -104,7 +104,7 @@ pub fn write_values(
     let lists = lists.into_iter().map(|(column, list)| (column, list.words)).filter(|(_, words)| !words.is_empty());
     let words = Words::listing(lists);
     let (mut written, mut features) = (Vec::new(), 0);
-    for changed in pending.write(context, schema, &words)? {
+    for changed in pending.write(context, schema, &words, 0)? {
         features |= changed.writer.features;
         puts.extend(changed.writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
         written.extend(overlays_of(context, &changed, puts)?.into_iter().map(|(overlay, _)| overlay));

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Kind, Result};
 use penstock_format::SnapshotId;
+use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::{ObjectRef, root_name};
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
@@ -13,6 +14,7 @@ use super::fold::folded;
 use super::objects::{folders_of, write_pages, write_rows};
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
+use crate::store::context::Context;
 
 /// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
@@ -33,6 +35,22 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
     Ok(overlays)
 }
 
+/// Copy data files from records to the page, the root or the record that will list them. Pages and roots then need no request for each of
+/// them, and branches do not depend on the records of others. A damaged file remains where it is. Cost: reads the records of other processes, concurrently.
+pub fn copy_from_records<'a>(context: &Context, files: impl Iterator<Item = (&'a mut FileRef, u64)>) -> Result<()> {
+    let in_records: Vec<_> = files.filter(|(file, _)| matches!(file.place, Place::Record { .. })).collect();
+    context.open_tails(in_records.iter().map(|(file, samples)| (&**file, *samples)))?;
+    for (file, samples) in in_records {
+        match context.file(file, samples) {
+            Ok(opened) if opened.map.len() as u64 == file.file_bytes => file.place = Place::Inline(opened.map.clone()),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Write a root that describes a snapshot's state. Loose fragments are merged into the preceding page if it has room, to keep the
 /// number of pages small.
 pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(ObjectRef, Arc<Root>)> {
@@ -48,6 +66,8 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
                 *loose = merged;
             }
         }
+        let samples = loose.iter_mut().flat_map(|fragment| fragment.files.iter_mut().map(|file| (file, fragment.samples)));
+        copy_from_records(context, samples)?;
         pages.extend(write_pages(context, loose, puts)?);
         loose.clear();
         Ok(())
@@ -66,7 +86,9 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     let mut words: Vec<WordsSegment> = snapshot.words_segments().filter(exists).copied().collect();
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
-    let overlays = overlays_of_root(snapshot, puts)?;
+    let mut overlays = overlays_of_root(snapshot, puts)?;
+    let values = overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids())));
+    copy_from_records(context, values)?;
     let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words, overlays };
     let (id, body) = (context.new_id()?, root.encode());
     puts.push(root_name(id));

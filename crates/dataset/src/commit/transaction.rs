@@ -4,15 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
+use penstock_format::files::FileRef;
 use penstock_format::ids::{PROVISIONAL, row_id};
 use penstock_format::manifest::Fragment;
-use penstock_format::record::{Delta, FEATURE_OVERLAYS, RecordKind};
+use penstock_format::record::{Delta, FEATURE_INLINE, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 use penstock_tensor::Column;
 
-use super::changes::{Altered, ChangeSet, Proposal, Read, ReadSet, Theirs};
+use super::changes::{Altered, ChangeSet, Member, Proposal, Read, ReadSet, Theirs};
 use super::drive;
 use super::keys::Keys;
 use super::machine;
@@ -96,7 +97,7 @@ impl Transaction {
         base.record().check_writable()?;
         let uuid = base.context.new_id()?;
         let (home, base) = drive::held(&base)?;
-        let writer = FragmentsWriter::new(base.context.clone(), base.schema.columns.clone());
+        let writer = FragmentsWriter::new(base.context.clone(), base.schema.columns.clone()).keeping(Config::inline_bytes());
         Ok(Transaction {
             home,
             base,
@@ -275,7 +276,7 @@ impl Transaction {
 
     /// Write the new values that wait.
     fn write_pending(&mut self) -> Result<()> {
-        let written = Arc::make_mut(&mut self.pending).write(&self.base.context, &self.base.schema, &self.words);
+        let written = Arc::make_mut(&mut self.pending).write(&self.base.context, &self.base.schema, &self.words, Config::inline_bytes());
         self.changed.extend(written.inspect_err(|_| self.state = State::Failed)?);
         Ok(())
     }
@@ -330,6 +331,7 @@ impl Transaction {
         self.check_open()?;
         self.close_fragment()?;
         self.write_pending()?;
+        self.store_small()?;
         let (samples, deleted) = (self.samples(), self.deleted.len() as u64);
         let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
         let mut deltas = self.write_words()?;
@@ -349,9 +351,8 @@ impl Transaction {
         let named = |spec: &ColumnSpec| (spec.id, spec.name.clone());
         let proposal = Proposal {
             kind: if self.altered.is_some() { RecordKind::Schema } else { RecordKind::Data },
-            transaction,
-            deltas,
-            changes,
+            own: Member { transaction, deltas, changes },
+            others: Vec::new(),
             row_ids: known,
             columns: self.base.schema.columns.iter().map(named).collect(),
             features,
@@ -370,14 +371,29 @@ impl Transaction {
         // Nothing may fail after this point: after an error, the caller would commit the same changes again.
         self.state = State::Closed;
         let record = snapshot.record();
-        let first_row_id = row_id(record.lineage, record.next_counter - samples).cast_signed();
+        let first = record.transactions.iter().find(|transaction| transaction.uuid == self.uuid);
+        let first_row_id = row_id(record.lineage, first.map_or(0, |transaction| transaction.first_counter)).cast_signed();
         Ok((Receipt { snapshot: record.snapshot(), first_row_id, samples }, snapshot))
     }
 
     /// Return the feature bits required to read the written files.
     fn features(&self) -> u64 {
         let altered = self.altered.as_ref().map_or(0, |altered| altered.features);
-        self.changed.iter().fold(self.writer.features | altered, |features, changed| features | changed.writer.features)
+        let inline = if self.writers().any(|writer| writer.small_bytes() > 0) { FEATURE_INLINE } else { 0 };
+        self.writers().fold(altered | inline, |features, writer| features | writer.features)
+    }
+
+    fn writers(&self) -> impl Iterator<Item = &FragmentsWriter> {
+        self.changed.iter().map(|changed| &changed.writer).chain([&self.writer])
+    }
+
+    /// Store small data files as objects, unless the record has room for all of them.
+    fn store_small(&mut self) -> Result<()> {
+        if self.writers().map(FragmentsWriter::small_bytes).sum::<u64>() <= Config::inline_bytes() {
+            return Ok(());
+        }
+        let mut writers = self.changed.iter_mut().map(|changed| &mut changed.writer).chain([&mut self.writer]);
+        writers.try_for_each(FragmentsWriter::store_small).inspect_err(|_| self.state = State::Failed)
     }
 
     /// Write the new words of categories.
@@ -389,8 +405,9 @@ impl Transaction {
     /// Return the deltas of new samples. Cost: one put per manifest page, unless the fragments fit into the record.
     fn write_fragments(&mut self) -> Result<Vec<Delta>> {
         let fragments = &self.writer.fragments;
-        if fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() <= INLINE_BYTES {
-            return Ok(fragments.iter().cloned().map(Delta::Fragment).collect());
+        let without_data = fragments.iter().map(Fragment::encoded_bytes).sum::<usize>() as u64 - self.writer.small_bytes();
+        if without_data <= INLINE_BYTES as u64 {
+            return Ok(fragments.iter().cloned().map(Arc::new).map(Delta::Fragment).collect());
         }
         Ok(write_pages(&self.base.context, fragments, &mut self.puts)?.into_iter().map(Delta::Page).collect())
     }
@@ -398,8 +415,8 @@ impl Transaction {
     /// Make the names of all written objects durable.
     fn sync(&self) -> Result<()> {
         let mut folders = folders_of(&self.puts);
-        let fragments = self.changed.iter().flat_map(|changed| &changed.writer.fragments).chain(&self.writer.fragments);
-        if fragments.into_iter().any(|fragment| !fragment.files.is_empty()) {
+        let mut files = self.writers().flat_map(|writer| &writer.fragments).flat_map(|fragment| &fragment.files);
+        if files.any(FileRef::is_object) {
             folders.push("d");
         }
         self.base.context.storage.sync(&folders)

@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
+use std::sync::Arc;
+
 use penstock_error::{Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::ids::record_name;
@@ -16,7 +18,7 @@ use super::records::{LogEntry, read_record};
 pub struct History {
     waiting: BinaryHeap<ByTime>,
     seen: HashSet<(u64, u64)>,
-    last: Option<Record>,
+    last: Option<Arc<Record>>,
 }
 
 /// An entry that is ordered by its time. A child is later than its parents.
@@ -24,7 +26,7 @@ struct ByTime(LogEntry);
 
 impl ByTime {
     fn key(&self) -> (i64, u64, u64) {
-        let Record { time_us, branch, number, .. } = &self.0.record;
+        let Record { time_us, branch, number, .. } = &*self.0.record;
         (*time_us, *branch, *number)
     }
 }
@@ -162,7 +164,7 @@ pub fn merge_bases(storage: &dyn Storage, one: &LogEntry, other: &LogEntry) -> R
         candidates.push((entry, ancestry));
     }
     let is_base = |(entry, _): &&(LogEntry, Ancestry)| {
-        let Record { branch, number, .. } = entry.record;
+        let Record { branch, number, .. } = *entry.record;
         !candidates.iter().any(|(other, ancestry)| other.record.branch != branch && ancestry.has(branch, number))
     };
     let mut bases: Vec<LogEntry> = candidates.iter().filter(is_base).map(|(entry, _)| entry.clone()).collect();

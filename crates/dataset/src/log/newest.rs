@@ -84,8 +84,15 @@ pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
     storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
 }
 
+/// If the store lists records in order, the hint is written for every so many records. Stores that cannot list need it.
+const HINT_EVERY: u64 = 16;
+
 /// Write the hint. A failure is ignored: without a hint, the next search takes a few more look-ups.
 pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
+    // In a local folder, the hint also shows whether the folder is a copy.
+    if storage.place().is_none() && !number.is_multiple_of(HINT_EVERY) {
+        return;
+    }
     let _ = storage.overwrite(&hint_name(folder), &write_hint(number, storage.place().unwrap_or(0)));
 }
 

@@ -1,25 +1,29 @@
 //! Read the records of a branch's commit log: one record, or a span.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
-use penstock_format::SnapshotId;
 use penstock_format::ids::{record_name, sealed_crc};
 use penstock_format::record::{Parent, Record, RecordKind};
+use penstock_format::{SnapshotId, crc};
 use penstock_storage::Storage;
+
+/// The size of the CRC at the end of a record.
+const CRC_BYTES: usize = 4;
 
 /// A record and its CRC. Each record also contains its parent's CRC.
 #[derive(Debug, Clone)]
 pub struct LogEntry {
-    pub record: Record,
+    pub record: Arc<Record>,
     pub crc: u32,
 }
 
 impl LogEntry {
     pub fn parse(body: &Bytes, branch: u64, number: u64) -> Result<LogEntry> {
         let record = Record::parse(body, branch, number).context(|| format!("cannot read `{}`", record_name(branch, number)))?;
-        Ok(LogEntry { record, crc: sealed_crc(body) })
+        Ok(LogEntry { record: Arc::new(record), crc: sealed_crc(body) })
     }
 
     /// Return this entry as a parent of another record.
@@ -44,6 +48,15 @@ pub fn read_record(storage: &dyn Storage, branch: u64, number: u64) -> Result<Lo
     match read() {
         Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first response.
         other => other,
+    }
+}
+
+/// Return whether the log has this record, byte for byte. Cost: one read.
+pub fn is_there(storage: &dyn Storage, entry: &LogEntry) -> Result<bool> {
+    match storage.read(&record_name(entry.record.branch, entry.record.number)) {
+        Ok(body) => Ok(body.len() > CRC_BYTES && sealed_crc(&body) == entry.crc && crc(&body[..body.len() - CRC_BYTES]) == entry.crc),
+        Err(error) if error.kind() == Kind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

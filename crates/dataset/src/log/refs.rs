@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use penstock_error::{Context as _, Error, Result};
+use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{NAMES_FOLDER, names_name, numbered};
+use penstock_format::ids::{NAMES_FOLDER, names_name, numbered, sealed_crc};
 use penstock_format::names::{Folded, NameKind, Names, Operation, parse_entries};
 use penstock_storage::{Created, create_certainly};
 
 use super::newest::{leave_hint, newest_number};
+use super::records;
 use crate::config::now_us;
-use crate::store::context::Context;
+use crate::store::context::{Context, replaced};
 
 /// The name of the first branch. No record of names lists it.
 pub const MAIN: &str = "main";
@@ -20,16 +21,24 @@ pub const MAIN: &str = "main";
 /// The number of lost races after which an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
-/// Return the newest record, at least record `known`, unless it is in `folded`. Costs one request, in addition to `newest_number`.
+/// Return the newest record, at least record `known`, unless it is in `folded`. Fails if the record in `folded` is no longer there. Costs one
+/// request, in addition to `newest_number`.
 fn newer(folded: &Folded, context: &Context, known: Option<u64>) -> Result<Option<Names>> {
     let storage = context.storage.as_ref();
     let newest = newest_number(storage, NAMES_FOLDER, known.max(folded.next.checked_sub(1)))?;
     let Some(number) = newest.map(|newest| newest.whole(storage, NAMES_FOLDER)).transpose()? else { return Ok(None) };
-    if number + 1 == folded.next {
-        return Ok(None);
-    }
     let name = numbered(NAMES_FOLDER, number);
-    Names::parse(&storage.read(&name)?, number).context(|| format!("cannot read `{name}`")).map(Some)
+    let is_known = number + 1 == folded.next;
+    let changed = || replaced(&format!("the names of `{}`: `{name}` has changed or is missing", storage.uri()));
+    let body = match storage.read(&name) {
+        Err(error) if is_known && error.kind() == Kind::NotFound => return Err(changed()),
+        other => other?,
+    };
+    match is_known {
+        true if sealed_crc(&body) == folded.crc => Ok(None),
+        true => Err(changed()),
+        false => Names::parse(&body, number).context(|| format!("cannot read `{name}`")).map(Some),
+    }
 }
 
 /// Read the newest record unless it is known, at least record `known`. Costs two requests at most, in addition to `newest_number`.
@@ -53,8 +62,7 @@ fn fold(folded: &mut Folded, context: &Context, names: Names) -> Result<()> {
     Ok(())
 }
 
-/// Return the names of a kind. Cost: a read of commit 0, a call to `newest_number`, and at most two requests if another handle has
-/// changed names since this handle's last call.
+/// Return the names of a kind. Cost: a read of commit 0, a call to `newest_number`, and at most two requests.
 fn all(context: &Context, kind: NameKind) -> Result<BTreeMap<String, SnapshotId>> {
     context.check_dataset()?;
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,8 +110,9 @@ fn unknown_tag(context: &Context, name: &str) -> Error {
     Error::new("name-not-found", format!("`{}` has no tag `{name}`", context.storage.uri())).hint("see ds.tags() or `penstock tag`")
 }
 
-/// Give a snapshot a tag, which must be new. Costs one more put than `tags`.
+/// Give a snapshot a tag, which must be new. Costs one more put and one more read than `tags`.
 pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
+    records::named(context.storage.as_ref(), &target).context(|| format!("cannot create tag `{name}` of `{}`", context.storage.uri()))?;
     create_name(context, NameKind::Tag, name, Some(target), |_, _| Ok(target)).map(drop)
 }
 

@@ -1,10 +1,11 @@
 //! Find incomplete copies of local datasets. A copy made during a write may contain records whose objects are missing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
-use penstock_format::ids::{ObjectRef, data_name, page_name, rows_name, words_name};
+use penstock_format::files::{FileRef, Place};
+use penstock_format::ids::{ObjectRef, data_name, page_name, record_name, rows_name, words_name};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::Fill;
 use penstock_storage::Storage;
@@ -52,6 +53,14 @@ fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
     )
 }
 
+/// Return the record that has a data file if it belongs to another log. The snapshot's own log is checked as a whole.
+fn elsewhere(snapshot: &Snapshot, file: &FileRef) -> Option<String> {
+    match file.place {
+        Place::Record { branch, number, .. } if branch != snapshot.id().branch => Some(record_name(branch, number)),
+        _ => None,
+    }
+}
+
 /// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
@@ -64,7 +73,8 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
         };
         Ok((!whole).then_some(name))
     };
-    let mut missing = Vec::new();
+    let (mut missing, mut others) = (Vec::new(), HashSet::new());
+    snapshot.overlays.all().iter().for_each(|overlay| others.extend(overlay.files.iter().filter_map(|file| elsewhere(snapshot, file))));
     for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
         missing.extend(lacking(&words, id, bytes, words_name(id))?);
     }
@@ -73,7 +83,7 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
             let ObjectRef { id, bytes, .. } = reference.object;
             missing.extend(lacking(&rows, id, bytes, rows_name(id))?);
         }
-        for file in &overlay.files {
+        for file in overlay.files.iter().filter(|file| file.is_object()) {
             missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
         }
     }
@@ -83,7 +93,9 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     for (index, part) in snapshot.parts.iter().enumerate() {
         match (snapshot.fragments(index), part) {
             (Ok(fragments), _) => {
-                for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
+                let files = fragments.as_slice().iter().flat_map(|fragment| &fragment.files);
+                others.extend(files.filter_map(|file| elsewhere(snapshot, file)));
+                for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files).filter(|file| file.is_object()) {
                     missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
                 }
             }
@@ -93,6 +105,9 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
             (Err(error), _) if error.kind() == Kind::Corrupt => {}
             (Err(error), _) => return Err(error),
         }
+    }
+    for name in others {
+        missing.extend((!store.exists(&name)?).then_some(name));
     }
     Ok(missing)
 }

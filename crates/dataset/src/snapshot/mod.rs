@@ -76,7 +76,7 @@ impl Snapshot {
         let (mut segments, mut overlays) = (root.words.clone(), root.overlays.clone());
         for delta in &record.deltas {
             match delta {
-                Delta::Fragment(fragment) => parts.push(Part::Fragment(Arc::new(fragment.clone()))),
+                Delta::Fragment(fragment) => parts.push(Part::Fragment(fragment.clone())),
                 Delta::Page(page) => parts.push(Part::Page(*page)),
                 Delta::Words(words) => segments.push(*words),
                 Delta::Overlay(overlay) => overlays.push(overlay.clone()),
@@ -128,7 +128,8 @@ impl Snapshot {
     /// Return a snapshot of `samples` samples whose values are in these files, with this snapshot's schema and words.
     pub fn of_files(&self, files: Vec<FileRef>, samples: u64) -> Snapshot {
         let mut entry = self.entry.clone();
-        (entry.record.samples, entry.record.live) = (samples, samples);
+        let record = Arc::make_mut(&mut entry.record);
+        (record.samples, record.live) = (samples, samples);
         let fragment = Fragment { samples, runs: vec![Run { first: 0, count: samples }], files };
         // A column that the files lack is null, whatever it is in fragments.
         let mut without_fills = Schema::clone(&self.schema);
@@ -151,9 +152,10 @@ impl Snapshot {
         let mut entry = self.entry.clone();
         let samples: u64 = new.iter().map(|fragment| fragment.samples).sum();
         let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
-        entry.record.samples += samples;
-        entry.record.live = (entry.record.live + samples).saturating_sub(deleted);
-        entry.record.features_read |= FEATURE_TILED; // The new fragments may have tiles.
+        let record = Arc::make_mut(&mut entry.record);
+        record.samples += samples;
+        record.live = (record.live + samples).saturating_sub(deleted);
+        record.features_read |= FEATURE_TILED; // The new fragments may have tiles.
         let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
         let tables = PerProcess::new(tables as fn() -> Tables);
         tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
@@ -173,8 +175,9 @@ impl Snapshot {
     pub fn combined(&self, more: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
         let mut entry = self.entry.clone();
         let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
-        entry.record.samples += more.iter().map(Part::samples).sum::<u64>();
-        entry.record.live = entry.record.samples.saturating_sub(deleted);
+        let record = Arc::make_mut(&mut entry.record);
+        record.samples += more.iter().map(Part::samples).sum::<u64>();
+        record.live = record.samples.saturating_sub(deleted);
         let mut segments = self.words.clone();
         for segment in words {
             let first_code = self.word_count(segment.column);

@@ -6,7 +6,6 @@ use penstock_error::Result;
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::Chunk;
 use penstock_format::files::FileRef;
-use penstock_format::ids::data_name;
 use penstock_format::schema::ColumnSpec;
 
 use super::Snapshot;
@@ -38,7 +37,7 @@ impl Snapshot {
             _ => self.context.file(reference, samples)?,
         };
         let chunk = file.chunk_of(column.id).ok_or_else(|| {
-            malformed(format!("data file `{}` has no column {}, but the manifest lists that column", data_name(file.id), column.id))
+            malformed(format!("data file `{}` has no column {}, but the manifest lists that column", file.shown(), column.id))
         })?;
         check_stored_as(&file, &file.tail.chunks[chunk], column)?;
         Ok(Values { file, chunk })
@@ -53,7 +52,7 @@ pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> R
     }
     Err(malformed(format!(
         "data file `{}` stores `{}` as {} {}, expected {} {}",
-        data_name(file.id),
+        file.shown(),
         column.name,
         chunk.dtype.name(),
         chunk.shape,

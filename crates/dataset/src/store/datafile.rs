@@ -7,7 +7,7 @@ use bytes::Bytes;
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
-use penstock_format::files::FileRef;
+use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
 use penstock_format::{Id, crc};
 use penstock_storage::{Access, Storage};
@@ -19,6 +19,7 @@ pub struct DataFile {
     pub id: Id,
     pub file_bytes: u64,
     tail_crc: u32,
+    place: Place,
     /// The whole file, either mapped or read. Empty if blocks are fetched in ranges and verified as they arrive.
     pub map: Bytes,
     pub access: Access,
@@ -45,7 +46,7 @@ impl DataFile {
     pub fn whole(map: Bytes, access: Access, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         if map[..8] != MAGIC[..] || map[8..24] != file.id.0[..] {
-            return Err(malformed(format!("cannot read `{}`: it is not a data file, or not the expected one", data_name(file.id))));
+            return Err(malformed(format!("cannot read `{}`: it is not a data file, or not the expected one", file.place.shown(file.id))));
         }
         // The tail is copied, so that verified bytes cannot change afterwards and reads touch few pages.
         let tail = Bytes::copy_from_slice(&map[data_end as usize..(data_end + file.tail_bytes) as usize]);
@@ -58,7 +59,7 @@ impl DataFile {
     }
 
     fn assemble(map: Bytes, access: Access, tail: Bytes, file: &FileRef, samples: u64) -> Result<DataFile> {
-        let (name, data_end) = (data_name(file.id), data_end(file)?);
+        let (name, data_end) = (file.place.shown(file.id), data_end(file)?);
         let found = crc(&tail);
         if found != file.tail_crc {
             let text = format!("cannot read the tail of `{name}`: crc32c {found:#010x}, expected {:#010x}", file.tail_crc);
@@ -77,8 +78,13 @@ impl DataFile {
         let verified = tail.chunks.iter().map(|chunk| (0..bits(chunk)).map(|_| AtomicU64::new(0)).collect()).collect();
         let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();
         let expected_in_order = AtomicBool::new(true);
-        let (id, file_bytes, tail_crc) = (file.id, file.file_bytes, file.tail_crc);
-        Ok(DataFile { id, file_bytes, tail_crc, map, access, tail, data_end, verified, expected_in_order, unverified })
+        let (id, file_bytes, tail_crc, place) = (file.id, file.file_bytes, file.tail_crc, file.place.clone());
+        Ok(DataFile { id, file_bytes, tail_crc, place, map, access, tail, data_end, verified, expected_in_order, unverified })
+    }
+
+    /// Return what has the file, for messages.
+    pub fn shown(&self) -> String {
+        self.place.shown(self.id)
     }
 
     /// Return whether a manifest entry describes this file. Another manifest may use the same id for different content.
@@ -166,9 +172,9 @@ impl DataFile {
             let (begin, end) = self.unit(chunk, block, unit);
             let text = format!(
                 "cannot read block {block}: crc32c {found:#010x}, expected {expected:#010x} (data file `{}`, bytes {begin}..{end})",
-                data_name(self.id),
+                self.shown(),
             );
-            let error = Error::new("block-checksum", text).object(data_name(self.id));
+            let error = Error::new("block-checksum", text).object(self.shown());
             return Err(error.hint("run `penstock verify`; restore the file from a copy"));
         }
         Ok(())
@@ -224,8 +230,8 @@ impl DataFile {
             return Ok(stored);
         }
         let raw = codecs::decode(entry.codec, &stored, raw_bytes);
-        let raw = raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", data_name(self.id)));
-        raw.map_err(|error| error.object(data_name(self.id)))
+        let raw = raw.map(Bytes::from).context(|| format!("cannot decode block {block} of data file `{}`", self.shown()));
+        raw.map_err(|error| error.object(self.shown()))
     }
 
     /// Parse the head of a packed block.
@@ -233,8 +239,8 @@ impl DataFile {
         let entry = &self.tail.chunks[chunk];
         debug_assert_eq!(entry.layout, Layout::Packed);
         Packed::parse(bytes, entry.rows_of(block) as usize, entry.dtype, &entry.shape)
-            .context(|| format!("cannot read block {block} of data file `{}`", data_name(self.id)))
-            .map_err(|error| error.object(data_name(self.id)))
+            .context(|| format!("cannot read block {block} of data file `{}`", self.shown()))
+            .map_err(|error| error.object(self.shown()))
     }
 }
 
@@ -244,7 +250,7 @@ fn data_end(file: &FileRef) -> Result<u64> {
     end.ok_or_else(|| {
         malformed(format!(
             "cannot read `{}`: a tail of {} bytes does not fit in a file of {} bytes",
-            data_name(file.id),
+            file.place.shown(file.id),
             file.tail_bytes,
             file.file_bytes
         ))

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::datafile::FOOTER_BYTES;
-use penstock_format::files::FileRef;
+use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
+use penstock_format::record::Record;
 use penstock_storage::{Access, RangeRequest};
 use quick_cache::sync::GuardResult;
 
@@ -28,17 +29,36 @@ impl Context {
 
     /// Open a data file, bypassing the cache.
     pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
-        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(data_name(file.id))))
+        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(file.place.shown(file.id))))
     }
 
     fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
         let storage = self.storage.as_ref();
-        let access = storage.access(&data_name(file.id));
+        if let Place::Inline(bytes) = &file.place {
+            return DataFile::whole(bytes.clone(), Access::Ranged, file, samples);
+        }
+        let access = self.access(file);
         if access.is_mapped() {
             return DataFile::open(storage, file, samples);
         }
         let pieces = storage.fetch(vec![tail_range(file)]).into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
         open(file, samples, access, pieces)
+    }
+
+    /// Cache the data files that a record has, so that reading them costs no request.
+    pub fn keep_files(&self, record: &Record) {
+        for delta in &record.deltas {
+            for (file, bytes) in delta.files().iter().filter_map(|file| Some((file, record.data_of(file)?))) {
+                if let Ok(opened) = DataFile::whole(bytes, Access::Ranged, file, delta.samples_in_files()) {
+                    self.caches.get().files.insert(file.id, Arc::new(opened));
+                }
+            }
+        }
+    }
+
+    /// Return how to read a data file. Those in records are read whole.
+    fn access(&self, file: &FileRef) -> Access {
+        if file.is_object() { self.storage.access(&data_name(file.id)) } else { Access::Ranged }
     }
 
     /// Return whether the cache has a data file with this id.
@@ -59,7 +79,7 @@ impl Context {
     pub fn any_ranged<'a>(&self, mut files: impl Iterator<Item = &'a FileRef>) -> bool {
         match self.storage.access_of_all() {
             Some(access) => !access.is_mapped(),
-            None => files.any(|file| !self.storage.access(&data_name(file.id)).is_mapped()),
+            None => files.any(|file| !self.access(file).is_mapped()),
         }
     }
 
@@ -72,13 +92,14 @@ impl Context {
             match self.file_or_duty(file.id, Duration::ZERO) {
                 Some(Ok(known)) if known.is(file, samples) => opened.push(known),
                 Some(Ok(_)) => {} // The cached file does not match this reference. Reading the column reports the mismatch.
-                Some(Err(duty)) => ours.push((file, samples, self.storage.access(&data_name(file.id)), duty)),
+                Some(Err(duty)) => ours.push((file, samples, self.access(file), duty)),
                 None => others.push((file, samples)),
             }
         }
         let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
         // Read small files whole, unless their total size exceeds that of the file cache.
-        let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(_, _, access, _)| access.is_mapped());
+        let here = |file: &FileRef, access: &Access| access.is_mapped() || matches!(file.place, Place::Inline(_));
+        let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(file, _, access, _)| here(file, access));
         others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
             drop(duty); // The call to `file` below takes on this duty again.
             (file, samples)
@@ -106,13 +127,17 @@ impl Context {
 
 /// Return the range of a data file's tail, or of the whole file if it is small.
 fn tail_range(file: &FileRef) -> RangeRequest {
-    match whole_bytes(file) {
-        0 => bare_tail(file),
-        whole => RangeRequest::plain(&data_name(file.id), 0, whole, Some(whole)),
+    match (whole_bytes(file), file.object()) {
+        (whole, (name, offset)) if !file.is_object() => RangeRequest::plain(&name, offset, whole, None),
+        (0, _) => bare_tail(file),
+        (whole, (name, _)) => RangeRequest::plain(&name, 0, whole, Some(whole)),
     }
 }
 
 fn bare_tail(file: &FileRef) -> RangeRequest {
+    if !file.is_object() {
+        return tail_range(file); // It is small, and its blocks cannot be fetched.
+    }
     let begin = file.file_bytes.saturating_sub(FOOTER_BYTES).saturating_sub(file.tail_bytes);
     RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
 }

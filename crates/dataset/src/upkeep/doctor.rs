@@ -71,7 +71,7 @@ fn largest_file(context: &std::sync::Arc<Context>) -> Option<(String, u64)> {
     let snapshot = Snapshot::open(context.clone(), 0).ok()?;
     let mut found: Option<(String, u64)> = None;
     let looked = snapshot.each_file(None, |file, _| {
-        if found.as_ref().is_none_or(|(_, bytes)| file.file_bytes > *bytes) {
+        if file.is_object() && found.as_ref().is_none_or(|(_, bytes)| file.file_bytes > *bytes) {
             found = Some((data_name(file.id), file.file_bytes));
         }
         Ok(())

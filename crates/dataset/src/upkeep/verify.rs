@@ -167,7 +167,7 @@ fn check_files(snapshot: &Snapshot, files: &[FileRef], samples: u64, report: &mu
     for file in files {
         report.data_files += 1;
         report.data_bytes += file.file_bytes;
-        note(report, data_name(file.id), check_file(snapshot, file, samples))?;
+        note(report, file.place.shown(file.id), check_file(snapshot, file, samples))?;
     }
     Ok(())
 }

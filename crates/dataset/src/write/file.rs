@@ -1,10 +1,13 @@
 //! Write one data file: the blocks, then the tail and the footer.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::datafile::{ChunkBuilder, Tail, write_header, write_tail};
-use penstock_format::files::FileRef;
+use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
 use penstock_storage::ObjectWriter;
 
@@ -20,13 +23,21 @@ const BLOCK_SLACK_BYTES: usize = 64 << 10;
 
 pub struct OpenFile {
     id: Id,
-    writer: Box<dyn ObjectWriter>,
+    /// The object, once its first piece is full.
+    writer: Option<Box<dyn ObjectWriter>>,
+    context: Arc<Context>,
     buffer: Vec<u8>,
     pub offset: u64,
 }
 
 impl OpenFile {
-    pub fn create(context: &Context) -> Result<OpenFile> {
+    pub fn create(context: &Arc<Context>) -> Result<OpenFile> {
+        let id = context.new_id()?;
+        let buffer = write_header(id);
+        Ok(OpenFile { id, writer: None, context: context.clone(), offset: buffer.len() as u64, buffer })
+    }
+
+    fn begin(context: &Context, id: Id) -> Result<Box<dyn ObjectWriter>> {
         // Do not write into another dataset's folder. If no dataset is found, the writer reports the error.
         if context.storage.moves()
             && let Err(error) = context.check_dataset()
@@ -34,9 +45,7 @@ impl OpenFile {
         {
             return Err(error);
         }
-        let id = context.new_id()?;
-        let buffer = write_header(id);
-        Ok(OpenFile { id, writer: context.storage.writer(&data_name(id))?, offset: buffer.len() as u64, buffer })
+        context.storage.writer(&data_name(id))
     }
 
     /// Append a block at an aligned offset. Returns the offset.
@@ -51,7 +60,8 @@ impl OpenFile {
             let mut rest = Vec::with_capacity(WRITE_BYTES + BLOCK_SLACK_BYTES);
             rest.extend_from_slice(&self.buffer[whole..]);
             self.buffer.truncate(whole);
-            self.writer.write(std::mem::replace(&mut self.buffer, rest))?;
+            let piece = std::mem::replace(&mut self.buffer, rest);
+            self.write(piece)?;
         }
         Ok(offset)
     }
@@ -65,20 +75,32 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Write the tail and the footer, and make the file's content durable.
-    pub fn finish(mut self, samples: u64, chunks: &[ChunkBuilder]) -> Result<FileRef> {
+    /// Write the tail and the footer, and make the file's content durable. A file of at most `inline` bytes remains in memory.
+    pub fn finish(mut self, samples: u64, chunks: &[ChunkBuilder], inline: u64) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
         // A tail that readers would refuse must never be committed.
         Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
             .map_err(|error| Error::new("internal", format!("a written data file cannot be read back: {}", error.message())))?;
         self.buffer.extend_from_slice(&tail);
-        self.flush()?;
-        self.writer.finish()?;
+        let file_bytes = self.offset + tail.len() as u64;
+        let buffer = std::mem::take(&mut self.buffer);
+        let place = match self.writer {
+            None if file_bytes <= inline => Place::Inline(buffer.into()),
+            _ => {
+                self.write(buffer)?;
+                self.writer.take().map_or(Ok(()), ObjectWriter::finish)?;
+                self.context.storage.counters().put_bytes.fetch_add(file_bytes, Relaxed);
+                Place::Object
+            }
+        };
         let columns = chunks.iter().map(|chunk| chunk.column).collect();
-        Ok(FileRef { id: self.id, file_bytes: self.offset + tail.len() as u64, tail_bytes, tail_crc, columns })
+        Ok(FileRef { id: self.id, file_bytes, tail_bytes, tail_crc, columns, place })
     }
 
-    fn flush(&mut self) -> Result<()> {
-        self.writer.write(std::mem::take(&mut self.buffer))
+    fn write(&mut self, piece: Vec<u8>) -> Result<()> {
+        match &mut self.writer {
+            Some(writer) => writer.write(piece),
+            None => self.writer.insert(OpenFile::begin(&self.context, self.id)?).write(piece),
+        }
     }
 }

@@ -194,9 +194,9 @@ impl FragmentWriter {
         }
     }
 
-    /// Write waiting samples, tails and footers, and make the files durable. `first` is the first sample's provisional counter.
-    /// Returns the fragment, and the feature bits that its readers need.
-    pub fn close(mut self, first: u64) -> Result<(Fragment, u64)> {
+    /// Write waiting samples, tails and footers, and make the files durable. Files of at most `inline` bytes remain in memory. `first` is the
+    /// first sample's provisional counter. Returns the fragment, and the feature bits that its readers need.
+    pub fn close(mut self, first: u64, inline: u64) -> Result<(Fragment, u64)> {
         for index in 0..self.columns.len() {
             self.flush_column(index, Rest::Write)?;
         }
@@ -204,7 +204,7 @@ impl FragmentWriter {
         let mut files: Vec<FileRef> = Vec::new();
         for (index, file) in std::mem::take(&mut self.files).into_iter().enumerate() {
             let chunks: Vec<ChunkBuilder> = self.columns.iter_mut().filter_map(|column| column.finish(index)).collect();
-            match file.finish(self.samples, &chunks) {
+            match file.finish(self.samples, &chunks, inline) {
                 Ok(done) => files.push(done),
                 Err(error) => {
                     for done in files {
@@ -214,8 +214,6 @@ impl FragmentWriter {
                 }
             }
         }
-        let written: u64 = files.iter().map(|file| file.file_bytes).sum();
-        self.context.storage.counters().put_bytes.fetch_add(written, std::sync::atomic::Ordering::Relaxed);
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
         Ok((Fragment { samples: self.samples, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use penstock_error::Result;
+use penstock_format::files::Place;
 use penstock_format::ids::data_name;
 use penstock_format::manifest::Fragment;
 use penstock_format::schema::ColumnSpec;
@@ -18,6 +19,8 @@ pub struct FragmentsWriter {
     specs: Vec<ColumnSpec>,
     open: Option<FragmentWriter>,
     tails: TailLimit,
+    /// Data files of at most this many bytes remain in memory.
+    inline: u64,
     /// The closed fragments. Their row ids are provisional and count from 0.
     pub fragments: Vec<Fragment>,
     /// Feature bits required to read the written files.
@@ -27,7 +30,21 @@ pub struct FragmentsWriter {
 
 impl FragmentsWriter {
     pub fn new(context: Arc<Context>, specs: Vec<ColumnSpec>) -> FragmentsWriter {
-        FragmentsWriter { context, specs, open: None, tails: TailLimit::default(), fragments: Vec::new(), features: 0, samples: 0 }
+        FragmentsWriter {
+            context,
+            specs,
+            open: None,
+            tails: TailLimit::default(),
+            inline: 0,
+            fragments: Vec::new(),
+            features: 0,
+            samples: 0,
+        }
+    }
+
+    /// Keep data files of at most `inline` bytes in memory, for a commit record.
+    pub fn keeping(self, inline: u64) -> FragmentsWriter {
+        FragmentsWriter { inline, ..self }
     }
 
     /// Return the number of samples so far.
@@ -83,9 +100,26 @@ impl FragmentsWriter {
     fn close(&mut self, writer: FragmentWriter) -> Result<()> {
         self.tails.note(&writer.columns);
         let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
-        let (fragment, features) = writer.close(first)?;
+        let (fragment, features) = writer.close(first, self.inline)?;
         self.fragments.push(fragment);
         self.features |= features;
+        Ok(())
+    }
+
+    /// Return the size of the data files in memory.
+    pub fn small_bytes(&self) -> u64 {
+        let files = self.fragments.iter().flat_map(|fragment| &fragment.files);
+        files.filter(|file| matches!(file.place, Place::Inline(_))).map(|file| file.file_bytes).sum()
+    }
+
+    /// Store the data files that are in memory as objects.
+    pub fn store_small(&mut self) -> Result<()> {
+        for file in self.fragments.iter_mut().flat_map(|fragment| &mut fragment.files) {
+            if let Place::Inline(bytes) = &file.place {
+                self.context.storage.put(&data_name(file.id), bytes)?;
+                file.place = Place::Object;
+            }
+        }
         Ok(())
     }
 
@@ -97,7 +131,9 @@ impl FragmentsWriter {
     /// Delete the files of all closed fragments. A leftover file is harmless, because no snapshot refers to it.
     pub fn delete(&mut self) {
         for file in self.fragments.drain(..).flat_map(|fragment| fragment.files) {
-            let _ = self.context.storage.delete(&data_name(file.id));
+            if file.is_object() {
+                let _ = self.context.storage.delete(&data_name(file.id));
+            }
         }
     }
 }

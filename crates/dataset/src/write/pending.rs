@@ -68,8 +68,8 @@ impl Pending {
     }
 
     /// Write the values and forget them. Columns that change for the same samples share files. If a write fails, the files written so far
-    /// are deleted.
-    pub fn write(&mut self, context: &Arc<Context>, schema: &Schema, words: &Words) -> Result<Vec<Changed>> {
+    /// are deleted. Files of at most `inline` bytes remain in memory.
+    pub fn write(&mut self, context: &Arc<Context>, schema: &Schema, words: &Words, inline: u64) -> Result<Vec<Changed>> {
         let Pending { columns, .. } = std::mem::take(self);
         let mut written: Vec<Changed> = Vec::new();
         for (mut row_ids, specs) in alike(&columns, schema) {
@@ -81,7 +81,7 @@ impl Pending {
                     let picks: Vec<(usize, usize)> = row_ids.iter().map(|row_id| (0, places[row_id])).collect();
                     Some(Stored { column: Column::gather(&[column], &picks), words: words.of(spec.id) })
                 };
-                let mut writer = FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect());
+                let mut writer = FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect()).keeping(inline);
                 let done = writer.push(specs.iter().map(stored).collect(), row_ids.len()).and_then(|()| writer.finish());
                 written.push(Changed { columns: specs.iter().map(|spec| spec.id).collect(), row_ids, writer });
                 if let Err(error) = done {

@@ -87,14 +87,16 @@ fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<
             .map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid }.to_string())
             .collect::<Vec<_>>(),
     )?;
-    if let Some(transaction) = record.transactions.first() {
-        answer.set_item("message", &transaction.message)?;
-        answer.set_item("author", &transaction.author)?;
-        answer.set_item("samples_added", transaction.samples_added)?;
-        answer.set_item("samples_deleted", transaction.samples_deleted)?;
-        if let Properties::Inline(json) = &transaction.properties {
-            answer.set_item("properties", json)?;
-        }
-    }
+    let transactions = record.transactions.iter().map(|transaction| {
+        let of_one = PyDict::new(py);
+        of_one.set_item("message", &transaction.message)?;
+        of_one.set_item("author", &transaction.author)?;
+        of_one.set_item("samples_added", transaction.samples_added)?;
+        of_one.set_item("samples_deleted", transaction.samples_deleted)?;
+        let properties = if let Properties::Inline(json) = &transaction.properties { json } else { "{}" };
+        of_one.set_item("properties", properties)?;
+        Ok(of_one)
+    });
+    answer.set_item("transactions", transactions.collect::<PyResult<Vec<_>>>()?)?;
     Ok(answer.unbind())
 }

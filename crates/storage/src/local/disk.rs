@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -90,18 +90,25 @@ impl FileSystem for Disk {
         path.try_exists()
     }
 
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        match fs::hard_link(from, to) {
-            // File systems without hard links (FAT, some FUSE) may still support renames that do not replace the target.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK)) => {
-                kernel::rename_new(from, to)
-            }
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match kernel::rename_new(from, to) {
+            // Some file systems (NFS, some FUSE) can only replace the target, but have hard links.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)) => fs::hard_link(from, to),
             other => other,
         }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
+    }
+
+    fn overwrite(&self, path: &Path, body: &[u8]) -> io::Result<bool> {
+        let file = fs::OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+        let found = file.metadata()?;
+        if !found.is_file() || found.nlink() != 1 || found.len() != body.len() as u64 {
+            return Ok(false);
+        }
+        file.write_all_at(body, 0).map(|()| true)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

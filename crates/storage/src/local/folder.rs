@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use penstock_error::{Error, Result};
 
@@ -37,6 +38,8 @@ pub(super) struct Kept {
     pub(super) named: Mutex<HashSet<(Option<u64>, PathBuf)>>,
     /// Whether `prove` has succeeded.
     pub(super) proven: Mutex<bool>,
+    /// The time until which turns are not waited for, because a process did not end its turn.
+    pub(super) impatient: Mutex<Option<Instant>>,
 }
 
 impl Local {
@@ -141,7 +144,7 @@ impl Local {
         Ok(())
     }
 
-    /// Return whether a failed `link` created the name after all. The errno can be wrong, but the link count is reliable.
+    /// Return whether a failed `publish` created the name after all. The errno can be wrong, but the link count is reliable.
     pub(super) fn was_linked(&self, temporary: &Path) -> Option<bool> {
         match self.files.links(temporary) {
             Ok(links) => Some(links > 1),

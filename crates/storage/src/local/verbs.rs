@@ -1,10 +1,12 @@
-//! The store operations of a local folder. A create-only put writes and syncs a temporary file, links it to its name, and syncs
+//! The store operations of a local folder. A create-only put writes and syncs a temporary file, gives it its name, and syncs
 //! the folder.
 
+use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -14,10 +16,18 @@ use super::folder::{Durability, Local, LocalWriter, refused};
 use super::ring;
 use crate::access::{Access, Pattern};
 use crate::counters::{Counters, add};
+use crate::kernel;
 use crate::listing::Page;
 use crate::options::Io;
 use crate::ranges::{RangeRequest, Then};
-use crate::storage::{Created, ObjectWriter, Storage};
+use crate::storage::{Created, ObjectWriter, Storage, Turn};
+
+/// A process waits this long for its turn. Eight writers take their turns in a tenth of this time.
+const TURN_PATIENCE: Duration = Duration::from_millis(200);
+/// After a process has waited in vain, it does not wait for this long.
+const IMPATIENCE: Duration = Duration::from_secs(10);
+const LEAST_PAUSE: Duration = Duration::from_micros(100);
+const LONGEST_PAUSE: Duration = Duration::from_micros(400);
 
 /// The pieces of a range, or the reason why they cannot be read.
 type Answer = io::Result<Vec<Bytes>>;
@@ -157,11 +167,35 @@ impl Storage for Local {
         })
     }
 
+    fn turn(&self, folder: &str) -> Turn {
+        let impatient = || self.kept.get().impatient.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.files.is_real() || impatient().is_some_and(|until| Instant::now() < until) {
+            return Turn::default();
+        }
+        let Ok(file) = File::open(self.path(folder)) else { return Turn::default() };
+        let began = Instant::now();
+        let mut pause = LEAST_PAUSE;
+        loop {
+            match kernel::flock(&file, true) {
+                Ok(()) => return Turn { lock: Some(file) },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < TURN_PATIENCE => {
+                    std::thread::sleep(pause);
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    *impatient() = Some(Instant::now() + IMPATIENCE);
+                    return Turn::default();
+                }
+                Err(_) => return Turn::default(),
+            }
+        }
+    }
+
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         add(&self.counters.creates, 1);
         let path = self.path(name);
         let temporary = self.write_temporary(name, body, Durability::Synced)?;
-        let linked = self.files.link(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
+        let linked = self.files.publish(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
             Some(true) => Ok(()),
             Some(false) => Err(Some(error)),
             None => Err(None),
@@ -184,6 +218,10 @@ impl Storage for Local {
 
     fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
         let path = self.path(name);
+        // Replacing the file would free its block, which takes as long as a sync on a file system that discards.
+        if let Ok(true) = self.files.overwrite(&path, body) {
+            return Ok(());
+        }
         let temporary = self.write_temporary(name, body, Durability::Cached)?;
         self.files.rename(&temporary, &path).map_err(|error| {
             let _ = self.files.remove(&temporary); // The first error is the one to report.
@@ -266,7 +304,7 @@ impl Storage for Local {
         self.held.as_ref().is_none_or(|held| self.files.place(&self.path) == Some(held.place))
     }
 
-    /// Try two links in sequence. The kernel locks the folder for each link, so racing threads would not prove more.
+    /// Give two files one name in sequence. The kernel locks the folder each time, so racing threads would not prove more.
     fn prove(&self) -> Result<()> {
         let mut proven = self.kept.get().proven.lock().unwrap_or_else(PoisonError::into_inner);
         if *proven {
@@ -279,7 +317,7 @@ impl Storage for Local {
         let probe = self.temporary("probe")?;
         let (first, second) =
             (self.write_temporary("probe", b"1", Durability::Cached)?, self.write_temporary("probe", b"2", Durability::Cached)?);
-        let tried = self.files.link(&first, &probe).and_then(|()| Ok((self.files.link(&second, &probe), self.files.read(&probe)?)));
+        let tried = self.files.publish(&first, &probe).and_then(|()| Ok((self.files.publish(&second, &probe), self.files.read(&probe)?)));
         for path in [&first, &second, &probe] {
             let _ = self.files.remove(path); // A leftover probe is harmless.
         }

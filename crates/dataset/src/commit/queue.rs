@@ -1,0 +1,270 @@
+//! Let threads of this process that commit to one branch take turns. The thread whose turn it is takes small commits of others into its
+//! record. No thread waits for more commits: those that arrive while a record is written share the next record.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use penstock_error::{Error, Result};
+use penstock_format::Id;
+use penstock_format::cursor::Writer;
+use penstock_format::manifest::Root;
+use penstock_format::record::{Delta, RECORD_BYTES, RECORD_DELTAS, RecordKind};
+use penstock_storage::process::PerProcess;
+
+use super::changes::{Member, Proposal};
+use super::conflict::{self, Verdict};
+use crate::log::records::LogEntry;
+use crate::snapshot::Snapshot;
+
+/// A thread that has waited this long commits alone. The thread whose turn it is may be waiting for a store that does not respond.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The part of a record that other fields than those of its transactions may need, without the deltas of earlier commits.
+const FIXED_BYTES: usize = 512;
+
+/// At most this many logs are remembered.
+const LINES: usize = 64;
+
+/// The log of one branch: a local folder, or else a handle. Handles of one bucket may have different credentials or servers.
+type Key = (String, Option<u64>, usize, Id, u64);
+
+/// The last snapshot that this process committed to a log.
+#[derive(Clone)]
+pub struct Seen {
+    pub entry: LogEntry,
+    pub root: Arc<Root>,
+}
+
+/// The outcome of a turn that other threads took part in.
+enum Outcome {
+    Committed(Arc<Snapshot>),
+    Failed(Error),
+    /// Nothing was committed. Each thread must commit alone, because another member may be the reason.
+    Alone,
+    /// It is this thread's turn.
+    Lead,
+}
+
+struct Waiting {
+    /// None if the commit needs a record of its own.
+    proposal: Option<Proposal>,
+    outcome: Arc<Mutex<Option<Outcome>>>,
+}
+
+/// The threads that commit to one log.
+#[derive(Default)]
+struct Line {
+    /// Whether a thread has its turn.
+    led: bool,
+    waiting: VecDeque<Waiting>,
+    /// Unset if other processes commit to this log.
+    seen: Option<Seen>,
+}
+
+impl Line {
+    fn is_idle(&self) -> bool {
+        !self.led && self.waiting.is_empty()
+    }
+}
+
+struct Queues {
+    lines: Mutex<HashMap<Key, Line>>,
+    /// A waiting thread has its outcome.
+    settled: Condvar,
+}
+
+static QUEUES: PerProcess<Queues> = PerProcess::new(|| Queues { lines: Mutex::default(), settled: Condvar::new() });
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Commit a proposal in turn. `alone` commits a proposal; it is called in this thread unless another one has taken the proposal along.
+pub fn commit(base: &Snapshot, proposal: Proposal, mut alone: impl FnMut(Proposal) -> Result<Snapshot>) -> Result<Snapshot> {
+    let key = key_of(base);
+    match wait_for_turn(&key, &proposal) {
+        Outcome::Lead => {}
+        Outcome::Committed(snapshot) => return Ok(snapshot.within(snapshot.context.clone())),
+        Outcome::Failed(error) => return Err(error),
+        Outcome::Alone => return alone(proposal),
+    }
+    let mut turn = Turn { key, others: Vec::new() };
+    let Some(joint) = turn.take_along(&proposal) else { return alone(proposal) };
+    match alone(joint) {
+        Ok(snapshot) => {
+            let shared = Arc::new(snapshot.within(base.context.clone()));
+            turn.settle(|| Outcome::Committed(shared.clone()));
+            Ok(snapshot)
+        }
+        Err(error) if error.code() == "commit-state-unknown" => {
+            turn.settle(|| Outcome::Failed(error.clone()));
+            Err(error)
+        }
+        Err(_) => {
+            turn.settle(|| Outcome::Alone);
+            alone(proposal)
+        }
+    }
+}
+
+fn key_of(base: &Snapshot) -> Key {
+    let storage = base.context.storage.as_ref();
+    let place = storage.place();
+    let handle = if place.is_some() { 0 } else { Arc::as_ptr(&base.context.caches).addr() };
+    (storage.uri().to_owned(), place, handle, base.record().dataset, base.id().branch)
+}
+
+/// Return the last snapshot that this process committed to a snapshot's branch, if it is later than the snapshot or the same. It is likely to
+/// be the newest one.
+pub fn seen(base: &Snapshot) -> Option<Seen> {
+    let seen = lock(&QUEUES.get().lines).get(&key_of(base))?.seen.clone();
+    seen.filter(|seen| seen.entry.record.number >= base.id().number)
+}
+
+/// Remember a snapshot that was committed, unless other processes commit as well.
+pub fn note(snapshot: &Snapshot, alone: bool) {
+    let mut lines = lock(&QUEUES.get().lines);
+    if lines.len() >= LINES {
+        lines.retain(|_, line| !line.is_idle());
+    }
+    lines.entry(key_of(snapshot)).or_default().seen = alone.then(|| Seen { entry: snapshot.entry.clone(), root: snapshot.root.clone() });
+}
+
+/// Wait until it is this thread's turn, or another one has settled its commit.
+fn wait_for_turn(key: &Key, proposal: &Proposal) -> Outcome {
+    let queues = QUEUES.get();
+    let mut lines = lock(&queues.lines);
+    let line = lines.entry(key.clone()).or_default();
+    if !line.led {
+        line.led = true;
+        return Outcome::Lead;
+    }
+    let outcome = Arc::new(Mutex::new(None));
+    line.waiting.push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), outcome: outcome.clone() });
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(outcome) = lock(&outcome).take() {
+            return outcome;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let own = |waiting: &Waiting| Arc::ptr_eq(&waiting.outcome, &outcome);
+        // A thread that was taken along is not in the line, and must wait for the outcome.
+        let line = lines.get_mut(key);
+        let place = line.and_then(|line| line.waiting.iter().position(own).map(|place| (line, place)));
+        lines = match place {
+            Some((line, place)) if left.is_zero() => {
+                line.waiting.remove(place);
+                return Outcome::Alone;
+            }
+            Some(_) => queues.settled.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => queues.settled.wait(lines).unwrap_or_else(PoisonError::into_inner),
+        };
+    }
+}
+
+/// A thread's turn. When it ends, the next thread in line has its turn.
+struct Turn {
+    key: Key,
+    /// The threads that were taken along and wait for the outcome.
+    others: Vec<Arc<Mutex<Option<Outcome>>>>,
+}
+
+impl Turn {
+    /// Return the proposal with those commits of the line that fit into its record and do not depend on the others there. Returns None if
+    /// there are none.
+    fn take_along(&mut self, proposal: &Proposal) -> Option<Proposal> {
+        let mut lines = lock(&QUEUES.get().lines);
+        let line = lines.get_mut(&self.key).filter(|line| may_share(proposal) && !line.waiting.is_empty())?;
+        let mut joint = proposal.clone();
+        let mut room = Room::after(&joint.own)?;
+        for Waiting { proposal, outcome } in std::mem::take(&mut line.waiting) {
+            match proposal {
+                Some(other) if are_apart(&joint, &other) && room.take(&other.own) => {
+                    joint.row_ids.extend(other.row_ids);
+                    joint.columns.extend(other.columns);
+                    joint.features |= other.features;
+                    joint.base = joint.base.min(other.base);
+                    joint.gc_epoch = joint.gc_epoch.min(other.gc_epoch);
+                    joint.others.push(other.own);
+                    self.others.push(outcome);
+                }
+                proposal => line.waiting.push_back(Waiting { proposal, outcome }),
+            }
+        }
+        (!self.others.is_empty()).then_some(joint)
+    }
+
+    /// Pass the outcome to the threads that were taken along.
+    fn settle(&mut self, mut outcome: impl FnMut() -> Outcome) {
+        let queues = QUEUES.get();
+        let _lines = lock(&queues.lines);
+        self.others.drain(..).for_each(|other| *lock(&other) = Some(outcome()));
+        queues.settled.notify_all();
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Threads are left here only if this one panicked, perhaps after the put.
+        let unknown =
+            || Error::new("commit-state-unknown", "cannot determine whether the commit succeeded: the thread that made it failed");
+        self.settle(|| Outcome::Failed(unknown()));
+        let queues = QUEUES.get();
+        let mut lines = lock(&queues.lines);
+        let Some(line) = lines.get_mut(&self.key) else { return };
+        match line.waiting.pop_front() {
+            Some(next) => *lock(&next.outcome) = Some(Outcome::Lead),
+            None => line.led = false,
+        }
+        queues.settled.notify_all();
+    }
+}
+
+/// The room that is left in a record.
+struct Room {
+    bytes: usize,
+    deltas: usize,
+}
+
+impl Room {
+    fn after(first: &Member) -> Option<Room> {
+        let mut room = Room { bytes: RECORD_BYTES - FIXED_BYTES, deltas: RECORD_DELTAS };
+        room.take(first).then_some(room)
+    }
+
+    /// Use room for a transaction, if there is enough.
+    fn take(&mut self, member: &Member) -> bool {
+        let (bytes, deltas) = (encoded_bytes(member), member.deltas.len());
+        let fits = bytes <= self.bytes && deltas <= self.deltas;
+        if fits {
+            (self.bytes, self.deltas) = (self.bytes - bytes, self.deltas - deltas);
+        }
+        fits
+    }
+}
+
+/// Return whether a commit changes nothing that the members of a proposal change.
+fn are_apart(joint: &Proposal, other: &Proposal) -> bool {
+    let follows = |one: &Member, other: &Member| conflict::judge(&one.changes, &other.changes.writes, &joint.row_ids) == Verdict::Follows;
+    joint.members().all(|member| follows(&other.own, member) && follows(member, &other.own))
+}
+
+/// Return whether a proposal may share its record: it does not depend on what it read, and no object names its place in the log.
+fn may_share(proposal: &Proposal) -> bool {
+    let Proposal { kind, own, theirs, schema, .. } = proposal;
+    let reads_nothing = own.changes.reads.is_empty() && own.changes.keys.is_empty();
+    let plain = theirs.parent.is_none() && theirs.state.is_none() && theirs.physical.is_none() && schema.is_none();
+    let words = |delta: &Delta| matches!(delta, Delta::Words(_));
+    *kind == RecordKind::Data && reads_nothing && plain && !own.deltas.iter().any(words)
+}
+
+/// Return how many bytes of a record a transaction takes at most.
+fn encoded_bytes(Member { transaction, deltas, changes }: &Member) -> usize {
+    let mut writer = Writer::default();
+    transaction.write(&mut writer);
+    deltas.iter().for_each(|delta| delta.write(&mut writer));
+    changes.writes.iter().for_each(|change| change.write(&mut writer));
+    // Row ids, counters and the places of data files are not final yet.
+    writer.0.len() + 32 * (1 + deltas.len() + changes.writes.len())
+}
