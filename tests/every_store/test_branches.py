@@ -13,6 +13,8 @@ import pytest
 import waiting
 from conftest import newest, spent
 
+pytestmark = pytest.mark.processes
+
 
 def branch_of(root, name, samples):
     """Open a branch. A stale listing may lack its name or its newest snapshot."""

@@ -9,6 +9,8 @@ import penstock as ps
 import pytest
 from conftest import newest
 
+pytestmark = pytest.mark.processes
+
 FILLS = {
     "score": ("float32", 0.5), "text": (ps.Text(), "hi"), "word": (ps.Category(), "filled"), "label": (ps.Label(["x", "y"]), "y"),
     "vector": (ps.Tensor((3,), "int16"), np.arange(3, dtype=np.int16)), "cloud": (ps.Tensor((None, 2), "int16"), np.ones((3, 2), np.int16)),

@@ -9,6 +9,8 @@ import penstock as ps
 import pytest
 from conftest import newest
 
+pytestmark = pytest.mark.processes
+
 
 def together(calls):
     """Run each call in a thread, all at once, and return their results or Penstock errors."""

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::SnapshotId;
 use penstock_format::ids::{LINEAGES, NAMES_FOLDER, log_folder, numbered, record_name};
+use penstock_format::manifest::Root;
 use penstock_format::names::NameKind;
 use penstock_format::record::{Delta, RECORD_BYTES, Record, RecordKind, Transaction};
 use penstock_storage::{Created, create_certainly};
@@ -29,35 +30,38 @@ const LINEAGE_BITS: u32 = LINEAGES.trailing_zeros();
 pub fn create_branch(at: &Snapshot, name: &str, author: &str) -> Result<Snapshot> {
     at.record().check_writable()?;
     let context = &at.context;
-    let mut made: Option<LogEntry> = None;
-    let remove = |here: &Context, made: &mut Option<LogEntry>| {
-        if let Some(entry) = made.take() {
-            let _ = here.storage.delete(&record_name(entry.record.branch, 0)); // Nobody knows this log.
+    let (mut made, mut puts): (Option<Snapshot>, Vec<String>) = Default::default();
+    // Nobody knows this log and its root.
+    let remove = |here: &Context, made: &mut Option<Snapshot>, puts: &mut Vec<String>| {
+        puts.extend(made.take().map(|first| record_name(first.id().branch, 0)));
+        for name in puts.drain(..).rev() {
+            let _ = here.storage.delete(&name);
         }
     };
     let created = refs::create_name(context, NameKind::Branch, name, None, |here, number| {
-        remove(here, &mut made);
+        remove(here, &mut made, &mut puts);
         here.storage.prove()?;
-        let entry = put_first(here, at, number + 1, (name, author))?;
-        let target = entry.record.snapshot();
-        made = Some(entry);
+        // Nothing may fail after the name is set, so the snapshot is opened before.
+        let first = put_first(here, at, number + 1, (name, author), &mut puts)?;
+        let target = first.id();
+        made = Some(first);
         Ok(target)
     });
     let first = match created {
-        Ok(first) => made.filter(|entry| entry.record.snapshot() == first).ok_or_else(|| Error::new("internal", "a branch has no log"))?,
+        Ok(first) => made.filter(|made| made.id() == first).ok_or_else(|| Error::new("internal", "a branch has no log"))?,
         Err(error) => {
             if error.code() != "commit-state-unknown" {
-                remove(context, &mut made);
+                remove(context, &mut made, &mut puts);
             }
             return Err(error);
         }
     };
-    newest::leave_hint(context.storage.as_ref(), &log_folder(first.record.branch), 0);
-    at.near(first)
+    newest::leave_hint(context.storage.as_ref(), &log_folder(first.id().branch), 0);
+    Ok(first)
 }
 
-/// Put record 0 of a log that does not exist.
-fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str, &str)) -> Result<LogEntry> {
+/// Put record 0 of a log that does not exist, and return its snapshot.
+fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str, &str), puts: &mut Vec<String>) -> Result<Snapshot> {
     if lineage >= LINEAGES {
         let text = format!("{} operations on names leave no lineage for another branch", lineage - 1);
         return Err(Error::new("invalid-argument", text).hint("copy the snapshot into a new dataset"));
@@ -69,7 +73,7 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
         let text = format!("cannot create a branch of `{}`: `refs` has fewer records than there are branches", storage.uri());
         return Err(Error::new("log-incomplete", text).hint("if this is an incomplete copy, copy `refs` again"));
     }
-    let mut record = first_record(here, at, lineage, (name, author))?;
+    let (mut record, root) = first_record(here, at, lineage, (name, author), puts)?;
     loop {
         let body = record.encode();
         let stored = create_certainly(storage, &record_name(record.branch, 0), &body)?;
@@ -84,13 +88,19 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
                 let random = here.new_id()?.0.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
                 record.branch = random << LINEAGE_BITS | lineage;
             }
-            true => return LogEntry::parse(&body.into(), record.branch, 0),
+            true => return Snapshot::with_root(at.context.clone(), LogEntry::parse(&body.into(), record.branch, 0)?, root),
         }
     }
 }
 
-/// Return record 0 of a branch that begins at a snapshot, whose state it has.
-fn first_record(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str, &str)) -> Result<Record> {
+/// Return record 0 of a branch that begins at a snapshot, whose state it has, and its root. `puts` gets the objects that are written for it.
+fn first_record(
+    here: &Context,
+    at: &Snapshot,
+    lineage: u64,
+    (name, author): (&str, &str),
+    puts: &mut Vec<String>,
+) -> Result<(Record, Arc<Root>)> {
     let before = at.record();
     let entry = machine::entry(here.new_id()?, &format!("create branch {name}"), author, "{}", (0, 0))?;
     let record = Record {
@@ -110,11 +120,11 @@ fn first_record(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&s
     };
     let in_records = record.deltas.iter().flat_map(Delta::files).any(|file| !file.is_object());
     if record.encode().len() <= RECORD_BYTES && !in_records {
-        return Ok(record);
+        return Ok((record, at.root.clone()));
     }
     // A long name may leave no room for the deltas. Data in records is copied, so that a branch does not depend on the records of another log.
-    let (root, _) = write_root(at, &mut Vec::new())?;
-    Ok(Record { root, deltas: Vec::new(), ..record })
+    let (object, root) = write_root(at, puts)?;
+    Ok((Record { root: object, deltas: Vec::new(), ..record }, root))
 }
 
 /// Return the newest snapshot of each branch by name, `main` included. A branch that is being deleted is left out. Cost: as for
