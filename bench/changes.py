@@ -6,7 +6,6 @@ Limits are the same dataset before the change, read in turns with it in the same
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import interleaved, touch
+from harness import interleaved, synced_file, touch
 
 Result = dict[str, Any]
 FRAGMENTS, EACH, TAKE = 1000, 200, 512
@@ -112,7 +111,7 @@ def branches(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     snapshots = [commit.snapshot for commit in ds.log()]
     functions["open a snapshot"] = lambda: touch(ps.open(ds.uri, snapshot=snapshots[rng.integers(len(snapshots))])["n"][:1])
     functions["create a branch"] = lambda: ds.create_branch(f"new {next(number)}").refresh() and None
-    functions["a synced file"] = lambda: _sync(folder, next(number))
+    functions["a synced file"] = lambda: synced_file(folder / f"file{next(number)}", 600)
     times = interleaved(functions)
     seconds = {name: spent["median_seconds"] for name, spent in times.items()}
     bars = [{"what": f"{name}: seconds", "value": seconds[name], "at_most": 1} for name in seconds if name.startswith("merge")]
@@ -135,12 +134,3 @@ def _merges(ds: ps.Dataset, exp: ps.Dataset, made: str, number: Iterator[int]) -
             raise AssertionError("nothing was merged")
 
     return {f"merge, {made} on each side": merge}
-
-
-def _sync(folder: pathlib.Path, number: int) -> None:
-    with (folder / f"file{number}").open("wb", buffering=0) as out:
-        out.write(bytes(600))
-        os.fsync(out.fileno())
-    where = os.open(folder, os.O_RDONLY)
-    os.fsync(where)
-    os.close(where)

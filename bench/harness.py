@@ -83,6 +83,16 @@ def evict(path: pathlib.Path) -> None:
             os.close(descriptor)
 
 
+def synced_file(path: pathlib.Path, size: int) -> None:
+    """Write a new file, sync it, and sync its folder: the least that a durable commit needs."""
+    with path.open("xb", buffering=0) as out:
+        out.write(bytes(size))
+        os.fsync(out.fileno())
+    where = os.open(path.parent, os.O_RDONLY)
+    os.fsync(where)
+    os.close(where)
+
+
 def save(name: str, result: dict[str, Any]) -> None:
     """Write one benchmark's result, with the machine card."""
     RESULTS.mkdir(exist_ok=True)

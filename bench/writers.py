@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import penstock as ps
-from harness import interleaved, rate
+from harness import interleaved, rate, synced_file
 from remote import BUCKET, servers
 
 Result = dict[str, Any]
@@ -31,7 +31,7 @@ PROCESS = """
 import sys, time, penstock as ps
 ds, begin, end, count = ps.open(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), 0
 while time.time() < begin:
-    time.sleep(0.001)
+    time.sleep(0.001)  # All writers begin at once.
 while time.time() < end:
     ds.append({"x": [1]})
     count += 1
@@ -42,12 +42,7 @@ print(count)
 def _plain(folder: pathlib.Path) -> None:
     folder.mkdir()
     for number in range(COMMITS):
-        with (folder / f"{number:020d}").open("xb", buffering=0) as out:
-            out.write(bytes(1500))
-            os.fsync(out.fileno())
-        where = os.open(folder, os.O_RDONLY)
-        os.fsync(where)
-        os.close(where)
+        synced_file(folder / f"{number:020d}", 1500)
 
 
 def _appends(place: pathlib.Path | str, values: dict[str, Any], threads: int = 1) -> None:

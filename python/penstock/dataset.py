@@ -171,7 +171,7 @@ class Dataset(Versions):
     def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
         """Append samples as one commit. `columns` maps column names to one value per sample. None is a null; omitted columns are all null.
 
-        Cost: encodes on all threads, writes the bytes to data files once, then syncs four times. `validate="decode"` checks every pixel
+        Cost: encodes on all threads, writes the bytes to data files once, then syncs four times (twice for up to 2 KiB). `validate="decode"` checks every pixel
         of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
         NotFoundError (column-not-found), UnavailableError (commit-state-unknown). On any other error, nothing is committed.

@@ -15,7 +15,7 @@ use penstock_format::schema::{ColumnKind, ColumnSpec};
 
 use crate::commit::objects::{INLINE_BYTES, write_pages, write_rows, write_words};
 use crate::commit::overlays::write_values;
-use crate::commit::root::copy_from_records;
+use crate::commit::root::copy_to_fragments;
 use crate::commit::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
@@ -102,8 +102,7 @@ pub fn linked_files(theirs: &Snapshot, linked: &Linked, visit: &mut dyn FnMut(&F
 pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> Result<Vec<Part>> {
     let (mut parts, mut loose): (Vec<Part>, Vec<Fragment>) = Default::default();
     let flush = |parts: &mut Vec<Part>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
-        let files = loose.iter_mut().flat_map(|fragment| fragment.files.iter_mut().map(|file| (file, fragment.samples)));
-        copy_from_records(&theirs.context, files)?;
+        copy_to_fragments(&theirs.context, loose)?;
         match loose.iter().map(Fragment::encoded_bytes).sum::<usize>() <= INLINE_BYTES {
             true => parts.extend(loose.drain(..).map(|fragment| Part::Fragment(Arc::new(fragment)))),
             false => parts.extend(write_pages(&theirs.context, loose, puts)?.into_iter().map(Part::Page)),

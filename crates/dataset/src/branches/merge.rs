@@ -16,7 +16,7 @@ use super::written::{Texts, Written};
 use crate::commit::changes::{Proposal, State, Theirs, schema_change};
 use crate::commit::objects::{folders_of, write_rows};
 use crate::commit::overlays::summary;
-use crate::commit::root::{copy_from_records, write_root};
+use crate::commit::root::{copy_to_overlays, write_root};
 use crate::log::history::merge_bases;
 use crate::log::records::{self, LogEntry};
 use crate::snapshot::Snapshot;
@@ -148,8 +148,7 @@ fn three_way(
     let mut additions = Additions { parts: new_parts(&sides.theirs, &chosen, puts)?, ..Additions::default() };
     (additions.overlays, additions.features) = match values {
         Values::Overlays(mut overlays) => {
-            let files = overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids())));
-            copy_from_records(&sides.theirs.context, files)?;
+            copy_to_overlays(&sides.theirs.context, &mut overlays)?;
             (overlays, 0)
         }
         Values::Samples(values) => copied_values(&sides.theirs, &values, puts)?,

@@ -19,7 +19,7 @@ use crate::store::context::Context;
 /// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
     let exists = |column: &u64| snapshot.schema.columns.iter().any(|spec| spec.id == *column);
-    // An overlay is no longer needed if all of its columns were dropped.
+    // No reader needs an overlay whose columns were all dropped.
     let values = snapshot.overlays.all().iter().filter(|overlay| overlay.columns.iter().any(exists)).cloned().collect();
     let mut overlays = folded(snapshot, values, puts)?;
     let deletions: Vec<&RowSet> = snapshot.overlays.deletions().collect();
@@ -35,9 +35,19 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
     Ok(overlays)
 }
 
+/// Copy data files of fragments from records; see `copy_from_records`.
+pub fn copy_to_fragments(context: &Context, fragments: &mut [Fragment]) -> Result<()> {
+    copy_from_records(context, fragments.iter_mut().flat_map(|fragment| fragment.files.iter_mut().map(|file| (file, fragment.samples))))
+}
+
+/// Copy data files of overlays from records; see `copy_from_records`.
+pub fn copy_to_overlays(context: &Context, overlays: &mut [Overlay]) -> Result<()> {
+    copy_from_records(context, overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids()))))
+}
+
 /// Copy data files from records to the page, the root or the record that will list them. Pages and roots then need no request for each of
 /// them, and branches do not depend on the records of others. A damaged file remains where it is. Cost: reads the records of other processes, concurrently.
-pub fn copy_from_records<'a>(context: &Context, files: impl Iterator<Item = (&'a mut FileRef, u64)>) -> Result<()> {
+fn copy_from_records<'a>(context: &Context, files: impl Iterator<Item = (&'a mut FileRef, u64)>) -> Result<()> {
     let in_records: Vec<_> = files.filter(|(file, _)| matches!(file.place, Place::Record { .. })).collect();
     context.open_tails(in_records.iter().map(|(file, samples)| (&**file, *samples)))?;
     for (file, samples) in in_records {
@@ -66,8 +76,7 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
                 *loose = merged;
             }
         }
-        let samples = loose.iter_mut().flat_map(|fragment| fragment.files.iter_mut().map(|file| (file, fragment.samples)));
-        copy_from_records(context, samples)?;
+        copy_to_fragments(context, loose)?;
         pages.extend(write_pages(context, loose, puts)?);
         loose.clear();
         Ok(())
@@ -87,8 +96,7 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
     let mut overlays = overlays_of_root(snapshot, puts)?;
-    let values = overlays.iter_mut().flat_map(|overlay| overlay.files.iter_mut().map(|file| (file, overlay.rows.ids())));
-    copy_from_records(context, values)?;
+    copy_to_overlays(context, &mut overlays)?;
     let root = Root { dataset: snapshot.record().dataset, branch, number, schema: snapshot.schema.to_json()?, pages, words, overlays };
     let (id, body) = (context.new_id()?, root.encode());
     puts.push(root_name(id));

@@ -326,7 +326,7 @@ impl Transaction {
         }
     }
 
-    /// Commit all changes or none. Cost: four syncs for a small append on a local disk.
+    /// Commit all changes or none. Cost on a local disk: two syncs for up to 2 KiB of data, otherwise four for a small append.
     pub fn commit(mut self, message: &str, author: &str, properties: &str) -> Result<(Receipt, Snapshot)> {
         self.check_open()?;
         self.close_fragment()?;

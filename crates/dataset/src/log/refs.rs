@@ -21,7 +21,7 @@ pub const MAIN: &str = "main";
 /// The number of lost races after which an append fails with `conflict`.
 const RACES: u32 = 10_000;
 
-/// Return the newest record, at least record `known`, unless it is in `folded`. Fails if the record in `folded` is no longer there. Costs one
+/// Return the newest record, at least record `known`, unless it is in `folded`. Fails if the log has lost the record in `folded`. Costs one
 /// request, in addition to `newest_number`.
 fn newer(folded: &Folded, context: &Context, known: Option<u64>) -> Result<Option<Names>> {
     let storage = context.storage.as_ref();

@@ -53,14 +53,6 @@ fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
     )
 }
 
-/// Return the record that has a data file if it belongs to another log. The snapshot's own log is checked as a whole.
-fn elsewhere(snapshot: &Snapshot, file: &FileRef) -> Option<String> {
-    match file.place {
-        Place::Record { branch, number, .. } if branch != snapshot.id().branch => Some(record_name(branch, number)),
-        _ => None,
-    }
-}
-
 /// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
@@ -73,8 +65,17 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
         };
         Ok((!whole).then_some(name))
     };
-    let (mut missing, mut others) = (Vec::new(), HashSet::new());
-    snapshot.overlays.all().iter().for_each(|overlay| others.extend(overlay.files.iter().filter_map(|file| elsewhere(snapshot, file))));
+    // The snapshot's own log is checked as a whole.
+    let mut records = HashSet::new();
+    let mut of_file = |file: &FileRef| match file.place {
+        Place::Object => lacking(&data, file.id, file.file_bytes, data_name(file.id)),
+        Place::Record { branch, number, .. } if branch != snapshot.id().branch && records.insert((branch, number)) => {
+            let name = record_name(branch, number);
+            Ok((!store.exists(&name)?).then_some(name))
+        }
+        Place::Record { .. } | Place::Inline(_) => Ok(None),
+    };
+    let mut missing = Vec::new();
     for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
         missing.extend(lacking(&words, id, bytes, words_name(id))?);
     }
@@ -83,20 +84,18 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
             let ObjectRef { id, bytes, .. } = reference.object;
             missing.extend(lacking(&rows, id, bytes, rows_name(id))?);
         }
-        for file in overlay.files.iter().filter(|file| file.is_object()) {
-            missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
+        for file in &overlay.files {
+            missing.extend(of_file(file)?);
         }
     }
     for Fill(file) in snapshot.fills() {
-        missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
+        missing.extend(of_file(file)?);
     }
     for (index, part) in snapshot.parts.iter().enumerate() {
         match (snapshot.fragments(index), part) {
             (Ok(fragments), _) => {
-                let files = fragments.as_slice().iter().flat_map(|fragment| &fragment.files);
-                others.extend(files.filter_map(|file| elsewhere(snapshot, file)));
-                for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files).filter(|file| file.is_object()) {
-                    missing.extend(lacking(&data, file.id, file.file_bytes, data_name(file.id))?);
+                for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
+                    missing.extend(of_file(file)?);
                 }
             }
             (Err(error), Part::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
@@ -105,9 +104,6 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
             (Err(error), _) if error.kind() == Kind::Corrupt => {}
             (Err(error), _) => return Err(error),
         }
-    }
-    for name in others {
-        missing.extend((!store.exists(&name)?).then_some(name));
     }
     Ok(missing)
 }

@@ -105,7 +105,9 @@ impl Context {
             (file, samples)
         }));
         let whole = ours.iter().map(|(file, ..)| whole_bytes(file)).sum::<u64>() <= file_cache_bytes();
-        let ranges = ours.iter().map(|(file, ..)| if whole { tail_range(file) } else { bare_tail(file) }).collect();
+        // The blocks of a file in a record cannot be fetched later.
+        let range = |file: &FileRef| if whole || !file.is_object() { tail_range(file) } else { bare_tail(file) };
+        let ranges = ours.iter().map(|(file, ..)| range(file)).collect();
         for ((file, samples, access, duty), answer) in ours.into_iter().zip(self.storage.fetch(ranges)) {
             match answer.and_then(|pieces| open(file, samples, access, pieces)).map(Arc::new) {
                 Ok(file) => {
@@ -127,17 +129,16 @@ impl Context {
 
 /// Return the range of a data file's tail, or of the whole file if it is small.
 fn tail_range(file: &FileRef) -> RangeRequest {
-    match (whole_bytes(file), file.object()) {
-        (whole, (name, offset)) if !file.is_object() => RangeRequest::plain(&name, offset, whole, None),
-        (0, _) => bare_tail(file),
-        (whole, (name, _)) => RangeRequest::plain(&name, 0, whole, Some(whole)),
+    match whole_bytes(file) {
+        0 => bare_tail(file),
+        whole => {
+            let (name, offset) = file.object();
+            RangeRequest::plain(&name, offset, whole, file.is_object().then_some(whole))
+        }
     }
 }
 
 fn bare_tail(file: &FileRef) -> RangeRequest {
-    if !file.is_object() {
-        return tail_range(file); // It is small, and its blocks cannot be fetched.
-    }
     let begin = file.file_bytes.saturating_sub(FOOTER_BYTES).saturating_sub(file.tail_bytes);
     RangeRequest::plain(&data_name(file.id), begin, file.tail_bytes.min(file.file_bytes), Some(file.file_bytes))
 }
