@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock import torch as torch
     from penstock import transforms as transforms
     from penstock._core import VERSION as __version__
+    from penstock.changes.stage import Stage
     from penstock.columns.blob import Bytes
     from penstock.columns.boxes import Boxes
     from penstock.columns.category import Category
@@ -87,6 +88,7 @@ __all__ = [
     "Receipt",
     "Replacement",
     "Scalar",
+    "Stage",
     "Tensor",
     "Text",
     "Transaction",
@@ -104,6 +106,7 @@ __all__ = [
 
 # Maps each module to its public names. Names are imported on first use, so that `import penstock` and `penstock --help` are fast.
 _NAMES = {
+    "penstock.changes.stage": "Stage",
     "penstock.columns.blob": "Bytes",
     "penstock.columns.boxes": "Boxes",
     "penstock.columns.category": "Category",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock import _core
+from penstock.changes import backfill
+from penstock.changes.checks import text_of
+from penstock.changes.stage import Stage
 from penstock.errors import InvalidInputError
 from penstock.history.versions import Versions, author_of
 from penstock.schema import to_json
-from penstock.transaction import Receipt, Transaction, _text
+from penstock.transaction import Receipt, Transaction
 from penstock.values.checks import is_utf8
 
 
@@ -66,7 +69,7 @@ def create(
     (0, ['image', 'year', 'vector'])
     """
     return Dataset(
-        _core.create(_uri(uri), to_json(schema), _text(message, "message", "create a dataset"), author_of(), _options(storage_options))
+        _core.create(_uri(uri), to_json(schema), text_of(message, "message", "create a dataset"), author_of(), _options(storage_options))
     )
 
 
@@ -106,13 +109,13 @@ def open(
         raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="use an id from ds.snapshot or ds.log()")
     if sum(given is not None for given in (snapshot, tag, as_of)) > 1:
         raise InvalidInputError(f"cannot open `{uri}`: expected only one of snapshot, tag and as_of")
-    if _text(branch, "branch", "open a dataset") != "main" and (snapshot is not None or tag is not None):
+    if text_of(branch, "branch", "open a dataset") != "main" and (snapshot is not None or tag is not None):
         raise InvalidInputError(
             f"cannot open `{uri}`: expected a branch or one of snapshot and tag", hint="a snapshot or a tag belongs to a branch already"
         )
     if tag is not None:
-        _text(tag, "tag", "open a dataset")
-    options, access = _options(storage_options), _text(io, "io", "open a dataset")
+        text_of(tag, "tag", "open a dataset")
+    options, access = _options(storage_options), text_of(io, "io", "open a dataset")
     return Dataset(_core.open(_uri(uri), snapshot, options, access, tag=tag, branch=(branch, _microseconds(as_of))))
 
 
@@ -199,6 +202,61 @@ class Dataset(Versions):
         With `isolation="snapshot"`, other commits may change values that this transaction only read.
         """
         return Transaction(self, message, author if author is not None else author_of(), properties, isolation)
+
+    def stage(self, columns: Mapping[str, Any], *, validate: str = "header") -> Stage:
+        """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.
+
+        `columns` and errors are as for `append`. When this returns, the files are durable. They are not part of any snapshot.
+        Cost: as for `append`, without the commit. The stage is picklable, and has a few hundred bytes.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://stage", {"n": "int64"})
+        >>> stage = ds.stage({"n": [1, 2]})
+        >>> len(stage), len(ds)
+        (2, 0)
+        """
+        transaction = self.transaction("stage")
+        try:
+            transaction.append_runs(columns, validate)
+            samples = transaction._core.samples()
+            return Stage(samples, transaction._core.stage())
+        except BaseException:
+            transaction.abort()
+            raise
+
+    def backfill(
+        self,
+        column: str,
+        compute: Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str],
+        batch_size: int = 256,
+        commit_samples: int = 8192,
+        message: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Compute the missing values of a column, and commit them in steps. Returns how many samples got a value.
+
+        `compute` gets a batch of `columns`, as `take` returns it, and returns one value per sample. A sample's value is missing if the
+        sample was appended without it, or with None, and no update has given it one; a fill value counts as missing. A None that
+        `compute` returns is a null, and is not computed again.
+
+        Every `commit_samples` samples are a commit. After a crash, call it again: it continues with the values that are still missing.
+        Other writers may append in the meantime, and their samples get values as well. If one of them changes the inputs of a step, this
+        step is repeated. Several processes may run the same backfill. Calls `progress(done, total)` after each commit.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://backfill", {"n": "int64"})
+        >>> receipt = ds.append({"n": [1, 2, 3]})
+        >>> with ds.transaction("a column for squares") as tx:
+        ...     tx.add_column("square", "int64")
+        >>> ds.backfill("square", lambda batch: batch["n"] ** 2, columns=["n"])
+        3
+        >>> ds["square"][:].tolist(), ds.backfill("square", lambda batch: batch["n"], columns=["n"])
+        ([1, 4, 9], 0)
+        """
+        sizes = backfill.sizes(batch_size, commit_samples)
+        return backfill.Backfill(self, column, compute, columns, message).run(*sizes, progress)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Read and check every byte that this snapshot depends on.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
-from penstock.schema import Schema, from_json, to_json
-from penstock.values.checks import is_utf8
+from penstock.changes.checks import json_of, named_pull, naming, text_of
+from penstock.changes.schema_changes import SchemaChanges
+from penstock.changes.stage import Stage
+from penstock.errors import ClosedError, InvalidInputError, NotFoundError
+from penstock.schema import Schema, from_json
 from penstock.values.slices import slices
 from penstock.view import View, _names, row_ids_of
 
@@ -31,27 +32,7 @@ class Receipt:
     row_ids: npt.NDArray[np.int64]
 
 
-def _text(value: Any, what: str, doing: str = "begin a transaction") -> str:
-    if not isinstance(value, str):
-        raise InvalidInputError(f"cannot {doing}: the {what} is a {type(value).__name__}, expected str")
-    if not is_utf8(value):
-        raise InvalidInputError(f"cannot {doing}: the {what} is not UTF-8: it contains a lone surrogate")
-    return value
-
-
-def json_of(properties: Mapping[str, Any] | None, doing: str) -> str:
-    """Return a commit's properties as JSON."""
-    if properties is None:
-        return "{}"
-    if not isinstance(properties, Mapping):
-        raise InvalidInputError(f"cannot {doing}: its properties are a {type(properties).__name__}, expected a dict")
-    try:
-        return json.dumps(dict(properties), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"cannot {doing}: its properties are not JSON: {error}") from error
-
-
-class Transaction:
+class Transaction(SchemaChanges):
     """Appends, updates and deletions that become one commit or are discarded.
 
     Other commits may be made in the meantime. The transaction is then committed after them. It is a ConflictError if one of them changed
@@ -72,7 +53,7 @@ class Transaction:
     def __init__(self, dataset: Dataset, message: str, author: str, properties: Mapping[str, Any] | None, isolation: str) -> None:
         self._dataset = dataset
         self._schema: Schema = from_json(dataset._snapshot.columns)
-        self._message, self._author = _text(message, "message"), _text(author, "author")
+        self._message, self._author = text_of(message, "message"), text_of(author, "author")
         self._properties = json_of(properties, "begin a transaction")
         if isolation not in ("serializable", "snapshot"):
             raise InvalidInputError(f"cannot begin a transaction: isolation={isolation!r}, expected 'serializable' or 'snapshot'")
@@ -96,12 +77,7 @@ class Transaction:
         """
         # Another thread may append between two slices.
         runs = self.append_runs(columns, validate)
-        ids = np.empty(sum(count for _, count in runs), np.int64)
-        begin = 0
-        for first, count in runs:
-            ids[begin : begin + count] = np.arange(first, first + count, dtype=np.int64)
-            begin += count
-        return ids
+        return _ids_of(runs)
 
     def append_runs(self, columns: Mapping[str, Any], validate: str) -> list[tuple[int, int]]:
         """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length."""
@@ -163,7 +139,7 @@ class Transaction:
         (['a.png', 'b.png', 'c.png'], [2001, 2012, 2013])
         """
         ready, samples = self._ready(columns, "upsert")
-        if _text(key, "key", "upsert") not in ready:
+        if text_of(key, "key", "upsert") not in ready:
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
         least = [self._schema[name].row_bytes() for name in ready]
         ids = []
@@ -205,66 +181,31 @@ class Transaction:
         self._core.delete(ids)
         return len(np.unique(ids))
 
-    def add_column(self, name: str, kind: Any, *, fill: Any = None) -> None:
-        """Add a column at the end. `kind` is a column type or a dtype, as in `ps.create`.
+    def add(self, stages: Stage | Iterable[Stage]) -> npt.NDArray[np.int64]:
+        """Add the samples of stages, which `Dataset.stage` made in any process. Returns one row id per sample, in the order of the stages.
 
-        Existing samples have the value `fill`, or are null. So do samples that are appended without the column. The value is stored once. Calls
-        that follow in this transaction can use the column.
-        Cost: a data file with one value; nothing is rewritten. If another commit changes the schema in the meantime, the commit is a ConflictError.
-        Raises: InvalidInputError (invalid-schema, invalid-value).
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://add-column", {"n": "int32"})
-        >>> ids = ds.append({"n": [1, 2, 3]}).row_ids
-        >>> with ds.transaction("scores") as tx:
-        ...     tx.add_column("score", "float32", fill=0.5)
-        ...     tx.update({"score": [2.0]}, row_ids=ids[:1])
-        >>> ds["score"][:].tolist(), list(ds.schema)
-        ([2.0, 0.5, 0.5], ['n', 'score'])
-        """
-        column = to_json({name: kind})
-        ready = {}
-        if fill is not None:
-            [made] = from_json(column).values()
-            with _naming(name, 0, "add"):
-                made.check_whole([fill])
-                ready[name] = made.prepare(made.rows([fill]))
-        self._core.add_column(column, ready)
-        self._schema = from_json(self._core.columns())
-
-    def drop_column(self, name: str, *, force: bool = False) -> None:
-        """Drop a column. Earlier snapshots keep it, and no file is rewritten. A column with values needs `force=True`.
-
-        If another commit changes values of the column in the meantime, or the schema, the commit is a ConflictError.
-        Raises: NotFoundError (column-not-found), InvalidInputError (invalid-argument without `force`, invalid-schema if boxes, masks or
-        keypoints belong to the column).
+        A stage is added once: for a stage that a commit of this branch already added, `add` adds nothing and returns the row ids that
+        its samples have there. Other row ids are provisional. If another commit adds the same stage in the meantime, the commit is a
+        ConflictError. Cost: reads the manifest, and the metadata of each file; no values.
+        Raises: InvalidInputError (invalid-argument for a stage of another dataset, or with a column that was dropped), NotFoundError
+        (object-not-found if its files are gone).
 
         >>> import penstock as ps
-        >>> ds = ps.create("memory://drop-column", {"n": "int32", "t": ps.Text()})
-        >>> receipt = ds.append({"n": [1], "t": ["x"]})
-        >>> with ds.transaction() as tx:
-        ...     tx.drop_column("t", force=True)
-        >>> list(ds.schema), list(ps.open("memory://drop-column", snapshot=receipt.snapshot).schema)
-        (['n'], ['n', 't'])
+        >>> ds = ps.create("memory://add", {"n": "int64"})
+        >>> stages = [ds.stage({"n": [1, 2]}), ds.stage({"n": [3]})]
+        >>> with ds.transaction("two stages") as tx:
+        ...     ids = tx.add(stages)
+        >>> ds["n"][:].tolist(), tx.receipt.row_ids.tolist()
+        ([1, 2, 3], [0, 1, 2])
+        >>> with ds.transaction("again") as tx:
+        ...     print(tx.add(stages), len(tx))
+        [0 1 2] 3
         """
-        self._core.drop_column(_text(name, "column", "drop a column"), bool(force))
-        self._schema = from_json(self._core.columns())
-
-    def rename_column(self, old: str, new: str) -> None:
-        """Rename a column. Its values, and boxes, masks and keypoints that belong to it, follow. No file is rewritten.
-
-        Raises: NotFoundError (column-not-found), InvalidInputError (invalid-schema).
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://rename-column", {"n": "int32"})
-        >>> receipt = ds.append({"n": [1]})
-        >>> with ds.transaction() as tx:
-        ...     tx.rename_column("n", "number")
-        >>> ds["number"][:].tolist()
-        [1]
-        """
-        self._core.rename_column(_text(old, "column", "rename a column"), _text(new, "column", "rename a column"))
-        self._schema = from_json(self._core.columns())
+        listed = [stages] if isinstance(stages, Stage) else list(stages)
+        for stage in listed:
+            if not isinstance(stage, Stage):
+                raise InvalidInputError(f"cannot add a {type(stage).__name__}: expected what ds.stage returns")
+        return _ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs)
 
     def overwrite(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
         """Delete all samples that this transaction sees, and append these ones. Returns provisional row ids, as `append` does.
@@ -320,7 +261,7 @@ class Transaction:
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column in code order, with those that this transaction added."""
-        if _text(column, "column", "list words") in self._schema:
+        if text_of(column, "column", "list words") in self._schema:
             self._core.note_read([column], None)
         return self._view().vocabulary(column)
 
@@ -360,7 +301,7 @@ class Transaction:
                     code="column-not-found",
                     hint=f"columns: {', '.join(self._schema)}",
                 )
-            with _naming(name, 0, verb):
+            with naming(name, 0, verb):
                 self._schema[name].check_whole(values)
                 ready[name] = self._schema[name].rows(values)
         lengths = {name: len(values) for name, values in ready.items()}
@@ -376,10 +317,10 @@ class Transaction:
     def _prepared(self, ready: Mapping[str, Any], start: int, end: int, verb: str) -> dict[str, Any]:
         prepared = {}
         for name, values in ready.items():
-            with _naming(name, start, verb):
+            with naming(name, start, verb):
                 prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
                 if prepared[name][0] == "pulled":
-                    prepared[name] = ("pulled", _named(name, start, verb, prepared[name][1]), *prepared[name][2:])
+                    prepared[name] = ("pulled", named_pull(name, start, verb, prepared[name][1]), *prepared[name][2:])
         return prepared
 
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> int:
@@ -416,31 +357,7 @@ class Transaction:
             self.commit()
 
 
-def _named(column: str, first_row: int, verb: str, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `pull` so that Penstock errors name the column and row. Exceptions from the value's source pass through unchanged."""
-
-    def named(*arguments: Any) -> Any:
-        try:
-            return pull(*arguments)
-        except Error as error:
-            error._place(first_row, column)
-            error._within(f"cannot {verb} column `{column}`")
-            raise
-
-    return named
-
-
-@contextlib.contextmanager
-def _naming(column: str, first_row: int, verb: str) -> Iterator[None]:
-    """Add the column and row to errors raised while preparing values. Python exceptions for invalid values become InvalidInputError."""
-    what = f"cannot {verb} column `{column}`"
-    try:
-        yield
-    except Error as error:
-        error._place(first_row, column)
-        error._within(what)
-        raise
-    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError, NotImplementedError) as error:
-        ours = InvalidInputError(f"{what}: {type(error).__name__}: {error}", code="invalid-value")
-        ours._place(first_row, column)
-        raise ours from error
+def _ids_of(runs: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """Return the row ids of runs, each given as its first id and its length."""
+    parts = [np.arange(first, first + count, dtype=np.int64) for first, count in runs]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

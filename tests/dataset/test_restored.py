@@ -97,10 +97,13 @@ def test_a_copy_that_lacks_a_record_of_another_branch(tmp_path):
     branch.append({"n": np.arange(3)})
     ds.merge("b")
     shutil.copytree(place, copy)
-    # A branch and a merge have the data of the other log's records, so they can be read without those.
+    # A merge has the data of the other log's records, so it can be read without those.
     (copy / "log" / f"{1:016x}" / f"{(1 << 64) - 2}").unlink()
     (copy / "log" / f"{1:016x}" / "hint").unlink()
     assert ps.open(copy)["n"][:].tolist() == [1, 0, 1, 2]
     for record in (copy / "log" / f"{0:016x}").glob("1844*4"):
         record.unlink()
-    assert ps.open(copy, branch="b")["n"][:].tolist() == [1]
+    # A branch without commits of its own names the records of its parent.
+    with pytest.raises(ps.CorruptError) as caught:
+        ps.open(copy, branch="b")
+    assert caught.value.code == "copy-incomplete" and f"log/{0:016x}/{(1 << 64) - 2}" in str(caught.value)

@@ -283,6 +283,7 @@ pub enum Magic {
     Words,
     RowIds,
     Names,
+    Stage,
 }
 
 impl Magic {
@@ -294,6 +295,7 @@ impl Magic {
             Magic::Words => b"PNSW",
             Magic::RowIds => b"PNSO",
             Magic::Names => b"PNSN",
+            Magic::Stage => b"PNSG",
         }
     }
 
@@ -305,6 +307,7 @@ impl Magic {
             Magic::Words => "words object",
             Magic::RowIds => "row ids",
             Magic::Names => "names record",
+            Magic::Stage => "stage",
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Changes of a schema: add, drop and rename columns, and merge the changes of two branches (spec section 8).
+//! Changes of a schema: add, drop, rename and widen columns, and merge the changes of two branches (spec section 8).
 
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
+use penstock_tensor::Dtype;
 
 use crate::files::FileRef;
 use crate::schema::{ColumnKind, ColumnSpec, Fill, Schema};
@@ -52,6 +53,26 @@ impl Schema {
         Ok(schema)
     }
 
+    /// Return the schema with a wider dtype for a column of numbers.
+    pub fn widened(&self, name: &str, dtype: &str) -> Result<Schema> {
+        let column = self.found(name, "widen")?;
+        let wider = column.with_dtype(dtype).filter(|_| {
+            let known = (column.kind.dtype().and_then(Dtype::from_name), Dtype::from_name(dtype));
+            matches!(known, (Some(from), Some(to)) if from.widens_to(to))
+        });
+        let Some(wider) = wider else {
+            let now = column.kind.dtype().unwrap_or(column.kind.name());
+            let text = format!("cannot widen column `{name}` from {now} to `{dtype}`: not every value would stay the same");
+            return Err(Error::new("invalid-schema", text)
+                .column(name)
+                .hint("widen numbers, such as int16 to int32 or float64; or add another column with tx.add_column"));
+        };
+        let mut schema = self.next();
+        schema.columns.iter_mut().filter(|column| column.name == name).for_each(|column| *column = wider.clone());
+        schema.check()?;
+        Ok(schema)
+    }
+
     fn next(&self) -> Schema {
         Schema { schema_id: self.schema_id + 1, ..self.clone() }
     }
@@ -86,11 +107,12 @@ impl Schema {
         for column in &mut merged.columns {
             let (Some(their), base) = (other.get(&column.id), before.get(&column.id)) else { continue };
             // Columns that belong to another one follow its name, so their own definitions are compared without it.
-            let plain = |spec: &ColumnSpec| (spec.name.clone(), spec.kind.without_of(), spec.codec, spec.fill.clone());
+            let plain = |spec: &ColumnSpec| (spec.name.clone(), spec.kind.without_of(), spec.codec, spec.fill.clone(), spec.was.clone());
             match base {
                 Some(base) if plain(their) == plain(base) => {}
                 Some(base) if plain(column) == plain(base) => *column = their.clone(),
                 _ if plain(column) == plain(their) => {}
+                _ if let Some(wider) = column.wider_of(their) => *column = wider,
                 _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
             }
         }
@@ -128,7 +150,40 @@ impl Schema {
     }
 }
 
+impl ColumnSpec {
+    /// Return the column with another dtype. The present one becomes an earlier one. None if values have no dtype.
+    fn with_dtype(&self, wider: &str) -> Option<ColumnSpec> {
+        let mut column = self.clone();
+        let (ColumnKind::Scalar { dtype } | ColumnKind::Tensor { dtype, .. }) = &mut column.kind else { return None };
+        column.was.push(std::mem::replace(dtype, wider.to_owned()));
+        Some(column)
+    }
+
+    /// Return the wider one of two columns that differ only in their dtypes, with the earlier dtypes of both.
+    fn wider_of(&self, other: &ColumnSpec) -> Option<ColumnSpec> {
+        let (one, two) = (self.kind.dtype()?.to_owned(), other.kind.dtype()?.to_owned());
+        let (narrow, wide) = match (Dtype::from_name(&one)?, Dtype::from_name(&two)?) {
+            (from, to) if from == to || from.widens_to(to) => (self, other),
+            (to, from) if from.widens_to(to) => (other, self),
+            _ => return None,
+        };
+        let mut joined = wide.clone();
+        let earlier = narrow.was.iter().cloned().chain((one != two).then(|| narrow.kind.dtype().unwrap_or_default().to_owned()));
+        joined.was.extend(earlier.filter(|was| !wide.was.contains(was)).collect::<Vec<String>>());
+        let plain = |spec: &ColumnSpec| Some(ColumnSpec { was: Vec::new(), ..spec.with_dtype("")? });
+        (plain(self) == plain(other)).then_some(joined)
+    }
+}
+
 impl ColumnKind {
+    /// Return the dtype that the schema gives to numbers.
+    pub fn dtype(&self) -> Option<&str> {
+        match self {
+            ColumnKind::Scalar { dtype } | ColumnKind::Tensor { dtype, .. } => Some(dtype),
+            _ => None,
+        }
+    }
+
     /// Return the name of the image column that this column belongs to.
     pub fn of(&self) -> Option<&str> {
         match self {
@@ -162,7 +217,7 @@ mod tests {
     use crate::datafile::Codec;
 
     fn column(name: &str, kind: ColumnKind) -> ColumnSpec {
-        ColumnSpec { id: 0, name: name.into(), kind, codec: Codec::None, fill: None }
+        ColumnSpec { id: 0, name: name.into(), kind, codec: Codec::None, fill: None, was: Vec::new() }
     }
 
     fn base() -> Result<Schema> {
@@ -219,6 +274,27 @@ mod tests {
         ] {
             assert_eq!(Schema::merged(&base, &one, &other).err().map(|error| error.code()), Some("conflict"));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn numbers_become_wider_and_both_sides_may_widen() -> Result<()> {
+        let number = ColumnKind::Scalar { dtype: "int16".into() };
+        let base = base()?.with_column(column("n", number), 1)?;
+        let dtypes = |schema: &Schema| schema.column("n").map(|(_, n)| (n.kind.dtype().unwrap_or_default().to_owned(), n.was.join(" ")));
+        let found = |dtype: &str, was: &str| Some((dtype.to_owned(), was.to_owned()));
+        let (int32, int64, float64) = (base.widened("n", "int32")?, base.widened("n", "int64")?, base.widened("n", "float64")?);
+        assert_eq!(dtypes(&int32.widened("n", "int64")?), found("int64", "int16 int32"));
+        assert_eq!(Schema::parse(&int32.to_json()?)?, int32);
+        for (ours, theirs) in [(&int32, &int64), (&int64, &int32)] {
+            assert_eq!(dtypes(&Schema::merged(&base, ours, theirs)?), found("int64", "int16 int32"));
+        }
+        assert_eq!(dtypes(&Schema::merged(&base, &base, &int32)?), found("int32", "int16"));
+        for (dtype, column) in [("int8", "n"), ("uint32", "n"), ("float16", "n"), ("text", "n"), ("int16", "n"), ("int32", "text")] {
+            assert!(base.widened(column, dtype).is_err_and(|error| error.code() == "invalid-schema"), "{dtype}");
+        }
+        // int64 and float64 have no common wider dtype.
+        assert!(Schema::merged(&base, &int64, &float64).is_err_and(|error| error.code() == "conflict"));
         Ok(())
     }
 }

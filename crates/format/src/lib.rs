@@ -18,6 +18,7 @@ pub mod overlay;
 pub mod record;
 pub mod rows;
 pub mod schema;
+pub mod stage;
 
 pub use cursor::{Cursor, Writer, crc};
 pub use id::Id;

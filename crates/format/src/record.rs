@@ -27,7 +27,10 @@ pub const FEATURE_INLINE: u64 = 1 << 4;
 /// Feature bit for branches with merges: commits with more than one parent.
 pub const FEATURE_MERGES: u64 = 1 << 5;
 /// Features that this release supports when reading.
-pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES;
+/// Data files with an earlier dtype of a column.
+pub const FEATURE_WIDENED: u64 = 1 << 7;
+
+pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES | FEATURE_WIDENED;
 /// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = KNOWN_READ;
 

@@ -29,6 +29,9 @@ pub struct ColumnSpec {
     /// The value of samples for which no data file lists the column. They are null without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fill: Option<Fill>,
+    /// Earlier dtypes, oldest first. Data files may have any of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub was: Vec<String>,
 }
 
 /// A data file with one sample, which is the value of many.
@@ -258,6 +261,9 @@ impl Schema {
             return invalid("it has a fixed dimension of 0, so its samples would be empty".into());
         }
         shape.fixed_bytes(dtype).map_err(|error| error.context(format!("cannot create column `{name}`")))?;
+        if let Some(was) = column.was.iter().find(|was| !Dtype::from_name(was).is_some_and(|was| was.widens_to(dtype))) {
+            return invalid(format!("its earlier dtype `{was}` cannot become {}", dtype.name()));
+        }
         if let ColumnKind::Tensor { tile: Some(tile), .. } = &column.kind
             && (shape.0.is_empty() || tile.len() != shape.0.len() || tile.contains(&0))
         {

@@ -70,6 +70,30 @@ impl Dtype {
     pub fn size(self) -> usize {
         TABLE[self as usize].2
     }
+
+    /// Return whether another dtype represents each number of this one exactly.
+    pub fn widens_to(self, wider: Dtype) -> bool {
+        match (self.precision(), wider.precision()) {
+            (Some((signed, bits, exponent)), Some((wider_signed, wider_bits, wider_exponent))) => {
+                self != wider && signed <= wider_signed && bits <= wider_bits && exponent <= wider_exponent
+            }
+            _ => (self, wider) == (Dtype::Complex64, Dtype::Complex128),
+        }
+    }
+
+    /// Return whether numbers may be negative, the bits of their significand, and the bits of their exponent. None for other values.
+    fn precision(self) -> Option<(bool, u32, u32)> {
+        let bits = 8 * self.size() as u32;
+        Some(match self {
+            Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64 => (false, bits, 0),
+            Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64 => (true, bits - 1, 0),
+            Dtype::Float16 => (true, 11, 5),
+            Dtype::Bfloat16 => (true, 8, 8),
+            Dtype::Float32 => (true, 24, 8),
+            Dtype::Float64 => (true, 53, 11),
+            _ => return None,
+        })
+    }
 }
 
 /// The shape that all samples of a column share. A dimension of `None` is free: its size may differ between samples.

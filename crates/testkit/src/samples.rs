@@ -13,7 +13,7 @@ use penstock_tensor::{Column, Ragged};
 use crate::random::Random;
 
 fn column(name: &str, kind: ColumnKind, codec: Codec) -> ColumnSpec {
-    ColumnSpec { id: 0, name: name.into(), kind, codec, fill: None }
+    ColumnSpec { id: 0, name: name.into(), kind, codec, fill: None, was: Vec::new() }
 }
 
 /// Return a schema with at least one column of each layout and codec.

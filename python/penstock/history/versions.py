@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
+from penstock.changes.checks import json_of, text_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.history.log import Difference, Log
-from penstock.transaction import Receipt, _text, json_of
+from penstock.transaction import Receipt
 from penstock.view import View
 
 
@@ -95,7 +96,7 @@ class Versions(View):
             if which._view.positions() is not None:
                 raise InvalidInputError("cannot use a selection of samples as a snapshot", hint="give the dataset that was selected from")
             return which._snapshot
-        text = _text(which, "snapshot", "find a snapshot")
+        text = text_of(which, "snapshot", "find a snapshot")
         is_id = re.fullmatch(r"[0-9a-f]+-\d+-[0-9a-f]{32}", text) is not None
         return self._snapshot.at(text if is_id else None, None if is_id else text)
 
@@ -110,7 +111,7 @@ class Versions(View):
         >>> ds.resolve(receipt.snapshot), ds.resolve("0-1-" + "0" * 32)
         (True, False)
         """
-        return self._snapshot.resolve(_text(snapshot, "snapshot", "resolve a commit"))
+        return self._snapshot.resolve(text_of(snapshot, "snapshot", "resolve a commit"))
 
     def create_tag(self, name: str, snapshot: str | None = None) -> None:
         """Name this handle's snapshot, or the one with the id `snapshot`, until the tag is deleted. `ps.open(tag=)` opens it.
@@ -125,11 +126,11 @@ class Versions(View):
         >>> len(ps.open("memory://tags", tag="empty")), list(ds.tags())
         (0, ['empty'])
         """
-        self._snapshot.create_tag(_text(name, "tag", "create a tag"), snapshot)
+        self._snapshot.create_tag(text_of(name, "tag", "create a tag"), snapshot)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag. Its snapshot remains. Raises: NotFoundError (name-not-found)."""
-        self._snapshot.delete_tag(_text(name, "tag", "delete a tag"))
+        self._snapshot.delete_tag(text_of(name, "tag", "delete a tag"))
 
     def tags(self) -> dict[str, str]:
         """Return a dict of tags to snapshot ids. Cost: a search for the newest names record, and two requests if it has changed."""
@@ -185,14 +186,14 @@ class Versions(View):
         (3, 2, 3)
         """
         at = self._snapshot if snapshot is None else self._at(snapshot)
-        return type(self)(_core.create_branch(at, _text(name, "branch", "create a branch"), author_of()))
+        return type(self)(_core.create_branch(at, text_of(name, "branch", "create a branch"), author_of()))
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch. Its snapshots remain, and a merge of them is not affected. Later commits to the branch are refused.
 
         Raises: NotFoundError (branch-not-found), InvalidInputError (invalid-argument) for "main".
         """
-        _core.delete_branch(self._snapshot, _text(name, "branch", "delete a branch"), author_of())
+        _core.delete_branch(self._snapshot, text_of(name, "branch", "delete a branch"), author_of())
 
     # Over 6 parameters: callers pass them by name, except the first.
     def merge(
@@ -282,8 +283,8 @@ class Versions(View):
         return self._moved(_core.reset(self._snapshot, target.id, texts), np.empty(0, np.int64))
 
     def _texts(self, message: str, author: str | None, properties: Mapping[str, Any] | None, doing: str) -> tuple[str, str, str]:
-        author = author_of() if author is None else _text(author, "author", doing)
-        return _text(message, "message", doing), author, json_of(properties, doing)
+        author = author_of() if author is None else text_of(author, "author", doing)
+        return text_of(message, "message", doing), author, json_of(properties, doing)
 
     def _moved(self, snapshot: _core.Snapshot, row_ids: npt.NDArray[np.int64]) -> Receipt:
         self._move(snapshot)

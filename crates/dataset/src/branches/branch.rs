@@ -9,7 +9,7 @@ use penstock_format::SnapshotId;
 use penstock_format::ids::{LINEAGES, NAMES_FOLDER, log_folder, numbered, record_name};
 use penstock_format::manifest::Root;
 use penstock_format::names::NameKind;
-use penstock_format::record::{Delta, RECORD_BYTES, Record, RecordKind, Transaction};
+use penstock_format::record::{RECORD_BYTES, Record, RecordKind, Transaction};
 use penstock_storage::{Created, create_certainly};
 
 use super::written::{Texts, Written};
@@ -118,11 +118,10 @@ fn first_record(
         data: Bytes::new(),
         ..before.clone()
     };
-    let in_records = record.deltas.iter().flat_map(Delta::files).any(|file| !file.is_object());
-    if record.encode().len() <= RECORD_BYTES && !in_records {
+    if record.encode().len() <= RECORD_BYTES {
         return Ok((record, at.root.clone()));
     }
-    // A long name may leave no room for the deltas. Data in records is copied, so that a branch does not depend on the records of another log.
+    // A long name may leave no room for the deltas.
     let (object, root) = write_root(at, puts)?;
     Ok((Record { root: object, deltas: Vec::new(), ..record }, root))
 }

@@ -1,7 +1,7 @@
 //! The change set of a transaction: its writes, and the reads on which it depends.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_format::Id;
@@ -69,6 +69,8 @@ pub struct ChangeSet {
     pub keys: Vec<u64>,
     /// Those of `keys` that have a fill value, which all samples have that are appended without the column.
     pub filled_keys: Vec<u64>,
+    /// Data files of stages that the transaction added. No other commit may add them.
+    pub staged: Arc<HashSet<Id>>,
 }
 
 impl ChangeSet {
@@ -82,6 +84,7 @@ impl ChangeSet {
     pub fn is_bare_append(&self) -> bool {
         self.reads.is_empty()
             && self.keys.is_empty()
+            && self.staged.is_empty()
             && self.writes.iter().all(|change| change.kind == ChangeKind::Append && change.rows.ids() == 0)
     }
 
@@ -93,6 +96,11 @@ impl ChangeSet {
             matches!(change.kind, ChangeKind::Append | ChangeKind::Value) && self.keys.iter().any(columns)
         };
         theirs.iter().filter(may_have).map(|change| &change.rows).filter(|rows| rows.ids() > 0)
+    }
+
+    /// Return whether another commit's changes may have added one of this transaction's stages.
+    pub fn may_share_stage(&self, theirs: &[Change]) -> bool {
+        !self.staged.is_empty() && theirs.iter().any(|change| change.kind == ChangeKind::Append && change.rows.ids() > 0)
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append without rows.

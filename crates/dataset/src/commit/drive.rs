@@ -1,19 +1,22 @@
 //! Run the commit machine against a store.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
+use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, log_folder, record_name};
 use penstock_format::manifest::Root;
+use penstock_format::record::Record;
 use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::{Created, Storage, process};
 
 use super::changes::Proposal;
 use super::keys::Keys;
-use super::machine::{Event, Machine, Request};
+use super::machine::{Event, Machine, Request, Taken};
 use super::queue;
 use super::root::write_root;
 use crate::config::now_us;
@@ -53,8 +56,9 @@ pub fn commit(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>,
 fn commit_now(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>, keys: &[Keys], proposal: Proposal) -> Result<Snapshot> {
     let store = base.context.storage.as_ref();
     let _turn = store.turn(&log_folder(base.id().branch));
-    let (home, base, schema) = (home.clone(), base.clone(), proposal.schema.clone());
-    let mut driver = Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, schema, uncertain: false };
+    let (home, base, schema, staged) = (home.clone(), base.clone(), proposal.schema.clone(), proposal.own.changes.staged.clone());
+    let mut driver =
+        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, staged, schema, uncertain: false };
     let snapshot = driver.drive(Machine::new(proposal))?;
     let record = snapshot.record();
     // If another process has committed in between, others may follow, so the newest record is looked for each time.
@@ -81,6 +85,8 @@ struct Driver<'a> {
     root_puts: usize,
     /// The unique keys that the transaction added.
     keys: &'a [Keys],
+    /// The data files of the stages that the transaction added.
+    staged: Arc<HashSet<Id>>,
     /// The new schema, if it changed.
     schema: Option<Arc<Schema>>,
     /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
@@ -131,8 +137,9 @@ impl Driver<'_> {
                     let found = base.context.row_ids(&stored.iter().collect::<Vec<_>>())?;
                     Event::RowIds(sets.into_iter().zip(found).collect())
                 }
-                Request::CheckKeys(rows) => Event::Keys(self.other_with_key(&rows)?),
-                Request::WriteRoot => Event::RootWritten(self.write_root()?),
+                Request::CheckAppended { keys, stages } => Event::Appended(self.taken(&keys, stages)?),
+                Request::WriteRoot => Event::RootWritten(self.write_root(None)?),
+                Request::WriteWhole(record) => Event::WholeWritten(self.write_root(Some(*record))?),
                 Request::Create { number, body } => {
                     self.next = Some(self.snapshot_of(branch, number, &body)?);
                     match store.create(&record_name(branch, number), &body)? {
@@ -168,9 +175,12 @@ impl Driver<'_> {
         }
     }
 
-    /// Write a root for the parent's state, and delete the one that was written before, because another commit was first.
-    fn write_root(&mut self) -> Result<ObjectRef> {
+    /// Write a root for the parent's state, or for that of a record which follows it. Delete the one that was written before, because another
+    /// commit was first.
+    fn write_root(&mut self, of: Option<Record>) -> Result<ObjectRef> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
+        let of = of.map(|record| parent.near(LogEntry { record: Arc::new(record), crc: 0 })).transpose()?;
+        let parent = of.as_ref().unwrap_or(parent);
         delete_last(self.base.context.storage.as_ref(), self.puts, self.root_puts);
         let before = self.puts.len();
         let written = match &self.schema {
@@ -183,18 +193,20 @@ impl Driver<'_> {
         Ok(object)
     }
 
-    /// Return the first of these rows of the parent that has one of the transaction's keys, and the key as text.
-    fn other_with_key(&self, rows: &[RowSet]) -> Result<Option<(u64, String)>> {
+    /// Return one of the transaction's keys that is in these rows of the parent, or one of its stages that the parent has.
+    fn taken(&self, keys: &[RowSet], stages: bool) -> Result<Option<Taken>> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "keys were checked before any parent was read"))?;
         let parent = Arc::new(parent.within(parent.context.clone()));
-        for ids in parent.context.row_ids(&rows.iter().collect::<Vec<_>>())? {
+        for ids in parent.context.row_ids(&keys.iter().collect::<Vec<_>>())? {
             for keys in self.keys {
-                if let Some(found) = keys.other_with_key(&parent, &ids)? {
-                    return Ok(Some(found));
+                if let Some((row_id, key)) = keys.other_with_key(&parent, &ids)? {
+                    return Ok(Some(Taken::Key(row_id, key)));
                 }
             }
         }
-        Ok(None)
+        let files = self.staged.iter().filter(|_| stages).copied().collect();
+        let found = parent.fragments_with(&self.base.pages(), &files)?;
+        Ok(found.into_keys().next().map(Taken::Stage))
     }
 
     /// Use the newest snapshot as the parent. Its number is at least `known`.

@@ -29,10 +29,12 @@ pub enum Request {
     ReadSpan { first: u64, end: u64 },
     /// Read these sets of row ids, which other commits changed or which this transaction needs. Answered by `RowIds`.
     ReadRowIds(Vec<RowIdsRef>),
-    /// Look for this transaction's keys in these rows of the parent. Answered by `Keys`.
-    CheckKeys(Vec<RowSet>),
+    /// Look for this transaction's keys in these rows of the parent, and for its stages in the parent. Answered by `Appended`.
+    CheckAppended { keys: Vec<RowSet>, stages: bool },
     /// Write a root for the parent's state, with the new schema if there is one. Answered by `RootWritten`.
     WriteRoot,
+    /// Write a root for the state of this record, which is too large, with the new schema if there is one. Answered by `WholeWritten`.
+    WriteWhole(Box<Record>),
     /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
     Create { number: u64, body: Vec<u8> },
     /// Read the existing record with this number. Answered by `Found` or `Unreadable`.
@@ -45,21 +47,37 @@ pub enum Request {
 #[derive(Debug)]
 pub enum Event {
     Begin,
-    Newest {
-        parent: Box<LogEntry>,
-        words: Vec<(u64, u64)>,
-        now_us: i64,
-    },
+    Newest { parent: Box<LogEntry>, words: Vec<(u64, u64)>, now_us: i64 },
     Span(Vec<LogEntry>),
     RowIds(Vec<(RowIdsRef, Arc<RowIds>)>),
-    /// A row that has one of the keys, and the key as text.
-    Keys(Option<(u64, String)>),
+    Appended(Option<Taken>),
     RootWritten(ObjectRef),
+    WholeWritten(ObjectRef),
     Created,
     Exists,
     Unknown,
     Found(Box<LogEntry>),
     Unreadable,
+}
+
+/// Something unique that another commit has as well.
+#[derive(Debug)]
+pub enum Taken {
+    /// A row that has one of the keys, and the key as text.
+    Key(u64, String),
+    /// A data file of a stage.
+    Stage(Id),
+}
+
+/// Where the deltas of the next record are.
+#[derive(Clone, Copy)]
+enum Deltas {
+    /// In the record, after those of the parent.
+    Joined,
+    /// In the record. This root has the parent's state.
+    Alone(ObjectRef),
+    /// This root has them, and the parent's state.
+    InRoot(ObjectRef),
 }
 
 /// One commit in progress.
@@ -109,13 +127,18 @@ impl Machine {
                 self.proposal.row_ids.extend(sets);
                 self.check()
             }
-            Event::Keys(None) => self.propose(None),
-            Event::Keys(Some((row_id, key))) => {
+            Event::Appended(None) => self.propose(Deltas::Joined),
+            Event::Appended(Some(Taken::Stage(file))) => {
+                let text = format!("cannot commit: another commit, made in the meantime, added the stage with data file `{file}`");
+                Err(Error::new("conflict", text).hint("run the transaction again; tx.add then returns the row ids of that commit"))
+            }
+            Event::Appended(Some(Taken::Key(row_id, key))) => {
                 let text = format!("cannot commit: another commit, made in the meantime, added the key {key} (row id {row_id})");
                 let error = Error::new("conflict", text).row_ids(vec![row_id.cast_signed()]);
                 Err(error.hint("run the transaction again on the newest snapshot, which then updates that sample"))
             }
-            Event::RootWritten(root) => self.propose(Some(root)),
+            Event::RootWritten(root) => self.propose(Deltas::Alone(root)),
+            Event::WholeWritten(root) => self.propose(Deltas::InRoot(root)),
             Event::Created => self.done(),
             Event::Exists => {
                 let number = self.sent()?.number;
@@ -185,14 +208,15 @@ impl Machine {
             return Ok(Request::ReadRowIds(missing));
         }
         let unseen = std::mem::take(&mut self.unseen);
-        let with_keys: Vec<RowSet> = unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
+        let keys: Vec<RowSet> = unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
+        let stages = unseen.iter().any(|entry| own.changes.may_share_stage(&entry.record.changes));
         self.checked = self.parent()?.record.number;
-        if with_keys.is_empty() { self.propose(None) } else { Ok(Request::CheckKeys(with_keys)) }
+        if keys.is_empty() && !stages { self.propose(Deltas::Joined) } else { Ok(Request::CheckAppended { keys, stages }) }
     }
 
     /// Build the record that follows the parent, and request that it be put. If its deltas exceed the limits, request a root
     /// first.
-    fn propose(&mut self, root: Option<ObjectRef>) -> Result<Request> {
+    fn propose(&mut self, deltas: Deltas) -> Result<Request> {
         let parent = self.parent()?;
         parent.record.check_writable()?;
         if parent.record.gc_epoch > self.proposal.gc_epoch {
@@ -207,13 +231,14 @@ impl Machine {
             let text = format!("cannot commit: commit {} was made in the meantime", parent.record.snapshot());
             return Err(Error::new("conflict", text).hint("refresh the handle and repeat the call"));
         }
-        if self.proposal.schema.is_some() && root.is_none() && state.is_none() {
-            return Ok(Request::WriteRoot); // A root contains the schema.
-        }
-        let record = self.record(parent, root);
+        let is_first = matches!(deltas, Deltas::Joined) && state.is_none();
+        let mut record = self.record(parent, deltas);
+        record.take_data();
         let body = record.encode();
-        if record.deltas.len() > RECORD_DELTAS || body.len() > RECORD_BYTES {
-            if root.is_some() || state.is_some() {
+        let exceeds = |deltas: usize, body: &[u8]| deltas > RECORD_DELTAS || body.len() > RECORD_BYTES;
+        // A root contains the schema.
+        if exceeds(record.deltas.len(), &body) || is_first && self.proposal.schema.is_some() {
+            if !is_first {
                 let text = format!(
                     "cannot commit: the record has {} bytes and {} deltas, but the limits are {RECORD_BYTES} and {RECORD_DELTAS}",
                     body.len(),
@@ -223,21 +248,32 @@ impl Machine {
                     "update columns of the same samples in one call, commit in parts, or shorten the message, author or properties",
                 ));
             }
-            return Ok(Request::WriteRoot);
+            let mut alone = self.record(parent, Deltas::Alone(parent.record.root));
+            alone.take_data();
+            return Ok(match exceeds(alone.deltas.len(), &alone.encode()) {
+                true => Request::WriteWhole(Box::new(self.record(parent, Deltas::Joined))),
+                false => Request::WriteRoot,
+            });
         }
         let number = record.number;
         self.sent = Some(Box::new(record));
         Ok(Request::Create { number, body })
     }
 
-    fn record(&self, parent: &LogEntry, root: Option<ObjectRef>) -> Record {
+    /// Build the record that follows the parent. Its small data files are still in memory.
+    fn record(&self, parent: &LogEntry, place: Deltas) -> Record {
         let (before, proposal) = (&parent.record, &self.proposal);
         let first_code = |column: u64| self.words.iter().find(|(known, _)| *known == column).map_or(0, |(_, count)| *count);
-        let mut deltas = if root.is_some() { Vec::new() } else { before.deltas.clone() };
+        let (mut root, mut deltas) = match place {
+            Deltas::Joined => (before.root, before.deltas.clone()),
+            Deltas::Alone(root) | Deltas::InRoot(root) => (root, Vec::new()),
+        };
         let (mut transactions, mut changes, mut next_counter) = (Vec::new(), Vec::new(), before.next_counter);
         for member in proposal.members() {
             let (base, assigned) = (row_id(before.lineage, next_counter), member.transaction.assigned);
-            deltas.extend(member.deltas.iter().map(|delta| delta.resolved(base, first_code)));
+            if !matches!(place, Deltas::InRoot(_)) {
+                deltas.extend(member.deltas.iter().map(|delta| delta.resolved(base, first_code)));
+            }
             changes.extend(member.changes.resolved(base, (assigned > 0).then_some(Run { first: base, count: assigned })));
             transactions.push(Transaction { first_counter: next_counter, ..member.transaction.clone() });
             next_counter += assigned;
@@ -247,12 +283,11 @@ impl Machine {
         let (theirs, later) = proposal.theirs.parent.clone().unzip();
         let physical = proposal.theirs.physical.unwrap_or(added);
         let (mut samples, mut live) = (before.samples + physical, (before.live + added).saturating_sub(deleted));
-        let mut root = root.unwrap_or(before.root);
         if let Some(state) = &proposal.theirs.state {
             (root, deltas, samples, live) = (state.root, Vec::new(), state.samples, state.live);
         }
         let (number, earlier) = (before.number + 1, before.time_us.max(later.unwrap_or(i64::MIN)));
-        let mut record = Record {
+        Record {
             kind: proposal.kind,
             dataset: before.dataset,
             branch: before.branch,
@@ -274,9 +309,7 @@ impl Machine {
             changes,
             attachments: Vec::new(),
             data: Bytes::new(),
-        };
-        record.take_data();
-        record
+        }
     }
 }
 

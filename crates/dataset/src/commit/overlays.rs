@@ -21,6 +21,9 @@ use crate::write::vocabulary::Words;
 /// A change set lists at most this many columns. More are listed as all columns.
 const SUMMARY_COLUMNS: usize = 64;
 
+/// If a transaction has more changes, those of the same columns are joined.
+const CHANGES: usize = 4;
+
 /// Overlays with provisional row ids, the change set, and the row ids that are stored in objects.
 #[derive(Default)]
 pub struct Written {
@@ -44,7 +47,35 @@ impl Written {
             let overlay = Overlay::deleting(write_rows(context, &ids, puts)?);
             written.push(ChangeKind::Delete, overlay, ids);
         }
+        written.join_changes(context, puts)?;
         Ok(written)
+    }
+
+    /// Join changes of the same columns, if there are many. The change set must fit into the record.
+    fn join_changes(&mut self, context: &Context, puts: &mut Vec<String>) -> Result<()> {
+        if self.writes.len() <= CHANGES {
+            return Ok(());
+        }
+        let mut sets: Vec<(ChangeKind, Vec<u64>, Vec<Arc<RowIds>>)> = Vec::new();
+        for Change { kind, columns, rows } in std::mem::take(&mut self.writes) {
+            let ids = match &rows {
+                RowSet::Runs(runs) => Arc::new(RowIds::Runs(runs.clone())),
+                RowSet::Object(reference) => self.known.get(reference).cloned().unwrap_or_default(),
+            };
+            match sets.iter_mut().find(|(one, other, _)| (*one, &*other) == (kind, &columns)) {
+                Some((.., sets)) => sets.push(ids),
+                None => sets.push((kind, columns, vec![ids])),
+            }
+        }
+        for (kind, columns, sets) in sets {
+            let ids = RowIds::union(sets.iter().map(AsRef::as_ref));
+            let rows = write_rows(context, &ids, puts)?;
+            if let RowSet::Object(reference) = rows {
+                self.known.insert(reference, Arc::new(ids));
+            }
+            self.writes.push(Change { kind, columns, rows });
+        }
+        Ok(())
     }
 
     fn push(&mut self, kind: ChangeKind, overlay: Overlay, ids: RowIds) {

@@ -253,7 +253,7 @@ fn are_apart(joint: &Proposal, other: &Proposal) -> bool {
 /// Return whether a proposal may share its record: it does not depend on what it read, and no object names its place in the log.
 fn may_share(proposal: &Proposal) -> bool {
     let Proposal { kind, own, theirs, schema, .. } = proposal;
-    let reads_nothing = own.changes.reads.is_empty() && own.changes.keys.is_empty();
+    let reads_nothing = own.changes.reads.is_empty() && own.changes.keys.is_empty() && own.changes.staged.is_empty();
     let plain = theirs.parent.is_none() && theirs.state.is_none() && theirs.physical.is_none() && schema.is_none();
     let words = |delta: &Delta| matches!(delta, Delta::Words(_));
     *kind == RecordKind::Data && reads_nothing && plain && !own.deltas.iter().any(words)

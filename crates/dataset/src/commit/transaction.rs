@@ -48,7 +48,7 @@ pub struct Transaction {
     uuid: Id,
     /// New samples: those that are in memory, and those that are written, oldest first.
     fresh: Fresh,
-    writer: FragmentsWriter,
+    pub(super) writer: FragmentsWriter,
     /// New values of samples: those that wait, and those that are written, oldest first.
     pending: Arc<Pending>,
     changed: Vec<Changed>,
@@ -62,7 +62,7 @@ pub struct Transaction {
     /// The words of category columns.
     pub(super) words: Words,
     /// The columns of new samples.
-    touched: HashSet<u64>,
+    pub(super) touched: HashSet<u64>,
     /// Changes of the schema. `base` has the new one.
     pub(super) altered: Option<Altered>,
     /// The columns with fill values that the last new samples gave.
@@ -71,7 +71,9 @@ pub struct Transaction {
     pub(super) puts: Vec<String>,
     /// Identifies the process that began the transaction. A forked child must not use the transaction or delete its files.
     generation: u64,
-    state: State,
+    pub(super) state: State,
+    /// The lowest GC epoch of the snapshot and the stages.
+    pub(super) gc_epoch: u64,
 }
 
 /// Whether a transaction's reads count when it is committed.
@@ -84,7 +86,7 @@ pub enum Isolation {
 }
 
 #[derive(PartialEq)]
-enum State {
+pub(super) enum State {
     Open,
     /// A write failed, so the transaction can no longer be committed.
     Failed,
@@ -96,7 +98,7 @@ impl Transaction {
     pub fn begin(base: Arc<Snapshot>, isolation: Isolation) -> Result<Transaction> {
         base.record().check_writable()?;
         let uuid = base.context.new_id()?;
-        let (home, base) = drive::held(&base)?;
+        let (gc_epoch, (home, base)) = (base.record().gc_epoch, drive::held(&base)?);
         let writer = FragmentsWriter::new(base.context.clone(), base.schema.columns.clone()).keeping(Config::inline_bytes());
         Ok(Transaction {
             home,
@@ -118,6 +120,7 @@ impl Transaction {
             puts: Vec::new(),
             generation: process::generation(),
             state: State::Open,
+            gc_epoch,
         })
     }
 
@@ -275,7 +278,7 @@ impl Transaction {
     }
 
     /// Write the new values that wait.
-    fn write_pending(&mut self) -> Result<()> {
+    pub(super) fn write_pending(&mut self) -> Result<()> {
         let written = Arc::make_mut(&mut self.pending).write(&self.base.context, &self.base.schema, &self.words, Config::inline_bytes());
         self.changed.extend(written.inspect_err(|_| self.state = State::Failed)?);
         Ok(())
@@ -343,7 +346,8 @@ impl Transaction {
         let keys: Vec<u64> = self.keys.iter().map(|keys| keys.column.id).collect();
         let filled = |key: &&u64| self.base.schema.columns.iter().any(|spec| spec.id == **key && spec.fill.is_some());
         let filled_keys = keys.iter().filter(filled).copied().collect();
-        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys };
+        let staged = Arc::new(self.writer.linked().clone());
+        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys, staged };
         changes.writes.extend(self.altered.as_ref().map(Altered::change));
         if samples > 0 || changes.writes.is_empty() {
             changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);
@@ -357,7 +361,7 @@ impl Transaction {
             columns: self.base.schema.columns.iter().map(named).collect(),
             features,
             base: self.base.id().number,
-            gc_epoch: self.base.record().gc_epoch,
+            gc_epoch: self.gc_epoch,
             schema: self.altered.is_some().then(|| self.base.schema.clone()),
             theirs: Theirs::default(),
         };
@@ -413,7 +417,7 @@ impl Transaction {
     }
 
     /// Make the names of all written objects durable.
-    fn sync(&self) -> Result<()> {
+    pub(super) fn sync(&self) -> Result<()> {
         let mut folders = folders_of(&self.puts);
         let mut files = self.writers().flat_map(|writer| &writer.fragments).flat_map(|fragment| &fragment.files);
         if files.any(FileRef::is_object) {

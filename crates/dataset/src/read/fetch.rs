@@ -101,27 +101,31 @@ impl Reader {
     pub fn decoded_bytes(&mut self, columns: &[&ColumnSpec]) -> Result<u64> {
         self.open(columns)?;
         let mut bytes = 0;
-        self.each_readable(columns, |source| {
+        self.each_readable(columns, |column, source| {
             let entry = source.entry();
+            // Values of an earlier dtype are converted.
+            let size = column.kind.stored().map_or(1, |(dtype, _)| dtype.size() as u64);
             if entry.layout != Layout::Tiled {
                 let mut blocks = blocks_of(source);
                 // A fill value is one block, but each of its rows is copied.
                 if source.file.tail.samples > 1 {
                     blocks.dedup();
                 }
-                bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>();
+                bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>()
+                    / entry.dtype.size() as u64
+                    * size;
             }
         });
         Ok(bytes)
     }
 
     /// Run `visit` for the rows of every file that can be opened. Reading a column reports the errors of the others.
-    fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnRows<'_>)) {
+    fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnSpec, &ColumnRows<'_>)) {
         for group in &self.plan.groups {
             for column in columns {
                 for located in self.located(group, column).into_iter().flatten() {
                     if let Ok(Some(source)) = self.rows_of(&located, column) {
-                        visit(&source);
+                        visit(column, &source);
                     }
                 }
             }
@@ -194,7 +198,7 @@ impl Reader {
     /// because other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
-        self.each_readable(columns, |source| {
+        self.each_readable(columns, |_, source| {
             let (entry, chunk) = (source.entry(), source.chunk);
             if source.file.in_memory() || entry.layout == Layout::Tiled || streams(&source.file, entry) {
                 return;

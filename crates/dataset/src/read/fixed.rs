@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use penstock_codec::widen;
 use penstock_error::{Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
@@ -69,7 +70,12 @@ impl Reader {
             for located in self.located(group, column).ok()? {
                 let source = self.rows_of(&located, column).ok()??;
                 let entry = source.entry();
-                if entry.layout != Layout::Fixed || entry.rows_per_block != 1 || entry.codec != Codec::None || source.file.in_memory() {
+                if entry.dtype != column.kind.stored().ok()?.0
+                    || entry.layout != Layout::Fixed
+                    || entry.rows_per_block != 1
+                    || entry.codec != Codec::None
+                    || source.file.in_memory()
+                {
                     return None; // Only large plain samples are written in place.
                 }
                 for (row, place) in source.rows.iter() {
@@ -107,13 +113,41 @@ impl Reader {
 
     /// Copy samples as `fixed` does, without the new values of a transaction.
     pub(super) fn stored_fixed(&self, column: &ColumnSpec, out: &mut [u8]) -> Result<Nulls> {
-        let (mut tiles, mut straight) = (Tiles::default(), Vec::new());
+        let (dtype, shape) = column.kind.stored()?;
+        let mut nulls = self.fixed_of(column, dtype, out)?.0;
+        let bytes = shape.fixed_bytes(dtype)? as usize;
+        for earlier in column.was.iter().filter_map(|was| Dtype::from_name(was)) {
+            let narrow = shape.fixed_bytes(earlier)? as usize;
+            let mut values = vec![0; self.plan.len() * narrow];
+            let (missing, places) = self.fixed_of(column, earlier, &mut values)?;
+            for place in places {
+                let target = &mut out[place as usize * bytes..][..bytes];
+                match missing.as_ref().is_some_and(|missing| missing[place as usize]) {
+                    true => set_null(&mut nulls, self.plan.len(), place, target),
+                    false => widen(&values[place as usize * narrow..][..narrow], earlier, dtype, target)?,
+                }
+            }
+        }
+        Ok(nulls)
+    }
+
+    /// Copy the samples in files of this dtype. If it is an earlier one, samples that no file has are left out, and the places of
+    /// the others are returned.
+    fn fixed_of(&self, column: &ColumnSpec, dtype: Dtype, out: &mut [u8]) -> Result<(Nulls, Vec<u32>)> {
+        let (mut tiles, mut straight, mut places) = (Tiles::default(), Vec::new(), Vec::new());
+        let is_earlier = column.kind.stored()?.0 != dtype;
         let mut cells = Cells::new(out, self.plan.len());
         self.each_group(column, |source, rows| {
             let Some(source) = source else {
-                rows.iter().for_each(|(_, place)| cells.set_null(*place));
+                rows.iter().filter(|_| !is_earlier).for_each(|(_, place)| cells.set_null(*place));
                 return Ok(());
             };
+            if source.entry().dtype != dtype {
+                return Ok(());
+            }
+            if is_earlier {
+                places.extend(rows.iter().map(|(_, place)| *place));
+            }
             match source.entry().raw_bytes {
                 _ if source.entry().layout == Layout::Tiled => {
                     for (row, place) in source.rows.iter() {
@@ -154,7 +188,7 @@ impl Reader {
         if !tiles.is_empty() {
             self.read_tiles(column, tiles, &mut Targets::Even { out, bytes }, &mut nulls)?;
         }
-        if column.kind.stored()?.0 == Dtype::Bool {
+        if dtype == Dtype::Bool {
             for (place, sample) in out.chunks_mut(bytes.max(1)).enumerate() {
                 match check_bools(sample) {
                     Err(error) if self.passes(&error) => set_null(&mut nulls, self.plan.len(), place as u32, sample),
@@ -162,7 +196,7 @@ impl Reader {
                 }
             }
         }
-        Ok(nulls)
+        Ok((nulls, places))
     }
 
     /// Stream samples directly into the result. Each sample is one block.

@@ -1,6 +1,7 @@
 //! Read samples of variable shape as slices of verified memory, so that the caller makes the only copy.
 
 use bytes::Bytes;
+use penstock_codec::widen;
 use penstock_error::Result;
 use penstock_format::datafile::{Codec, Layout, Packed};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
@@ -113,7 +114,7 @@ struct OpenBlock {
 impl Reader {
     /// Locate ragged samples in memory. Only compressed blocks and tiles are copied.
     pub fn ragged(&self, column: &ColumnSpec) -> Result<RaggedValues> {
-        let (_, shape) = column.kind.stored()?;
+        let (dtype, shape) = column.kind.stored()?;
         let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
             shape.free_count()
         } else {
@@ -125,9 +126,12 @@ impl Reader {
             free: vec![0; self.plan.len() * free_count],
             free_count,
         };
-        let (mut tiles, mut buffers) = (Tiles::default(), Vec::<Vec<u8>>::new());
+        let (mut tiles, mut buffers, mut narrow) = (Tiles::default(), Vec::<Vec<u8>>::new(), Vec::new());
         self.each_group(column, |source, _| {
             let Some(source) = source else { return Ok(()) };
+            if source.entry().dtype != dtype {
+                narrow.extend(source.rows.iter().map(|(_, place)| (*place as usize, source.entry().dtype)));
+            }
             if source.entry().layout == Layout::Tiled {
                 buffers.resize_with(self.plan.len(), Vec::new);
                 for (row, place) in source.rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
@@ -167,6 +171,13 @@ impl Reader {
             for place in places.into_iter().filter(|place| nulls.as_ref().is_none_or(|nulls| !nulls[*place as usize])) {
                 let value = std::mem::take(&mut buffers[place as usize]);
                 values.replace(place as usize, Some(value.into()));
+            }
+        }
+        for (place, earlier) in narrow {
+            if let Some(value) = values.get(place) {
+                let mut wide = vec![0; value.len() / earlier.size() * dtype.size()];
+                widen(value, earlier, dtype, &mut wide)?;
+                values.replace(place, Some(wide.into()));
             }
         }
         self.each_own(column, |place, value| {

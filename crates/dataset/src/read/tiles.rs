@@ -5,11 +5,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use penstock_codec::widen;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
 use penstock_format::record::FEATURE_TILED;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::Access;
+use penstock_tensor::Dtype;
 use penstock_tensor::slice::{Slice, elements, runs, whole};
 
 use super::blocks::{Fetched, Wanted};
@@ -122,8 +124,10 @@ impl Reader {
     /// tiled. Buffers for nulls stay unchanged. Buffers for damaged samples are zeroed, or the call fails. A slice outside its
     /// sample is refused. Cost: reads the checksum units that contain the slices, or whole compressed tiles, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Slice], outs: Vec<&mut [u8]>) -> Result<Nulls> {
-        let (mut tiles, mut nulls) = (Tiles::default(), None);
-        let size = column.kind.stored()?.0.size();
+        let (mut tiles, mut narrow, mut nulls) = (Tiles::default(), Tiles::default(), None);
+        // The buffers of samples in files with an earlier dtype.
+        let mut buffers: Vec<(Vec<u8>, Dtype)> = Vec::new();
+        let dtype = column.kind.stored()?.0;
         self.each_group(column, |source, rows| {
             for (row, place) in rows {
                 let Some(source) = source.filter(|source| source.entry().is_valid(*row)) else {
@@ -131,17 +135,38 @@ impl Reader {
                     continue;
                 };
                 let (slice, shape) = (&slices[*place as usize], source.entry().shape_of(*row));
-                let bytes = elements(slice).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(size));
+                let bytes = elements(slice).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(dtype.size()));
                 let inside = slice.len() == shape.len() && slice.iter().zip(&shape).all(|(range, size)| range.end <= *size);
                 if source.entry().layout != Layout::Tiled || !inside || bytes != Some(outs[*place as usize].len()) {
                     let text = format!("the slice {slice:?} is not inside a tiled sample of shape {shape:?}");
                     return Err((Error::new("invalid-argument", text), *place));
                 }
-                tiles.add(source, (*row, *place), Some(slice));
+                match source.entry().dtype {
+                    current if current == dtype => drop(tiles.add(source, (*row, *place), Some(slice))),
+                    earlier => {
+                        buffers.resize_with(self.plan.len(), || (Vec::new(), dtype));
+                        narrow.add(source, (*row, *place), Some(slice));
+                        buffers[*place as usize] = (vec![0; outs[*place as usize].len() / dtype.size() * earlier.size()], earlier);
+                    }
+                }
             }
             Ok(())
         })?;
-        self.read_tiles(column, tiles, &mut Targets::Each(outs), &mut nulls)?;
+        let mut targets = Targets::Each(outs);
+        self.read_tiles(column, tiles, &mut targets, &mut nulls)?;
+        if !narrow.is_empty() {
+            let places = narrow.places();
+            self.read_tiles(
+                column,
+                narrow,
+                &mut Targets::Each(buffers.iter_mut().map(|(buffer, _)| &mut buffer[..]).collect()),
+                &mut nulls,
+            )?;
+            for place in places {
+                let (values, earlier) = &buffers[place as usize];
+                widen(values, *earlier, dtype, targets.get(place))?;
+            }
+        }
         Ok(nulls)
     }
 

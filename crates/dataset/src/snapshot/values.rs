@@ -1,12 +1,16 @@
 //! Find the data file that stores a column's values for rows of a fragment or an overlay.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
+use penstock_format::Id;
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::Chunk;
 use penstock_format::files::FileRef;
+use penstock_format::manifest::{Fragment, PageRef};
 use penstock_format::schema::ColumnSpec;
+use penstock_tensor::Dtype;
 
 use super::Snapshot;
 use crate::store::datafile::DataFile;
@@ -30,6 +34,24 @@ pub fn file_of(files: &[FileRef], column: u64) -> Option<&FileRef> {
 }
 
 impl Snapshot {
+    /// Return the fragments that have these data files, by file. The pages `known` are left out. Cost: reads the other pages.
+    pub fn fragments_with(&self, known: &HashSet<PageRef>, files: &HashSet<Id>) -> Result<HashMap<Id, Fragment>> {
+        let mut found = HashMap::new();
+        if files.is_empty() {
+            return Ok(found);
+        }
+        for (index, part) in self.parts.iter().enumerate() {
+            if part.page().is_some_and(|page| known.contains(&page)) {
+                continue;
+            }
+            for fragment in self.fragments(index)?.as_slice() {
+                let named = fragment.files.iter().filter(|file| files.contains(&file.id));
+                found.extend(named.map(|file| (file.id, fragment.clone())));
+            }
+        }
+        Ok(found)
+    }
+
     /// Find a column's values in a data file of `samples` samples. `known` is the file if it is already open.
     pub fn values(&self, reference: &FileRef, samples: u64, column: &ColumnSpec, known: Option<Result<Arc<DataFile>>>) -> Result<Values> {
         let file = match known.transpose()? {
@@ -44,10 +66,11 @@ impl Snapshot {
     }
 }
 
-/// Check that a chunk has the dtype and shape that the schema specifies.
+/// Check that a chunk has the shape that the schema specifies, and its dtype or an earlier one.
 pub fn check_stored_as(file: &DataFile, chunk: &Chunk, column: &ColumnSpec) -> Result<()> {
     let (dtype, shape) = column.kind.stored()?;
-    if chunk.dtype == dtype && chunk.shape == shape {
+    let is_earlier = || column.was.iter().any(|was| Dtype::from_name(was) == Some(chunk.dtype));
+    if (chunk.dtype == dtype || is_earlier()) && chunk.shape == shape {
         return Ok(());
     }
     Err(malformed(format!(

@@ -1,10 +1,12 @@
 //! Write samples as one fragment after another.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
+use penstock_format::Id;
 use penstock_format::files::Place;
-use penstock_format::ids::data_name;
+use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::schema::ColumnSpec;
 
@@ -23,6 +25,8 @@ pub struct FragmentsWriter {
     inline: u64,
     /// The closed fragments. Their row ids are provisional and count from 0.
     pub fragments: Vec<Fragment>,
+    /// Data files of fragments that others wrote.
+    linked: HashSet<Id>,
     /// Feature bits required to read the written files.
     pub features: u64,
     samples: u64,
@@ -37,6 +41,7 @@ impl FragmentsWriter {
             tails: TailLimit::default(),
             inline: 0,
             fragments: Vec::new(),
+            linked: HashSet::new(),
             features: 0,
             samples: 0,
         }
@@ -97,6 +102,22 @@ impl FragmentsWriter {
         }
     }
 
+    /// Add a fragment whose files exist, and return its row ids. The last fragment must be closed.
+    pub fn link(&mut self, fragment: Fragment, features: u64) -> Run {
+        debug_assert!(self.open.is_none());
+        let run = Run { first: PROVISIONAL | self.samples, count: fragment.samples };
+        self.samples += fragment.samples;
+        self.features |= features;
+        self.linked.extend(fragment.files.iter().map(|file| file.id));
+        self.fragments.push(Fragment { runs: vec![run], ..fragment });
+        run
+    }
+
+    /// Return the data files of the linked fragments.
+    pub fn linked(&self) -> &HashSet<Id> {
+        &self.linked
+    }
+
     fn close(&mut self, writer: FragmentWriter) -> Result<()> {
         self.tails.note(&writer.columns);
         let first: u64 = self.fragments.iter().map(|fragment| fragment.samples).sum();
@@ -128,10 +149,10 @@ impl FragmentsWriter {
         std::mem::forget(self.open.take());
     }
 
-    /// Delete the files of all closed fragments. A leftover file is harmless, because no snapshot refers to it.
+    /// Delete the files of all closed fragments, except linked ones. A leftover file is harmless, because no snapshot refers to it.
     pub fn delete(&mut self) {
         for file in self.fragments.drain(..).flat_map(|fragment| fragment.files) {
-            if file.is_object() {
+            if file.is_object() && !self.linked.contains(&file.id) {
                 let _ = self.context.storage.delete(&data_name(file.id));
             }
         }

@@ -144,6 +144,15 @@ impl Words {
         Ok(Column::Fixed { data: codes.into_iter().flat_map(u32::to_le_bytes).collect(), validity, samples })
     }
 
+    /// Add the words that the column lacks.
+    pub fn learn<'a>(&mut self, base: &Snapshot, column: u64, words: impl Iterator<Item = &'a str>) -> Result<()> {
+        let known = self.known(base, column)?;
+        for word in words {
+            known.code_of(word);
+        }
+        Ok(())
+    }
+
     fn known(&mut self, base: &Snapshot, column: u64) -> Result<&mut Known> {
         Ok(match self.columns.entry(column) {
             Entry::Occupied(known) => known.into_mut(),

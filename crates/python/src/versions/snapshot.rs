@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
 use penstock_dataset::{Context, Incomplete, Part, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
+use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Io, Options};
 use pyo3::prelude::*;
@@ -14,6 +16,9 @@ use pyo3::types::{PyDict, PyList};
 use crate::errors::{OrRaise, exception};
 use crate::versions::history::{Diff, Log};
 use crate::view::{Positions, View};
+
+/// Runs of row ids: an array (k, 2) of first row ids and numbers of row ids.
+type Runs<'py> = Bound<'py, PyArray2<i64>>;
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Snapshot {
@@ -315,6 +320,18 @@ impl Snapshot {
             ("data_files", files),
             ("data_bytes", bytes),
         ])
+    }
+
+    /// Return the samples to which no update gave a value in a column: those that were appended without it, and those whose value may be null.
+    /// Each is an array of runs (k, 2): the first row id and the number of row ids.
+    fn without_value<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Runs<'py>, Runs<'py>)> {
+        let (lacking, others) = py.detach(|| self.inner.without_value(self.inner.column(column)?)).or_raise(py)?;
+        let runs = |ids: RowIds| {
+            let flat: Vec<i64> = ids.runs_in(0..u64::MAX).iter().flat_map(|(run, _)| [run.first.cast_signed(), run.count as i64]).collect();
+            let shape = [flat.len() / 2, 2];
+            PyArray1::from_vec(py, flat).reshape(shape)
+        };
+        Ok((runs(lacking)?, runs(others)?))
     }
 
     /// Return the name, stored bytes, number of blocks, and number of data files of each column. Reads all tails.

@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{Input, Isolation, Validate, check_texts, generation};
-use penstock_error::{Error, Result};
+use penstock_error::{Context as _, Error, Result};
 use penstock_format::schema::ColumnSpec;
+use penstock_format::stage::Stage;
 use penstock_storage::Options;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::OrRaise;
 use crate::versions::snapshot::Snapshot;
@@ -104,6 +105,33 @@ impl Transaction {
 
     fn rename_column(&self, py: Python<'_>, old: &str, new: &str) -> PyResult<()> {
         self.locked(py, |inner| inner.rename_column(old, new))
+    }
+
+    fn widen_column(&self, py: Python<'_>, name: &str, dtype: &str) -> PyResult<()> {
+        self.locked(py, |inner| inner.widen_column(name, dtype))
+    }
+
+    /// Add stages, given as bytes. Returns the runs of row ids of each of them.
+    fn add(&self, py: Python<'_>, stages: Vec<Vec<u8>>) -> PyResult<Vec<Vec<(i64, u64)>>> {
+        let parse = |bytes: Vec<u8>| Stage::parse(&bytes.into()).context(|| "cannot add a stage".to_owned());
+        let stages = stages.into_iter().map(parse).collect::<Result<Vec<Stage>>>().or_raise(py)?;
+        let runs = self.locked(py, |inner| inner.add(&stages))?;
+        Ok(runs.into_iter().map(|runs| runs.into_iter().map(|run| (run.first.cast_signed(), run.count)).collect()).collect())
+    }
+
+    /// Return the number of samples appended so far.
+    fn samples(&self, py: Python<'_>) -> PyResult<u64> {
+        self.locked(py, |inner| Ok(inner.samples()))
+    }
+
+    /// End the transaction without a commit. Returns the new samples as a stage.
+    fn stage(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
+        self.check_caller(py)?;
+        let stage = py.detach(|| {
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            inner.ok_or_else(closed)?.into_stage()
+        });
+        Ok(PyBytes::new(py, &stage.or_raise(py)?.encode()).unbind())
     }
 
     /// Return the columns that the transaction sees, as JSON.

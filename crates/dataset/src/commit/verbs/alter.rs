@@ -1,7 +1,8 @@
-//! Changes of the schema in a transaction: add, drop and rename columns. No data file is rewritten.
+//! Changes of the schema in a transaction: add, drop, rename and widen columns. No data file is rewritten.
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::data_name;
+use penstock_format::record::FEATURE_WIDENED;
 use penstock_format::schema::{ColumnSpec, Schema};
 
 use crate::commit::transaction::{Transaction, prepare};
@@ -63,6 +64,19 @@ impl Transaction {
         self.check_open()?;
         let schema = self.base.schema.renamed(old, new)?;
         self.altered.get_or_insert_default();
+        self.set_schema(schema)
+    }
+
+    /// Give a column of numbers a wider dtype. Files keep the values in their earlier dtype, and reads convert them.
+    pub fn widen_column(&mut self, name: &str, dtype: &str) -> Result<()> {
+        self.check_open()?;
+        let schema = self.base.schema.widened(name, dtype)?;
+        if self.keys.iter().any(|keys| keys.column.name == name) {
+            let text = format!("cannot widen column `{name}`: this transaction has used it as a key");
+            return Err(Error::new("invalid-argument", text).hint("widen it before the upsert, or in another transaction"));
+        }
+        self.write_pending()?;
+        self.altered.get_or_insert_default().features |= FEATURE_WIDENED;
         self.set_schema(schema)
     }
 

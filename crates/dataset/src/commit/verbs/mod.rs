@@ -1,4 +1,5 @@
 //! What a transaction can do besides appending, updating and deleting samples.
 
 mod alter;
+mod stage;
 mod upsert;

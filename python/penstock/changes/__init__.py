@@ -1,0 +1,1 @@
+"""What transactions are made of: changes of the schema, staged samples and backfills."""

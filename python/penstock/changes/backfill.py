@@ -1,0 +1,128 @@
+"""Compute the missing values of a column, in steps that can be resumed (docs/design/0013-staged-samples.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.changes.checks import text_of
+from penstock.errors import ConflictError, InvalidInputError
+from penstock.values.checks import is_whole
+
+if TYPE_CHECKING:
+    from penstock.dataset import Dataset
+
+Compute = Callable[[dict[str, Any]], Any]
+Runs = npt.NDArray[np.int64]
+
+
+def sizes(batch_size: int, commit_samples: int) -> tuple[int, int]:
+    """Check the sizes of batches and steps. A step has at least one batch."""
+    for name, value in (("batch_size", batch_size), ("commit_samples", commit_samples)):
+        if not is_whole(value) or value < 1:
+            raise InvalidInputError(f"cannot backfill: {name}={value!r}, expected a whole number above 0")
+    return batch_size, max(batch_size, commit_samples)
+
+
+class Backfill:
+    """One run of a backfill: the column, the function that computes its values, and the columns from which it does."""
+
+    def __init__(self, dataset: Dataset, column: str, compute: Compute, columns: Sequence[str], message: str | None) -> None:
+        if text_of(column, "column", "backfill") in columns:
+            raise InvalidInputError(f"cannot backfill column `{column}` from itself", hint="give the columns from which it is computed")
+        self._dataset, self._column, self._compute, self._columns = dataset, column, compute, list(columns)
+        self._message = f"backfill {column}" if message is None else message
+
+    def run(self, batch_size: int, commit_samples: int, progress: Callable[[int, int], None] | None) -> int:
+        """Compute missing values until there are none. Returns how many were committed."""
+        done, step = 0, commit_samples
+        while True:
+            self._dataset.refresh()
+            missing, maybe = self._dataset._snapshot.without_value(self._column)
+            total = done + int(missing[:, 1].sum())
+            before, clash = done, False
+            for ids in self._steps(missing, maybe, step):
+                try:
+                    self._commit(ids, batch_size)
+                except ConflictError as error:
+                    if error.code != "conflict":
+                        raise
+                    # Another process changed or computed some of these samples. Smaller steps meet fewer of its changes.
+                    step, clash = max(batch_size, step // 2), True
+                    break
+                done += len(ids)
+                if progress is not None:
+                    progress(done, max(done, total))
+            if not clash:
+                if done == before:
+                    return done
+                step = commit_samples
+
+    def _steps(self, missing: Runs, maybe: Runs, samples: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield row ids of samples without a value. Processes begin at different places, so that they seldom compute the same ones."""
+        dataset = self._dataset._as_it_is()  # Each commit moves the handle.
+        for which in (0, 1):
+            for ids in _chunks(_rotated((missing, maybe)[which], samples), samples):
+                if which == 1:
+                    values = dataset.take(row_ids=ids, columns=[self._column], decode=False)[self._column]
+                    ids = ids[_nulls(values)]
+                if len(ids):
+                    yield ids
+
+    def _commit(self, ids: npt.NDArray[np.int64], batch_size: int) -> None:
+        with self._dataset.transaction(self._message) as transaction:
+            for start in range(0, len(ids), batch_size):
+                batch = ids[start : start + batch_size]
+                values = self._compute(transaction.take(batch, columns=self._columns))
+                if not hasattr(values, "__len__") or len(values) != len(batch):
+                    found = f"{len(values)} values" if hasattr(values, "__len__") else f"a {type(values).__name__}"
+                    raise InvalidInputError(
+                        f"cannot backfill column `{self._column}`: the function returned {found} for {len(batch)} samples",
+                        code="column-lengths-differ",
+                        hint="return one value for each sample; use None for a null",
+                    )
+                transaction.update({self._column: values}, row_ids=batch)
+
+
+def _rotated(runs: Runs, samples: int) -> Runs:
+    """Return the runs from a random place on, then those before it. Few samples are not divided."""
+    total = int(runs[:, 1].sum())
+    if total <= samples:
+        return runs
+    skip = int(np.random.default_rng().integers(total // samples)) * samples
+    ends = np.cumsum(runs[:, 1])
+    at = int(np.searchsorted(ends, skip, side="right"))
+    inside = skip - int(ends[at] - runs[at, 1])
+    first, count = runs[at]
+    parts = [[[first + inside, count - inside]], runs[at + 1 :], runs[:at], [[first, inside]]]
+    turned = np.concatenate([np.asarray(part, np.int64).reshape(-1, 2) for part in parts])
+    return turned[turned[:, 1] > 0]
+
+
+def _chunks(runs: Runs, samples: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield row ids of runs, `samples` at a time."""
+    parts: list[npt.NDArray[np.int64]] = []
+    room = samples
+    for first, count in runs.tolist():
+        while count:
+            now = min(count, room)
+            parts.append(np.arange(first, first + now, dtype=np.int64))
+            first, count, room = first + now, count - now, room - now
+            if not room:
+                yield np.concatenate(parts)
+                parts, room = [], samples
+    if parts:
+        yield np.concatenate(parts)
+
+
+def _nulls(values: Any) -> npt.NDArray[np.bool_]:
+    """Return which values of a batch are null."""
+    if isinstance(values, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(values)
+        return np.asarray(mask.reshape(len(mask), -1).all(axis=1), np.bool_)
+    if isinstance(values, np.ndarray):
+        return np.zeros(len(values), np.bool_)
+    return np.fromiter((value is None for value in values), np.bool_, len(values))
