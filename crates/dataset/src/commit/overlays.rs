@@ -1,10 +1,10 @@
 //! Turn the new values and deletions of a transaction into overlays and their change set.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::{PROVISIONAL, data_name};
+use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind};
@@ -93,8 +93,14 @@ impl Written {
 /// Make overlays for reads in the same process. Their row ids are in memory, so they need no object.
 pub fn unwritten(changed: &[Changed], deleted: &HashSet<u64>) -> Vec<Overlay> {
     let rows = |ids: &mut dyn Iterator<Item = u64>| {
-        let ids: RowIds = ids.collect();
-        RowSet::Runs(ids.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect())
+        let mut runs: Vec<Run> = Vec::new();
+        for first in ids {
+            match runs.last_mut().filter(|run| run.end() == first) {
+                Some(run) => run.count += 1,
+                None => runs.push(Run { first, count: 1 }),
+            }
+        }
+        RowSet::Runs(runs)
     };
     let mut overlays = Vec::new();
     for Changed { columns, row_ids, writer } in changed {
@@ -105,7 +111,7 @@ pub fn unwritten(changed: &[Changed], deleted: &HashSet<u64>) -> Vec<Overlay> {
         }
     }
     if !deleted.is_empty() {
-        overlays.push(Overlay::deleting(rows(&mut deleted.iter().copied())));
+        overlays.push(Overlay::deleting(rows(&mut deleted.iter().copied().collect::<BTreeSet<u64>>().into_iter())));
     }
     overlays
 }

@@ -222,7 +222,8 @@ impl Transaction {
                 let overlays = unwritten(&self.changed, &self.deleted);
                 let words = self.words.added().map(|(column, new)| Ok((column, self.base.vocabulary_with(column, new)?)));
                 let fragments = self.writer.fragments.iter().cloned().chain(self.fresh.fragment()).collect();
-                let seen = Arc::new(self.base.with_changes(fragments, overlays, words.collect::<Result<_>>()?));
+                let before = self.seen.as_ref().map(|(_, seen)| seen.as_ref());
+                let seen = Arc::new(self.base.with_changes(before, fragments, overlays, words.collect::<Result<_>>()?));
                 self.seen = Some((changes, seen.clone()));
                 seen
             }

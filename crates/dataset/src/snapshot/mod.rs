@@ -31,7 +31,7 @@ use penstock_tensor::counted;
 use quick_cache::sync::Cache;
 
 use self::live::{Live, Part};
-use self::overlays::{ByHeld, Overlays, Patch};
+use self::overlays::{ByHeld, KeptPatches, Overlays, Patch};
 use self::row_ids::PartRanges;
 use self::vocabulary::{CodeTables, Vocabulary};
 use crate::log::records::LogEntry;
@@ -58,10 +58,12 @@ pub(super) struct Tables {
     pub ranges: OnceLock<PartRanges>,
     /// The newer values of columns, by part and column. Most snapshots have none.
     pub patches: OnceLock<Cache<(usize, u64), Arc<Patch>, ByHeld>>,
+    /// Those that snapshots of one transaction share.
+    pub kept: OnceLock<Arc<KeptPatches>>,
 }
 
 fn tables() -> Tables {
-    Tables { codes: Mutex::default(), live: OnceLock::new(), ranges: OnceLock::new(), patches: OnceLock::new() }
+    Tables { codes: Mutex::default(), live: OnceLock::new(), ranges: OnceLock::new(), patches: OnceLock::new(), kept: OnceLock::new() }
 }
 
 impl Snapshot {
@@ -148,8 +150,14 @@ impl Snapshot {
     }
 
     /// Return what a transaction on this snapshot sees: the snapshot with more fragments, overlays and vocabularies. Their row ids are
-    /// provisional.
-    pub fn with_changes(&self, new: Vec<Fragment>, overlays: Vec<Overlay>, words: Vec<(u64, Arc<Vocabulary>)>) -> Snapshot {
+    /// provisional. `before` is what the transaction saw last: its overlays are the first of these, except for deletions.
+    pub fn with_changes(
+        &self,
+        before: Option<&Snapshot>,
+        new: Vec<Fragment>,
+        overlays: Vec<Overlay>,
+        words: Vec<(u64, Arc<Vocabulary>)>,
+    ) -> Snapshot {
         let mut entry = self.entry.clone();
         let samples: u64 = new.iter().map(|fragment| fragment.samples).sum();
         let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
@@ -160,6 +168,8 @@ impl Snapshot {
         let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
         let tables = PerProcess::new(tables as fn() -> Tables);
         tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
+        let kept = before.and_then(|before| before.tables.get().kept.get().cloned());
+        let _ = tables.get().kept.set(kept.unwrap_or_else(|| Arc::new(KeptPatches::new(self.parts.len()))));
         Snapshot {
             context: self.context.clone(),
             entry,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::files::FileRef;
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
@@ -11,10 +11,12 @@ use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Fill;
 use quick_cache::Weighter;
+use quick_cache::sync::Cache;
 
 use super::Snapshot;
 use super::live::runs_of;
 use super::ranks::Ranks;
+use crate::config::Config;
 use crate::store::blocks::cache;
 use crate::store::context::file_cache_bytes;
 
@@ -54,32 +56,46 @@ impl Overlays {
 /// A run of rows whose values are consecutive samples of an overlay.
 #[derive(Debug, Clone, Copy)]
 struct PatchRun {
-    row: u64,
-    count: u64,
-    overlay: usize,
     /// The first sample in the overlay.
     first: u64,
+    count: u32,
+    overlay: u32,
 }
 
+/// A run with its first row.
+type At = (u64, PatchRun);
+
 /// The rows of a part that have newer values in one column. Rows are counted from the beginning of the part.
-pub struct Patch(Ranks<PatchRun>);
+pub struct Patch {
+    runs: Ranks<PatchRun>,
+    /// How many overlays of the column have been considered, oldest first.
+    overlays: usize,
+}
 
 impl Patch {
     /// Join the runs of several overlays, newest first. A newer run hides the older ones under it.
-    fn new(layers: impl Iterator<Item = Vec<PatchRun>>) -> Patch {
+    fn new(layers: impl ExactSizeIterator<Item = Vec<At>>) -> Patch {
+        let overlays = layers.len();
         let runs = layers.reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
-        Patch(Ranks::new(runs.into_iter().map(|run| (run.row, run)).collect()))
+        Patch { runs: Ranks::new(runs), overlays }
+    }
+
+    /// Add the runs of newer overlays, newest first.
+    fn extended(&self, layers: impl ExactSizeIterator<Item = Vec<At>>) -> Patch {
+        let overlays = self.overlays + layers.len();
+        let newer = layers.reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
+        Patch { runs: Ranks::new(under(&newer, self.runs.entries())), overlays }
     }
 
     /// Return the overlay that has the value of a row, and the sample there. Returns None if the fragment's own value is current.
     #[inline]
     fn find(&self, row: u64) -> Option<(usize, u64)> {
-        let (_, run) = self.0.entries()[self.0.at_most(row).checked_sub(1)?];
-        (row - run.row < run.count).then(|| (run.overlay, run.first + (row - run.row)))
+        let (begin, run) = self.runs.entries()[self.runs.at_most(row).checked_sub(1)?];
+        (row - begin < run.count.into()).then(|| (run.overlay as usize, run.first + (row - begin)))
     }
 
     /// Divide ascending rows, which are counted from row `begin`. Those without newer values go to `current`, the others to `newer` with
-    /// their overlay and the sample there. Returns false, and divides nothing, if no row has a newer value.
+    /// their overlay and the sample there. Returns false if no row has a newer value; `divided` then does not count.
     pub fn divide<T: Copy>(&self, begin: u64, rows: &[(u64, T)], divided: &mut Divided<T>) -> bool {
         if let [(row, place)] = rows {
             let found = self.find(begin + row);
@@ -88,14 +104,23 @@ impl Patch {
         }
         let (Some((first, _)), Some((last, _))) = (rows.first(), rows.last()) else { return false };
         // A run may begin before the first row.
-        let runs = self.0.at_most(begin + first).saturating_sub(1)..self.0.at_most(begin + last);
+        let runs = self.runs.at_most(begin + first).saturating_sub(1)..self.runs.at_most(begin + last);
+        if runs.len() > RUNS_PER_ROW * rows.len() {
+            for (row, place) in rows {
+                match self.find(begin + row) {
+                    Some((overlay, sample)) => divided.newer.push((overlay, (sample, *place))),
+                    None => divided.current.push((*row, *place)),
+                }
+            }
+            return !divided.newer.is_empty();
+        }
         let mut rest = rows;
-        for (_, PatchRun { row, count, overlay, first }) in &self.0.entries()[runs] {
+        for (row, PatchRun { count, overlay, first }) in &self.runs.entries()[runs] {
             let (before, later) = rest.split_at(rest.partition_point(|(found, _)| begin + found < *row));
-            let (inside, later) = later.split_at(later.partition_point(|(found, _)| begin + found < row + count));
+            let (inside, later) = later.split_at(later.partition_point(|(found, _)| begin + found < row + u64::from(*count)));
             if !inside.is_empty() {
                 divided.current.extend_from_slice(before);
-                divided.newer.extend(inside.iter().map(|(found, place)| (*overlay, (first + (begin + found - row), *place))));
+                divided.newer.extend(inside.iter().map(|(found, place)| (*overlay as usize, (first + (begin + found - row), *place))));
                 rest = later;
             }
         }
@@ -106,6 +131,9 @@ impl Patch {
         true
     }
 }
+
+/// Looking up a row costs about as much as passing this many runs.
+const RUNS_PER_ROW: usize = 2;
 
 /// Rows by where their values are.
 pub struct Divided<T> {
@@ -121,32 +149,34 @@ impl<T> Default for Divided<T> {
 }
 
 /// Join two lists of ascending, disjoint runs. Where both have a row, the first list counts.
-fn under(newer: &[PatchRun], older: &[PatchRun]) -> Vec<PatchRun> {
+fn under(newer: &[At], older: &[At]) -> Vec<At> {
     let mut all = Vec::with_capacity(newer.len() + older.len());
     let mut above = newer.iter().copied().peekable();
-    for run in older {
-        let (mut row, end) = (run.row, run.row + run.count);
-        let rest = |row: u64, end: u64| PatchRun { row, count: end - row, first: run.first + (row - run.row), ..*run };
+    // The end of the rows that `newer` has so far.
+    let mut covered = 0;
+    for (begin, run) in older {
+        let (mut row, end) = ((*begin).max(covered), begin + u64::from(run.count));
+        let part = |row: u64, end: u64| (row, PatchRun { first: run.first + (row - begin), count: (end - row) as u32, ..*run });
         while row < end {
             match above.peek().copied() {
-                Some(next) if next.row + next.count <= row => {
-                    all.push(next);
+                Some((next, hiding)) if next <= row => {
+                    all.push((next, hiding));
                     above.next();
+                    covered = next + u64::from(hiding.count);
+                    row = row.max(covered);
                 }
-                Some(next) if next.row <= row => row = next.row + next.count,
-                Some(next) if next.row < end => {
-                    all.push(rest(row, next.row));
-                    row = next.row + next.count;
+                Some((next, _)) if next < end => {
+                    all.push(part(row, next));
+                    row = next;
                 }
                 _ => {
-                    all.push(rest(row, end));
+                    all.push(part(row, end));
                     row = end;
                 }
             }
         }
     }
     all.extend(above);
-    all.sort_unstable_by_key(|run| run.row);
     all
 }
 
@@ -158,7 +188,20 @@ pub struct ByHeld;
 
 impl Weighter<(usize, u64), Arc<Patch>> for ByHeld {
     fn weight(&self, _key: &(usize, u64), patch: &Arc<Patch>) -> u64 {
-        128 + patch.0.held_bytes()
+        128 + patch.runs.held_bytes()
+    }
+}
+
+/// Patches that successive snapshots of a transaction share: each has the overlays of those before it, and more.
+pub struct KeptPatches {
+    /// The first parts, which all of these snapshots have.
+    parts: usize,
+    patches: Cache<(usize, u64), Arc<Patch>, ByHeld>,
+}
+
+impl KeptPatches {
+    pub fn new(parts: usize) -> KeptPatches {
+        KeptPatches { parts, patches: cache(KEPT_PATCHES, Config::memory_bytes() / 8, ByHeld) }
     }
 }
 
@@ -166,17 +209,35 @@ impl Snapshot {
     /// Return the newer values of a column in a part. Cost: reads the row ids of the overlays that may meet the part, unless the result is
     /// cached.
     pub fn patch(&self, part: usize, fragments: &[Fragment], column: u64) -> Result<Arc<Patch>> {
-        let patches = self.tables.get().patches.get_or_init(|| cache(KEPT_PATCHES, file_cache_bytes() / 4, ByHeld));
-        patches.get_or_insert_with(&(part, column), || {
+        let tables = self.tables.get();
+        let patches = tables.patches.get_or_init(|| cache(KEPT_PATCHES, file_cache_bytes() / 4, ByHeld));
+        let of_column = self.overlays.by_column.get(&column).map_or(&[][..], Vec::as_slice);
+        let layers = |of_column: &[usize]| {
             let may_meet = |index: &&usize| {
                 let range = self.overlays.all[**index].rows.range();
                 fragments.iter().flat_map(|fragment| &fragment.runs).any(|run| run.first < range.end && range.start < run.end())
             };
-            let found: Vec<usize> = self.overlays.by_column.get(&column).into_iter().flatten().filter(may_meet).copied().collect();
+            let found: Vec<usize> = of_column.iter().filter(may_meet).copied().collect();
             let sets = self.context.row_ids(&found.iter().map(|index| &self.overlays.all[*index].rows).collect::<Vec<&RowSet>>())?;
-            let layers = found.iter().zip(&sets).rev();
-            Ok(Arc::new(Patch::new(layers.map(|(overlay, ids)| runs_under(fragments, *overlay, ids)))))
-        })
+            Ok::<_, Error>(found.into_iter().zip(sets).rev().map(|(overlay, ids)| runs_under(fragments, overlay, &ids)).collect())
+        };
+        let with_layers = |known: Option<&Patch>, layers: Vec<Vec<At>>| Patch {
+            overlays: of_column.len(),
+            ..known.map_or_else(|| Patch::new(layers.iter().cloned()), |known| known.extended(layers.iter().cloned()))
+        };
+        if let Some(kept) = tables.kept.get().filter(|kept| part < kept.parts) {
+            let known = kept.patches.get(&(part, column)).filter(|known| known.overlays <= of_column.len());
+            let seen = known.as_ref().map_or(0, |known| known.overlays);
+            return Ok(match known {
+                Some(known) if seen == of_column.len() => known,
+                known => {
+                    let patch = Arc::new(with_layers(known.as_deref(), layers(&of_column[seen..])?));
+                    kept.patches.insert((part, column), patch.clone());
+                    patch
+                }
+            });
+        }
+        patches.get_or_insert_with(&(part, column), || Ok(Arc::new(with_layers(None, layers(of_column)?))))
     }
 
     /// Visit the data files that store any of these columns, each with its number of samples: those of fragments, then those of
@@ -193,10 +254,16 @@ impl Snapshot {
 }
 
 /// Return the runs of a part's rows that an overlay has.
-fn runs_under(fragments: &[Fragment], overlay: usize, ids: &RowIds) -> Vec<PatchRun> {
+fn runs_under(fragments: &[Fragment], overlay: usize, ids: &RowIds) -> Vec<At> {
+    let (most, overlay) = (u64::from(u32::MAX), overlay as u32);
     let of = |(run, row): (Run, u64)| {
         let found = ids.runs_in(run.first..run.end()).into_iter();
-        found.map(move |(part, rank)| PatchRun { row: row + (part.first - run.first), count: part.count, overlay, first: rank })
+        found.flat_map(move |(found, rank)| {
+            let row = row + (found.first - run.first);
+            let part =
+                move |begin: u64| (row + begin, PatchRun { first: rank + begin, count: (found.count - begin).min(most) as u32, overlay });
+            (0..found.count.div_ceil(most)).map(move |index| part(index * most))
+        })
     };
     runs_of(fragments).flat_map(of).collect()
 }
@@ -207,18 +274,18 @@ mod tests {
 
     #[test]
     fn the_newest_overlay_of_a_row_counts() {
-        let layer = |overlay: usize, runs: &[(u64, u64)]| {
+        let layer = |overlay: u32, runs: &[(u64, u64)]| {
             let of = |first: &mut u64, run: &(u64, u64)| {
                 let begin = std::mem::replace(first, *first + run.1);
-                Some(PatchRun { row: run.0, count: run.1, overlay, first: begin })
+                Some((run.0, PatchRun { count: run.1 as u32, overlay, first: begin }))
             };
-            runs.iter().scan(0, of).collect::<Vec<PatchRun>>()
+            runs.iter().scan(0, of).collect::<Vec<At>>()
         };
         let shapes: [&[(u64, u64)]; 7] =
             [&[(0, 30)], &[(3, 4)], &[(3, 2), (5, 2), (20, 1)], &[], &[(29, 1)], &[(0, 1), (4, 1), (28, 2)], &[(2, 20), (25, 2)]];
         for (newest, middle, oldest) in (0..343).map(|index| (index / 49, index / 7 % 7, index % 7)) {
             let layers = [layer(2, shapes[newest]), layer(1, shapes[middle]), layer(0, shapes[oldest])];
-            let patch = Patch::new(layers.iter().cloned());
+            let patch = Patch::new(layers[1..].iter().cloned()).extended(layers[..1].iter().cloned());
             for rows in [(2..32).collect(), vec![5], vec![4, 29], vec![3, 6, 7, 20], vec![30, 31], (10..12).collect::<Vec<u64>>()] {
                 let mut divided = Divided::default();
                 let expected: Vec<_> = rows.iter().filter_map(|row| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
@@ -229,9 +296,9 @@ mod tests {
                 assert!(!found || rest == divided.current, "{newest} {middle} {oldest}");
             }
             for row in 0..32 {
-                let inside = |layer: &Vec<PatchRun>| {
-                    let run = layer.iter().find(|run| (run.row..run.row + run.count).contains(&row))?;
-                    Some((run.overlay, run.first + (row - run.row)))
+                let inside = |layer: &Vec<At>| {
+                    let (begin, run) = layer.iter().find(|(begin, run)| (*begin..begin + u64::from(run.count)).contains(&row))?;
+                    Some((run.overlay as usize, run.first + (row - begin)))
                 };
                 assert_eq!(patch.find(row), layers.iter().find_map(inside), "{row} {newest} {middle} {oldest}");
             }

@@ -1,8 +1,5 @@
 //! Map row ids to positions, and physical rows to row ids.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-
 use penstock_error::{Error, Result};
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
@@ -146,14 +143,15 @@ impl Snapshot {
 
     fn look_up(&self, row_ids: &[i64]) -> Result<Vec<Found>> {
         let ranges = self.tables.get().ranges.get_or_init(|| PartRanges::new(&self.parts));
-        let mut open: HashMap<usize, OpenPart> = HashMap::new();
+        let mut open: Vec<Option<OpenPart>> = Vec::new();
+        open.resize_with(self.parts.len(), || None);
         let mut found = |row_id: u64| {
             for part in ranges.containing(row_id) {
-                let opened = match open.entry(part) {
-                    Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(vacant) => vacant.insert(OpenPart::new(self, part)?),
+                let opened = match open[part].take() {
+                    Some(opened) => opened,
+                    None => OpenPart::new(self, part)?,
                 };
-                if let Some(found) = opened.position(row_id) {
+                if let Some(found) = open[part].insert(opened).position(row_id) {
                     return Ok(found);
                 }
             }

@@ -8,6 +8,7 @@ use penstock_error::Result;
 use penstock_format::ids::PROVISIONAL;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_tensor::Column;
+use rustc_hash::FxHashMap;
 
 use super::column::Stored;
 use super::fragments::FragmentsWriter;
@@ -27,7 +28,7 @@ pub struct Pending {
 #[derive(Clone)]
 struct Values {
     /// For each row id, the place of its last value.
-    places: HashMap<u64, usize>,
+    places: FxHashMap<u64, usize>,
     column: Column,
     /// The same for columns that were changed by the same calls, and so have the same row ids.
     calls: u64,
