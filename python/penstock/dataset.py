@@ -196,12 +196,31 @@ class Dataset(Versions):
         author: str | None = None,
         properties: Mapping[str, Any] | None = None,
         isolation: str = "serializable",
+        journal: str | os.PathLike[str] | None = None,
     ) -> Transaction:
         """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data.
 
         With `isolation="snapshot"`, other commits may change values that this transaction only read.
+
+        `journal` is the path of a local file that makes uncommitted changes survive a crash: each `append`, `update`, `upsert` and `delete` is
+        durable there before it returns (one write and one sync). If the file exists, the transaction continues: it begins at the same
+        snapshot and repeats the changes, whose number is `tx.restored`. The file is deleted by the commit and by `tx.abort()`. It remains after
+        an exception. Raises: UnavailableError (journal-in-use), InvalidInputError for a journal of another dataset or branch.
+
+        >>> import penstock as ps, pathlib, tempfile
+        >>> ds = ps.create("memory://journal", {"n": "int64"})
+        >>> receipt = ds.append({"n": range(5)})
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "training.journal"
+        >>> tx = ds.transaction("train", journal=path)
+        >>> tx.update({"n": [10, 11]}, row_ids=[0, 1])
+        >>> del tx  # As a crash would.
+        >>> with ds.transaction("train", journal=path) as tx:
+        ...     print(tx.restored, tx.take([0, 2])["n"])
+        1 [10  2]
+        >>> ds["n"][:].tolist(), path.exists()
+        ([10, 11, 2, 3, 4], False)
         """
-        return Transaction(self, message, author if author is not None else author_of(), properties, isolation)
+        return Transaction(self, message, author if author is not None else author_of(), properties, isolation, journal)
 
     def stage(self, columns: Mapping[str, Any], *, validate: str = "header") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.

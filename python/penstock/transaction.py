@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -50,17 +51,33 @@ class Transaction(SchemaChanges):
     (['A', 'c', 'D', 'e'], 'several changes')
     """
 
-    def __init__(self, dataset: Dataset, message: str, author: str, properties: Mapping[str, Any] | None, isolation: str) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        message: str,
+        author: str,
+        properties: Mapping[str, Any] | None,
+        isolation: str,
+        journal: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._dataset = dataset
-        self._schema: Schema = from_json(dataset._snapshot.columns)
         self._message, self._author = text_of(message, "message"), text_of(author, "author")
         self._properties = json_of(properties, "begin a transaction")
         if isolation not in ("serializable", "snapshot"):
             raise InvalidInputError(f"cannot begin a transaction: isolation={isolation!r}, expected 'serializable' or 'snapshot'")
-        self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, isolation == "serializable")
+        self._journal = None if journal is None else text_of(os.fspath(journal), "journal")
+        mode = isolation == "serializable", self._journal
+        self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
+        # A journal may continue a transaction that began with another schema.
+        self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
         self._receipt: Receipt | None = None
         self._failed: BaseException | None = None
         self._aborted = False
+
+    @property
+    def restored(self) -> int:
+        """How many calls of an earlier process, whose journal this transaction continues, have been repeated."""
+        return self._core.restored()
 
     @property
     def receipt(self) -> Receipt:
@@ -84,7 +101,7 @@ class Transaction(SchemaChanges):
         ready, samples = self._ready(columns, "append to")
         least = [self._schema[name].row_bytes() for name in ready]
         runs = []
-        for start, end in slices(ready.values(), samples, least):
+        for start, end in self._slices(ready, samples, least):
             with self._failing(start > 0):
                 runs.append((self.append_slice(ready, start, end, validate), end - start))
         return runs
@@ -116,7 +133,7 @@ class Transaction(SchemaChanges):
                 hint="give at least one column, and one value for each row id",
             )
         least = [self._schema[name].row_bytes() for name in ready]
-        for start, end in slices(ready.values(), samples, least):
+        for start, end in self._slices(ready, samples, least):
             with self._failing(start > 0):
                 self._core.update(ids[start:end], self._prepared(ready, start, end, "update"), validate, start)
 
@@ -143,7 +160,7 @@ class Transaction(SchemaChanges):
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
         least = [self._schema[name].row_bytes() for name in ready]
         ids = []
-        for start, end in slices(ready.values(), samples, least):
+        for start, end in self._slices(ready, samples, least):
             with self._failing(start > 0):
                 ids.append(self._core.upsert(key, self._prepared(ready, start, end, "upsert"), validate, start))
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
@@ -221,6 +238,8 @@ class Transaction(SchemaChanges):
         ([7], 3)
         """
         self._ready(columns, "overwrite")
+        if self._journal is not None:
+            raise InvalidInputError("cannot overwrite: this transaction has a journal", hint="use a transaction without `journal=`")
         self._core.note_read(list(self._schema), None)
         for batch in self._view().scan(["_row_id"], batch_size=1 << 16):
             self._core.delete(batch.column("_row_id").to_numpy().astype(np.int64, copy=False))
@@ -279,6 +298,15 @@ class Transaction(SchemaChanges):
     def _view(self) -> View:
         return View(*self._core.view())
 
+    def _slices(self, ready: Mapping[str, Any], samples: int, least: list[int]) -> list[tuple[int, int]]:
+        """Cut large inputs into parts. With a journal, a call is one part, so that it is repeated as a whole or not at all."""
+        parts = list(slices(ready.values(), samples, least))
+        if self._journal is not None and len(parts) > 1:
+            raise InvalidInputError(
+                f"cannot change {samples} samples in one call: this transaction has a journal", hint=f"give at most {parts[0][1]} at a time"
+            )
+        return parts
+
     @contextlib.contextmanager
     def _failing(self, begun: bool) -> Iterator[None]:
         """If an error occurs after earlier slices were written, the transaction can no longer be committed."""
@@ -333,7 +361,7 @@ class Transaction(SchemaChanges):
     def commit(self) -> Receipt:
         """Commit now and move the dataset handle to the new snapshot. Cost on a local disk: two syncs for up to 2 KiB, else four."""
         if self._failed is not None:
-            self._core.abort()
+            self._core.abort(True)
             raise ClosedError(
                 f"cannot commit: an earlier change failed ({self._failed})", hint="begin another transaction; nothing was committed"
             )
@@ -343,16 +371,17 @@ class Transaction(SchemaChanges):
         return self._receipt
 
     def abort(self) -> None:
-        """Abort the transaction and delete the data that it wrote."""
+        """Abort the transaction and delete the data that it wrote, and its journal."""
         self._aborted = True
-        self._core.abort()
+        self._core.abort(False)
 
     def __enter__(self) -> Transaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
-            self.abort()
+            self._aborted = True
+            self._core.abort(True)  # A journal remains, because the next process may continue it.
         elif self._receipt is None and not self._aborted:
             self.commit()
 

@@ -62,6 +62,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("storage-failed", Kind::Unavailable),
     ("storage-unreachable", Kind::Unavailable),
     ("no-space", Kind::Unavailable),
+    ("journal-in-use", Kind::Unavailable),
     ("invalid-schema", Kind::InvalidInput),
     ("invalid-value", Kind::InvalidInput),
     ("invalid-argument", Kind::InvalidInput),

@@ -12,6 +12,7 @@ pub mod files;
 pub mod id;
 pub mod ids;
 pub mod ints;
+pub mod journal;
 pub mod manifest;
 pub mod names;
 pub mod overlay;

@@ -29,7 +29,7 @@ pub use buffer::{Frozen, Recycled, Slot};
 pub use certain::{CERTAIN_TRIES, create_certainly};
 pub use counters::{Counters, Counts};
 pub use listing::{Entry, Page};
-pub use local::{Disk, File, FileSystem, Local, check_length};
+pub use local::{Disk, File, FileSystem, Journal, Local, check_length};
 pub use memory::Memory;
 pub use options::{Io, Options};
 pub use ranges::{Piece, RangeRequest, RequestCost, Then};

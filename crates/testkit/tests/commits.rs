@@ -43,6 +43,7 @@ fn proposal(transaction: Transaction, changes: ChangeSet, row_ids: Sets) -> Prop
         gc_epoch: 0,
         schema: None,
         theirs: Theirs::default(),
+        may_exist: false,
     }
 }
 
@@ -123,9 +124,10 @@ fn answer(log: &mut Log, sets: &Sets, request: Request, random: &mut Random, fau
             Event::Newest { parent: Box::new(entry(log, newest)?), words: Vec::new(), now_us: 5 }
         }
         Request::ReadSpan { first, end } => Event::Span((first..end).map(|number| entry(log, number)).collect::<Result<_>>()?),
-        Request::CheckKeys(_) => Event::Keys(None),
+        Request::CheckAppended { .. } => Event::Appended(None),
         Request::ReadRowIds(wanted) => Event::RowIds(wanted.into_iter().map(|set| (set, sets[&set].clone())).collect()),
         Request::WriteRoot => Event::RootWritten(ObjectRef { id: Id([9; 16]), bytes: 10, crc: 1 }),
+        Request::WriteWhole(_) => Event::WholeWritten(ObjectRef { id: Id([8; 16]), bytes: 10, crc: 1 }),
         Request::Create { number, body } => {
             let lost = random.chance(faults);
             if lost && random.chance(2) {

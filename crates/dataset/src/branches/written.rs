@@ -54,6 +54,7 @@ impl Written {
             gc_epoch: self.base.record().gc_epoch,
             schema: None,
             theirs: Theirs::default(),
+            may_exist: false,
         })
     }
 

@@ -145,6 +145,8 @@ pub struct Proposal {
     pub schema: Option<Arc<Schema>>,
     /// What a merge, a reset or a copied commit adds to the record.
     pub theirs: Theirs,
+    /// Whether an earlier process may have committed the transaction.
+    pub may_exist: bool,
 }
 
 /// A part of a commit that comes from another snapshot.

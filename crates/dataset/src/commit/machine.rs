@@ -117,7 +117,7 @@ impl Machine {
                 let (first, end) = (self.checked + 1, parent.number);
                 // Appends commute with everything except landmarks.
                 let bare = self.proposal.members().all(|member| member.changes.is_bare_append());
-                match (parent.next_landmark() > self.checked || !bare) && first < end {
+                match (parent.next_landmark() > self.checked || !bare || self.proposal.may_exist) && first < end {
                     true => Ok(Request::ReadSpan { first, end }),
                     false => self.rebase(Vec::new()),
                 }
@@ -190,6 +190,11 @@ impl Machine {
         let newest = self.parent()?.clone();
         self.unseen = between;
         self.unseen.extend((newest.record.number > self.checked).then_some(newest));
+        let own = |entry: &&LogEntry| entry.record.transactions.iter().any(|transaction| transaction.uuid == self.uuid());
+        if let Some(entry) = self.unseen.iter().filter(|_| self.proposal.may_exist).find(own) {
+            let text = format!("cannot commit: an earlier process committed this transaction as {}", entry.record.snapshot());
+            return Err(Error::new("conflict", text).hint("begin the transaction again"));
+        }
         self.check()
     }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use penstock_error::{Error, Result};
 use penstock_format::files::FileRef;
 use penstock_format::ids::{PROVISIONAL, row_id};
+use penstock_format::journal::Verb;
 use penstock_format::manifest::Fragment;
 use penstock_format::record::{Delta, FEATURE_INLINE, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
-use penstock_tensor::Column;
 
 use super::changes::{Altered, ChangeSet, Member, Proposal, Read, ReadSet, Theirs};
 use super::drive;
@@ -19,6 +19,7 @@ use super::keys::Keys;
 use super::machine;
 use super::objects::{INLINE_BYTES, folders_of, write_pages, write_words};
 use super::overlays::{Written, summary, unwritten};
+use super::verbs::journal::{Call, Kept};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
@@ -45,16 +46,16 @@ pub struct Transaction {
     home: Arc<Context>,
     /// The snapshot at which the transaction began. The snapshot's context keeps the root open.
     pub(super) base: Arc<Snapshot>,
-    uuid: Id,
+    pub(super) uuid: Id,
     /// New samples: those that are in memory, and those that are written, oldest first.
     fresh: Fresh,
     pub(super) writer: FragmentsWriter,
     /// New values of samples: those that wait, and those that are written, oldest first.
-    pending: Arc<Pending>,
+    pub(super) pending: Arc<Pending>,
     changed: Vec<Changed>,
-    deleted: HashSet<u64>,
+    pub(super) deleted: HashSet<u64>,
     isolation: Isolation,
-    reads: ReadSet,
+    pub(super) reads: ReadSet,
     /// The unique keys that were added or matched.
     pub(super) keys: Vec<Keys>,
     /// What reads see, less `pending`, and the numbers of changes of which it consists.
@@ -74,6 +75,8 @@ pub struct Transaction {
     pub(super) state: State,
     /// The lowest GC epoch of the snapshot and the stages.
     pub(super) gc_epoch: u64,
+    /// A local file with the changes so far.
+    pub(super) journal: Option<Kept>,
 }
 
 /// Whether a transaction's reads count when it is committed.
@@ -121,6 +124,7 @@ impl Transaction {
             generation: process::generation(),
             state: State::Open,
             gc_epoch,
+            journal: None,
         })
     }
 
@@ -133,13 +137,15 @@ impl Transaction {
     /// provisional row id of the first sample, which `update` and `delete` accept.
     pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<i64> {
         self.check_open()?;
-        let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
-        let columns = self.check(inputs, validate, "append to")?;
-        let first = (PROVISIONAL | self.samples()).cast_signed();
-        if samples > 0 {
-            self.append_stored(columns, samples)?;
-        }
-        Ok(first)
+        self.keeping(&Call { verb: Verb::Append, row_ids: &[], validate }, inputs, |transaction, inputs| {
+            let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
+            let columns = transaction.check(inputs, validate, "append to")?;
+            let first = (PROVISIONAL | transaction.samples()).cast_signed();
+            if samples > 0 {
+                transaction.append_stored(columns, samples)?;
+            }
+            Ok(first)
+        })
     }
 
     pub(super) fn append_stored(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
@@ -177,37 +183,6 @@ impl Transaction {
         self.fresh.write(&mut self.writer, &self.base.schema, &self.words).inspect_err(|_| self.state = State::Failed)
     }
 
-    /// Give some columns of existing or appended samples new values. If a row id is repeated, its last value counts. All values and
-    /// row ids are checked before any value is stored.
-    pub fn update(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
-        self.check_open()?;
-        let samples = check_lengths(&inputs).map_err(|error| error.context("cannot update"))?;
-        if inputs.is_empty() || samples != row_ids.len() {
-            let text = format!("cannot update: {} row ids for {samples} values in {} columns", row_ids.len(), inputs.len());
-            return Err(Error::new("column-lengths-differ", text).hint("give at least one column, and one value for each row id"));
-        }
-        self.check_row_ids(row_ids).map_err(|error| error.context("cannot update"))?;
-        let columns = self.check(inputs, validate, "update")?;
-        if samples == 0 {
-            return Ok(());
-        }
-        let columns = columns.into_iter().map(|column| column.map(|stored| stored.column)).collect();
-        self.update_stored(row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect(), columns)
-    }
-
-    pub(super) fn update_stored(&mut self, row_ids: Vec<u64>, columns: Vec<Option<Column>>) -> Result<()> {
-        // Values of a source can be read during this call only.
-        let pulled = columns.iter().flatten().any(|column| matches!(column, Column::Pulled(_)));
-        if pulled {
-            self.write_pending()?;
-        }
-        Arc::make_mut(&mut self.pending).push(&row_ids, &self.base.schema, columns);
-        if pulled || self.pending.bytes() as u64 > Config::memory_bytes() / 8 {
-            self.write_pending()?;
-        }
-        Ok(())
-    }
-
     /// Return what the transaction sees: the snapshot at which it began with its own changes, and the values that are only in memory, those of
     /// updates first. Its row ids are provisional. Cost: closes the data file of the last append that was too large for memory.
     pub fn view(&mut self) -> Result<(Arc<Snapshot>, Vec<Own>)> {
@@ -236,7 +211,9 @@ impl Transaction {
     /// the meantime, unless the isolation is `Snapshot`.
     pub fn note_read(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
         let ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
-        self.reads.note(ids, row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()));
+        let row_ids: Option<Vec<u64>> = row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect());
+        self.journal.iter_mut().for_each(|kept| kept.note_read(ids.clone(), row_ids.clone()));
+        self.reads.note(ids, row_ids);
         Ok(())
     }
 
@@ -246,36 +223,6 @@ impl Transaction {
         // Keys are unique whatever the isolation, so the samples that were updated by their keys must keep them.
         let keys = self.keys.iter().map(|keys| Read { columns: vec![keys.column.id], rows: Some(keys.existing()) });
         noted.into_iter().chain(keys).collect()
-    }
-
-    /// Delete existing or appended samples. A row id may be repeated.
-    pub fn delete(&mut self, row_ids: &[i64]) -> Result<()> {
-        self.check_open()?;
-        self.check_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
-        self.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
-        Ok(())
-    }
-
-    /// Check that these samples exist in this transaction.
-    fn check_row_ids(&self, row_ids: &[i64]) -> Result<()> {
-        let missing = |row_id: i64, why: &str| {
-            let text = format!("cannot find row id {row_id}: {why} this transaction");
-            Err(Error::new("row-id-not-found", text)
-                .row_ids(vec![row_id])
-                .hint("row ids come from `_row_id`, tx.append or receipt.row_ids"))
-        };
-        let mut existing = Vec::with_capacity(row_ids.len());
-        for row_id in row_ids {
-            if self.deleted.contains(&row_id.cast_unsigned()) {
-                return missing(*row_id, "its sample was deleted in");
-            }
-            match row_id.cast_unsigned() {
-                appended if appended & PROVISIONAL == 0 => existing.push(*row_id),
-                appended if appended & !PROVISIONAL < self.samples() => {}
-                _ => return missing(*row_id, "no such sample was appended in"),
-            }
-        }
-        self.base.positions_of(&existing).map(drop)
     }
 
     /// Write the new values that wait.
@@ -365,16 +312,19 @@ impl Transaction {
             gc_epoch: self.gc_epoch,
             schema: self.altered.is_some().then(|| self.base.schema.clone()),
             theirs: Theirs::default(),
+            may_exist: self.journal.as_ref().is_some_and(|kept| kept.may_exist),
         };
+        self.journal.as_mut().map_or(Ok(()), Kept::will_commit)?;
         let snapshot = match drive::commit(&self.home, &self.base, &mut self.puts, &self.keys, proposal) {
             Err(error) if error.code() == "commit-state-unknown" => {
                 self.state = State::Closed; // The transaction may have been committed, so nothing may be deleted.
                 return Err(error);
             }
-            other => other?,
+            other => other.map_err(|error| self.with_journal(error))?,
         };
         // Nothing may fail after this point: after an error, the caller would commit the same changes again.
         self.state = State::Closed;
+        let _ = self.journal.take().map(Kept::remove);
         let record = snapshot.record();
         let first = record.transactions.iter().find(|transaction| transaction.uuid == self.uuid);
         let first_row_id = row_id(record.lineage, first.map_or(0, |transaction| transaction.first_counter)).cast_signed();

@@ -1,5 +1,6 @@
 //! A transaction handle, which accepts prepared columns and row ids and commits once.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyReadonlyArray1};
@@ -25,7 +26,7 @@ pub struct Transaction {
     options: Options,
 }
 
-/// Begin a transaction on a snapshot. The commit's message, author and properties are checked now, before any data are
+/// Begin a transaction on a snapshot. `mode` is whether it is serialisable, and the path of its journal. The commit's message, author and properties are checked now, before any data are
 /// appended.
 #[pyfunction]
 pub fn begin(
@@ -34,11 +35,17 @@ pub fn begin(
     message: &str,
     author: &str,
     properties: &str,
-    serializable: bool,
+    mode: (bool, Option<PathBuf>),
 ) -> PyResult<Transaction> {
+    let (serializable, journal) = mode;
     let isolation = if serializable { Isolation::Serializable } else { Isolation::Snapshot };
-    let begun =
-        check_texts(message, author, properties).and_then(|()| penstock_dataset::Transaction::begin(snapshot.inner.clone(), isolation));
+    let begun = py.detach(|| {
+        check_texts(message, author, properties)?;
+        match journal {
+            Some(path) => penstock_dataset::Transaction::begin_with_journal(&snapshot.inner, isolation, &path),
+            None => penstock_dataset::Transaction::begin(snapshot.inner.clone(), isolation),
+        }
+    });
     Ok(Transaction { inner: Mutex::new(Some(begun.or_raise(py)?)), generation: generation(), options: snapshot.options.clone() })
 }
 
@@ -187,14 +194,22 @@ impl Transaction {
         ))
     }
 
-    /// Abort and discard all changes.
-    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+    /// Return how many calls of an earlier process were repeated from the journal.
+    fn restored(&self, py: Python<'_>) -> PyResult<u64> {
+        self.locked(py, |inner| Ok(inner.restored()))
+    }
+
+    /// Abort and discard all changes, or all except those in a journal.
+    fn abort(&self, py: Python<'_>, keep: bool) -> PyResult<()> {
         if self.generation != generation() {
             return Ok(()); // Only the parent process may abort.
         }
         self.check_caller(py)?;
-        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
-        Ok(())
+        py.detach(|| {
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            inner.filter(|_| !keep).map_or(Ok(()), penstock_dataset::Transaction::abort)
+        })
+        .or_raise(py)
     }
 }
 

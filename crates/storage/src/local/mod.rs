@@ -3,6 +3,7 @@
 mod disk;
 mod file_system;
 mod folder;
+mod journal;
 #[cfg_attr(not(target_os = "linux"), path = "no_ring.rs")]
 mod ring;
 mod verbs;
@@ -11,3 +12,4 @@ mod write_behind;
 pub use disk::{Disk, check_length};
 pub use file_system::{File, FileSystem};
 pub use folder::Local;
+pub use journal::Journal;

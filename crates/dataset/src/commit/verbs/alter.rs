@@ -21,6 +21,7 @@ impl Transaction {
     /// writes a data file with the value, and closes the data file of the last append.
     pub fn add_column(&mut self, column: ColumnSpec, fill: Option<Input>, validate: Validate) -> Result<()> {
         self.check_open()?;
+        self.check_repeatable("add a column")?;
         let random = self.base.context.new_id()?.0;
         let mut schema = self.base.schema.with_column(column, random.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))?;
         let spec = schema.columns[schema.columns.len() - 1].clone();
@@ -48,6 +49,7 @@ impl Transaction {
     /// Drop a column. Earlier snapshots keep it. If it may have values, `force` must be set.
     pub fn drop_column(&mut self, name: &str, force: bool) -> Result<()> {
         self.check_open()?;
+        self.check_repeatable("drop a column")?;
         let schema = self.base.schema.without_column(name)?;
         let spec = self.base.column(name)?.clone();
         if !force && self.may_have_values(&spec)? {
@@ -62,6 +64,7 @@ impl Transaction {
     /// Rename a column. Its values, and columns that belong to it, follow.
     pub fn rename_column(&mut self, old: &str, new: &str) -> Result<()> {
         self.check_open()?;
+        self.check_repeatable("rename a column")?;
         let schema = self.base.schema.renamed(old, new)?;
         self.altered.get_or_insert_default();
         self.set_schema(schema)
@@ -70,6 +73,7 @@ impl Transaction {
     /// Give a column of numbers a wider dtype. Files keep the values in their earlier dtype, and reads convert them.
     pub fn widen_column(&mut self, name: &str, dtype: &str) -> Result<()> {
         self.check_open()?;
+        self.check_repeatable("widen a column")?;
         let schema = self.base.schema.widened(name, dtype)?;
         if self.keys.iter().any(|keys| keys.column.name == name) {
             let text = format!("cannot widen column `{name}`: this transaction has used it as a key");

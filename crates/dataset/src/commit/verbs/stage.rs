@@ -30,6 +30,7 @@ impl Transaction {
     /// for others. Cost: reads the manifest, and a tail for each data file.
     pub fn add(&mut self, stages: &[Stage]) -> Result<Vec<Vec<Run>>> {
         self.check_open()?;
+        self.check_repeatable("add stages")?;
         for stage in stages {
             self.check_stage(stage)?;
         }

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::PROVISIONAL;
+use penstock_format::journal::Verb;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Column, Dtype};
 
+use super::journal::Call;
 use crate::commit::keys::{Keys, each_key, keys_of, not_unique};
 use crate::commit::transaction::Transaction;
 use crate::write::check::{Input, check_lengths};
@@ -19,6 +21,11 @@ impl Transaction {
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
         self.check_open()?;
+        let call = Call { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], validate };
+        self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
+    }
+
+    fn upsert_checked(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
         let samples = check_lengths(&inputs).map_err(|error| error.context("cannot upsert"))?;
         let columns = self.check(inputs, validate, "upsert")?;
         let base = self.base.clone();
