@@ -243,6 +243,7 @@ class Dataset(Versions):
             transaction.abort()
             raise
 
+    # Over 6 parameters: callers pass them by name, except the first two.
     def backfill(
         self,
         column: str,

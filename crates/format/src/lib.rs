@@ -12,14 +12,13 @@ pub mod files;
 pub mod id;
 pub mod ids;
 pub mod ints;
-pub mod journal;
 pub mod manifest;
 pub mod names;
 pub mod overlay;
 pub mod record;
 pub mod rows;
 pub mod schema;
-pub mod stage;
+pub mod transit;
 
 pub use cursor::{Cursor, Writer, crc};
 pub use id::Id;

@@ -62,7 +62,7 @@ impl Written {
                 RowSet::Runs(runs) => Arc::new(RowIds::Runs(runs.clone())),
                 RowSet::Object(reference) => self.known.get(reference).cloned().unwrap_or_default(),
             };
-            match sets.iter_mut().find(|(one, other, _)| (*one, &*other) == (kind, &columns)) {
+            match sets.iter_mut().find(|(one, other, _)| (*one, other) == (kind, &columns)) {
                 Some((.., sets)) => sets.push(ids),
                 None => sets.push((kind, columns, vec![ids])),
             }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use penstock_error::{Error, Result};
 use penstock_format::files::FileRef;
 use penstock_format::ids::{PROVISIONAL, row_id};
-use penstock_format::journal::Verb;
 use penstock_format::manifest::Fragment;
 use penstock_format::record::{Delta, FEATURE_INLINE, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
+use penstock_format::transit::journal::Verb;
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 
@@ -19,11 +19,11 @@ use super::keys::Keys;
 use super::machine;
 use super::objects::{INLINE_BYTES, folders_of, write_pages, write_words};
 use super::overlays::{Written, summary, unwritten};
-use super::verbs::journal::{Call, Kept};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
 use crate::store::context::Context;
+use crate::store::journal::{Call, Kept};
 use crate::write::check::{self, Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::fragments::FragmentsWriter;
@@ -137,7 +137,7 @@ impl Transaction {
     /// provisional row id of the first sample, which `update` and `delete` accept.
     pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<i64> {
         self.check_open()?;
-        self.keeping(&Call { verb: Verb::Append, row_ids: &[], validate }, inputs, |transaction, inputs| {
+        self.keeping(&Call { verb: Verb::Append, row_ids: &[], decode: validate == Validate::Decode }, inputs, |transaction, inputs| {
             let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
             let columns = transaction.check(inputs, validate, "append to")?;
             let first = (PROVISIONAL | transaction.samples()).cast_signed();

@@ -5,4 +5,5 @@ pub mod codecs;
 pub mod context;
 pub mod datafile;
 pub mod files;
+pub mod journal;
 pub mod object;

@@ -7,7 +7,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{Input, Isolation, Validate, check_texts, generation};
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::schema::ColumnSpec;
-use penstock_format::stage::Stage;
+use penstock_format::transit::stage::Stage;
 use penstock_storage::Options;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};

@@ -27,7 +27,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Open a journal, or create it, and lock it against other processes. `next` returns its frames.
+    /// Open a journal, or create it, and lock it against other processes. `read_frame` returns its frames.
     pub fn open(path: &Path) -> Result<Journal> {
         let failed = |error: io::Error| failure(path, "open", &error);
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
@@ -65,7 +65,7 @@ impl Journal {
     }
 
     /// Return the next frame. After the last one, cut off an incomplete frame, and return None: frames can be added from then on.
-    pub fn next(&mut self) -> Result<Option<Bytes>> {
+    pub fn read_frame(&mut self) -> Result<Option<Bytes>> {
         let left = self.written - self.read;
         let mut head = [0; HEAD_BYTES as usize];
         if left >= HEAD_BYTES {
@@ -184,7 +184,7 @@ mod tests {
 
     fn frames(path: &Path) -> Result<(Journal, Vec<Bytes>)> {
         let (mut journal, mut found) = (Journal::open(path)?, Vec::new());
-        while let Some(frame) = journal.next()? {
+        while let Some(frame) = journal.read_frame()? {
             found.push(frame);
         }
         Ok((journal, found))

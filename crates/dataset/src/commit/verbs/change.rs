@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::PROVISIONAL;
-use penstock_format::journal::Verb;
+use penstock_format::transit::journal::Verb;
 use penstock_tensor::Column;
 
-use super::journal::Call;
 use crate::commit::transaction::Transaction;
 use crate::config::Config;
+use crate::store::journal::Call;
 use crate::write::check::{Input, check_lengths};
 use crate::write::media::Validate;
 
@@ -18,7 +18,7 @@ impl Transaction {
     /// row ids are checked before any value is stored.
     pub fn update(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
         self.check_open()?;
-        let call = Call { verb: Verb::Update, row_ids, validate };
+        let call = Call { verb: Verb::Update, row_ids, decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_checked(row_ids, inputs, validate))
     }
 
@@ -54,7 +54,7 @@ impl Transaction {
     pub fn delete(&mut self, row_ids: &[i64]) -> Result<()> {
         self.check_open()?;
         self.check_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
-        let call = Call { verb: Verb::Delete, row_ids, validate: Validate::Header };
+        let call = Call { verb: Verb::Delete, row_ids, decode: false };
         self.keeping(&call, Vec::new(), |transaction, _| {
             transaction.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
             Ok(())

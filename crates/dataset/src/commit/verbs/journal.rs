@@ -6,72 +6,15 @@ use std::sync::Arc;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::ids::log_folder;
-use penstock_format::journal::{Began, Frame, Given, ReadFrame, Verb, encode};
+use penstock_format::transit::journal::{Began, Frame, Given, Verb};
 use penstock_storage::Journal;
 
 use crate::commit::transaction::{Isolation, State, Transaction};
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
+use crate::store::journal::{Call, Kept, unable};
 use crate::write::check::Input;
 use crate::write::media::Validate;
-
-/// The journal of an open transaction.
-pub struct Kept {
-    journal: Journal,
-    /// Reads since the last frame.
-    reads: Vec<ReadFrame>,
-    /// How many calls of an earlier process were repeated.
-    pub restored: u64,
-    /// Whether an earlier process may have committed the transaction.
-    pub may_exist: bool,
-}
-
-/// A call that changes a transaction.
-pub struct Call<'a> {
-    pub verb: Verb,
-    pub row_ids: &'a [i64],
-    pub validate: Validate,
-}
-
-impl Kept {
-    fn add(&mut self, call: &Call<'_>, inputs: &[Input]) -> Result<()> {
-        let given: Vec<Given> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
-        let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
-        let encoded = encode(&call.verb, call.validate == Validate::Decode, &row_ids, &given, &self.reads);
-        let (head, values) = encoded.ok_or_else(|| unable("take values that are read from a source, such as a memory map"))?;
-        self.journal.add(&[&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>())
-    }
-
-    fn sync(&mut self) -> Result<()> {
-        self.journal.sync()?;
-        self.reads.clear();
-        Ok(())
-    }
-
-    pub fn note_read(&mut self, columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
-        self.reads.push((columns, row_ids));
-    }
-
-    /// Note that the record may be put from now on.
-    pub fn will_commit(&mut self) -> Result<()> {
-        self.add(&Call { verb: Verb::Commit, row_ids: &[], validate: Validate::Header }, &[])?;
-        self.sync()
-    }
-
-    pub fn path(&self) -> &Path {
-        self.journal.path()
-    }
-
-    /// Delete the journal. If this fails, the next transaction with it finds that it is not needed.
-    pub fn remove(self) -> Result<()> {
-        self.journal.remove()
-    }
-}
-
-/// Make the error for what a transaction with a journal cannot do.
-fn unable(what: &str) -> Error {
-    Error::new("invalid-argument", format!("cannot {what}: this transaction has a journal")).hint("use a transaction without `journal=`")
-}
 
 impl Transaction {
     /// Begin a transaction whose changes are kept in the local file `path` until it is committed. If the file has changes of an earlier
@@ -82,13 +25,13 @@ impl Transaction {
             Error::new("invalid-argument", format!("cannot use the journal `{}`: {why}", path.display()))
                 .hint("give another path, or delete the file to discard its changes")
         };
-        let Some(body) = journal.next()? else {
+        let Some(body) = journal.read_frame()? else {
             let mut transaction = Transaction::begin(base.clone(), isolation)?;
             let (dataset, snapshot) = (base.record().dataset, base.id());
             let began = Began { dataset, snapshot, uuid: transaction.uuid, serializable: isolation == Isolation::Serializable };
             journal.add(&[&began.encode()])?;
             journal.sync()?;
-            transaction.journal = Some(Kept { journal, reads: Vec::new(), restored: 0, may_exist: false });
+            transaction.journal = Some(Kept::new(journal, 0, false));
             return Ok(transaction);
         };
         let began = Began::parse(body)?;
@@ -106,7 +49,7 @@ impl Transaction {
         let mut transaction = Transaction::begin(at, isolation)?;
         transaction.uuid = began.uuid;
         let (mut restored, mut may_exist) = (0, false);
-        while let Some(body) = journal.next()? {
+        while let Some(body) = journal.read_frame()? {
             let frame = Frame::parse(body)?;
             (restored, may_exist) = if frame.verb == Verb::Commit { (restored, true) } else { (restored + 1, may_exist) };
             transaction
@@ -117,7 +60,7 @@ impl Transaction {
             journal.remove()?;
             return Transaction::begin_with_journal(&Arc::new(base.refreshed()?), isolation, path);
         }
-        transaction.journal = Some(Kept { journal, reads: Vec::new(), restored, may_exist });
+        transaction.journal = Some(Kept::new(journal, restored, may_exist));
         Ok(transaction)
     }
 
@@ -146,14 +89,15 @@ impl Transaction {
         change: impl FnOnce(&mut Transaction, Vec<Input>) -> Result<T>,
     ) -> Result<T> {
         if let Some(kept) = &mut self.journal {
-            kept.add(call, &inputs)?;
+            let given: Vec<Given> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
+            kept.add(call, &given)?;
         }
         let changed = change(self, inputs);
         let Some(kept) = &mut self.journal else { return changed };
         match changed {
             Ok(changed) => kept.sync().inspect_err(|_| self.state = State::Failed).map(|()| changed),
             Err(error) => {
-                kept.journal.undo().inspect_err(|_| self.state = State::Failed)?;
+                kept.undo().inspect_err(|_| self.state = State::Failed)?;
                 Err(error)
             }
         }

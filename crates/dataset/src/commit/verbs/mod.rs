@@ -2,6 +2,6 @@
 
 mod alter;
 mod change;
-pub mod journal;
+mod journal;
 mod stage;
 mod upsert;

@@ -8,7 +8,7 @@ use penstock_format::Id;
 use penstock_format::files::FileRef;
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
-use penstock_format::stage::Stage;
+use penstock_format::transit::stage::Stage;
 
 use crate::commit::transaction::{State, Transaction};
 use crate::snapshot::values::check_stored_as;

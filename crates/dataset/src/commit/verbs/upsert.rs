@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::PROVISIONAL;
-use penstock_format::journal::Verb;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::transit::journal::Verb;
 use penstock_tensor::{Column, Dtype};
 
-use super::journal::Call;
 use crate::commit::keys::{Keys, each_key, keys_of, not_unique};
 use crate::commit::transaction::Transaction;
+use crate::store::journal::Call;
 use crate::write::check::{Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::media::Validate;
@@ -21,7 +21,7 @@ impl Transaction {
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
         self.check_open()?;
-        let call = Call { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], validate };
+        let call = Call { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
     }
 

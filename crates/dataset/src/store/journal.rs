@@ -1,0 +1,74 @@
+//! The journal of a transaction: its calls, as frames of a local file.
+
+use std::path::Path;
+
+use penstock_error::{Error, Result};
+use penstock_format::transit::journal::{Given, ReadFrame, Verb, encode};
+use penstock_storage::Journal;
+
+/// The journal of an open transaction.
+pub struct Kept {
+    journal: Journal,
+    /// Reads since the last frame.
+    reads: Vec<ReadFrame>,
+    /// How many calls of an earlier process were repeated.
+    pub restored: u64,
+    /// Whether an earlier process may have committed the transaction.
+    pub may_exist: bool,
+}
+
+/// A call that changes a transaction.
+pub struct Call<'a> {
+    pub verb: Verb,
+    pub row_ids: &'a [i64],
+    /// Whether media are decoded to check them.
+    pub decode: bool,
+}
+
+impl Kept {
+    pub fn new(journal: Journal, restored: u64, may_exist: bool) -> Kept {
+        Kept { journal, reads: Vec::new(), restored, may_exist }
+    }
+
+    /// Write a call, and the reads before it. It counts once `sync` succeeds, and `undo` removes it.
+    pub fn add(&mut self, call: &Call<'_>, given: &[Given<'_>]) -> Result<()> {
+        let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
+        let encoded = encode(&call.verb, call.decode, &row_ids, given, &self.reads);
+        let (head, values) = encoded.ok_or_else(|| unable("take values that are read from a source, such as a memory map"))?;
+        self.journal.add(&[&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>())
+    }
+
+    pub fn sync(&mut self) -> Result<()> {
+        self.journal.sync()?;
+        self.reads.clear();
+        Ok(())
+    }
+
+    pub fn undo(&mut self) -> Result<()> {
+        self.journal.undo()
+    }
+
+    pub fn note_read(&mut self, columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
+        self.reads.push((columns, row_ids));
+    }
+
+    /// Note that the record may be put from now on.
+    pub fn will_commit(&mut self) -> Result<()> {
+        self.add(&Call { verb: Verb::Commit, row_ids: &[], decode: false }, &[])?;
+        self.sync()
+    }
+
+    pub fn path(&self) -> &Path {
+        self.journal.path()
+    }
+
+    /// Delete the journal. If this fails, the next transaction with it finds that it is not needed.
+    pub fn remove(self) -> Result<()> {
+        self.journal.remove()
+    }
+}
+
+/// Make the error for what a transaction with a journal cannot do.
+pub fn unable(what: &str) -> Error {
+    Error::new("invalid-argument", format!("cannot {what}: this transaction has a journal")).hint("use a transaction without `journal=`")
+}
