@@ -12,7 +12,12 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 UNIT, PROVISIONAL, TILED_FEATURE, OVERLAYS_FEATURE, MERGES_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 2, 32, 0, 1, 2, 3
-INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = 16, 2048, 75  # data files in records: the feature, the limit, and where they begin
+WIDENED_FEATURE, INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = (
+    128,
+    16,
+    2048,
+    75,
+)  # data files in records: the feature, the limit, and where they begin
 CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # kinds of records
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
@@ -167,7 +172,8 @@ def record(data, branch, number):
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
-    need(not r.read & ~(TILED_FEATURE | OVERLAYS_FEATURE | INLINE_FEATURE | MERGES_FEATURE), f"{name}: unknown features among {r.read:#x}")
+    known = TILED_FEATURE | OVERLAYS_FEATURE | INLINE_FEATURE | MERGES_FEATURE | WIDENED_FEATURE
+    need(not r.read & ~known, f"{name}: unknown features among {r.read:#x}")
     need(r.kind == (DATA if number else BRANCH if branch else CREATE) or (number and r.kind not in (CREATE, BRANCH)), f"{name}: wrong kind")
     parents = [(parent.branch, parent.number) for parent in r.parents]
     need(parents[:1] == [(branch, number - 1)] if number else not parents or parents[0][0] != branch, f"{name}: wrong parents")
@@ -244,6 +250,15 @@ def schema(value):
         column["stored"] = forms.get(column["type"], [None, []])
         need(column["stored"][0] in DTYPES and 0 not in column["stored"][1], f"schema: type, dtype or shape of {column['name']}")
     return value
+
+
+def widened(value, earlier, wider):
+    """Section 8: convert an array of an earlier dtype."""
+    if earlier == "bfloat16":
+        value = (value.astype("<u4") << 16).view("<f4")
+    exact = np.can_cast(value.dtype, wider, "safe") and not (value.dtype.kind in "iu" and value.itemsize == 8)
+    need(exact, f"dtype {earlier} does not become {wider}")
+    return value.astype(wider.newbyteorder("<"))
 
 
 class Chunk:
@@ -481,9 +496,17 @@ class Dataset:
         for file in (file for file in files if column["id"] in file.columns):
             data = self._data(file)
             chunk = data_file(data, file, samples)[column["id"]]
-            need([chunk.dtype, chunk.shape] == column["stored"], f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}")
+            dtype, shape = column["stored"]
+            earlier = chunk.dtype != dtype and chunk.dtype in column.get("was", ()) and self.record.read & WIDENED_FEATURE
+            need(
+                (chunk.dtype == dtype or earlier) and chunk.shape == shape,
+                f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}",
+            )
             need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled although feature 0 is not set")
             values = chunk.values(data)
+            if earlier:
+                wider = np.dtype(NUMPY.get(dtype, dtype))
+                values = [value if value is None else widened(value, chunk.dtype, wider) for value in values]
             words = chunk.dictionary if column["type"] == "category" else column.get("names")
             if words is not None:
                 good = max((int(code) for code in values if code is not None), default=-1) < len(words)

@@ -48,6 +48,20 @@ def test_golden_files_read_the_same():
     compare(GOLDEN)
 
 
+WIDER = {
+    "int8": "int16", "int16": "int32", "int32": "int64", "uint8": "int16", "uint16": "uint32", "uint32": "int64", "uint64": None, "int64": None,
+    "float16": "float32", "bfloat16": "float32", "float32": "float64", "complex64": "complex128",
+}  # fmt: skip
+
+
+def widen(rng, tx):
+    """Give one of the columns of numbers a wider dtype."""
+    numbers = [name for name, kind in tx._schema.items() if WIDER.get(getattr(kind, "dtype", None))]
+    if numbers:
+        name = str(rng.choice(numbers))
+        tx.widen_column(name, WIDER[tx._schema[name].dtype])
+
+
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(4))
 def test_random_datasets_read_the_same(tmp_path, seed):
@@ -56,9 +70,11 @@ def test_random_datasets_read_the_same(tmp_path, seed):
     ds = ps.create(tmp_path / "set", {name: SCHEMA[name] for name in names})
     for _ in range(3 if seed % 2 else 80):  # 80 commits are enough to create roots and pages.
         count = int(rng.integers(0, 40 if seed % 2 else 4))
+        stage = ds.stage({name: values(rng, name, SCHEMA[name], 1 + count) for name in names[:5]}) if rng.random() < 0.3 else None
         chosen = [name for name in names if rng.random() < 0.8]
         with ds.transaction() as tx:
             new = tx.append({name: values(rng, name, SCHEMA[name], count) for name in chosen})
+            new = np.concatenate([new, tx.add([stage] if stage else [])])
             known = [*ds.take(range(len(ds)), columns=["_row_id"])["_row_id"].tolist(), *new.tolist()]
             if known and rng.random() < 0.7:
                 # Half of the samples have many runs of row ids, a few have few.
@@ -71,6 +87,8 @@ def test_random_datasets_read_the_same(tmp_path, seed):
                 added = str(rng.choice(list(SCHEMA)))
                 [fill] = values(rng, added, SCHEMA[added], 1)
                 tx.add_column(f"{added} {len(ds.log())}", SCHEMA[added], fill=fill)
+            if rng.random() < 0.3:
+                widen(rng, tx)
             if rng.random() < 0.05 and len(ds.schema) > len(names):
                 tx.drop_column(list(ds.schema)[-1], force=True)
         if rng.random() < 0.1:

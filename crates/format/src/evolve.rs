@@ -73,6 +73,14 @@ impl Schema {
         Ok(schema)
     }
 
+    /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
+    fn has_dtypes_of(&self, other: &Schema) -> bool {
+        self.columns.iter().all(|column| {
+            let mut wider = column.clone();
+            other.columns.iter().filter(|known| known.id == column.id).all(|known| wider.take_wider(known)) && wider == *column
+        })
+    }
+
     fn next(&self) -> Schema {
         Schema { schema_id: self.schema_id + 1, ..self.clone() }
     }
@@ -89,7 +97,7 @@ impl Schema {
 
     /// Merge the changes that two branches made to `base`. A column that one side dropped is dropped.
     pub fn merged(base: &Schema, ours: &Schema, theirs: &Schema) -> Result<Schema> {
-        if theirs == base || theirs == ours {
+        if (theirs == base && ours.has_dtypes_of(base)) || theirs == ours {
             return Ok(ours.clone());
         }
         let by_id = |schema: &Schema| schema.columns.iter().map(|column| (column.id, column.clone())).collect::<HashMap<u64, ColumnSpec>>();
@@ -107,13 +115,20 @@ impl Schema {
         for column in &mut merged.columns {
             let (Some(their), base) = (other.get(&column.id), before.get(&column.id)) else { continue };
             // Columns that belong to another one follow its name, so their own definitions are compared without it.
-            let plain = |spec: &ColumnSpec| (spec.name.clone(), spec.kind.without_of(), spec.codec, spec.fill.clone(), spec.was.clone());
+            // Dtypes are compared below.
+            let plain = |spec: &ColumnSpec| {
+                let kind = spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind);
+                (spec.name.clone(), kind, spec.codec, spec.fill.clone())
+            };
+            let own = column.clone();
             match base {
                 Some(base) if plain(their) == plain(base) => {}
                 Some(base) if plain(column) == plain(base) => *column = their.clone(),
                 _ if plain(column) == plain(their) => {}
-                _ if let Some(wider) = column.wider_of(their) => *column = wider,
                 _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
+            }
+            if ![Some(&own), Some(their), base].into_iter().flatten().all(|other| column.take_wider(other)) {
+                return conflict(&column.name, "no dtype has the values of both");
             }
         }
         merged
@@ -159,19 +174,24 @@ impl ColumnSpec {
         Some(column)
     }
 
-    /// Return the wider one of two columns that differ only in their dtypes, with the earlier dtypes of both.
-    fn wider_of(&self, other: &ColumnSpec) -> Option<ColumnSpec> {
-        let (one, two) = (self.kind.dtype()?.to_owned(), other.kind.dtype()?.to_owned());
-        let (narrow, wide) = match (Dtype::from_name(&one)?, Dtype::from_name(&two)?) {
-            (from, to) if from == to || from.widens_to(to) => (self, other),
-            (to, from) if from.widens_to(to) => (other, self),
-            _ => return None,
-        };
-        let mut joined = wide.clone();
-        let earlier = narrow.was.iter().cloned().chain((one != two).then(|| narrow.kind.dtype().unwrap_or_default().to_owned()));
-        joined.was.extend(earlier.filter(|was| !wide.was.contains(was)).collect::<Vec<String>>());
-        let plain = |spec: &ColumnSpec| Some(ColumnSpec { was: Vec::new(), ..spec.with_dtype("")? });
-        (plain(self) == plain(other)).then_some(joined)
+    /// Give this column the dtype of another one with the same id if that is wider, and the earlier dtypes of both. Returns false if neither dtype
+    /// represents the values of the other one.
+    pub fn take_wider(&mut self, other: &ColumnSpec) -> bool {
+        let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned)) else { return true };
+        let widens =
+            |from: &str, to: &str| matches!((Dtype::from_name(from), Dtype::from_name(to)), (Some(from), Some(to)) if from.widens_to(to));
+        if widens(&one, &two) {
+            *self = self.with_dtype(&two).unwrap_or_else(|| self.clone());
+        } else if one != two && !widens(&two, &one) {
+            return false;
+        }
+        let wide = self.kind.dtype().unwrap_or_default().to_owned();
+        for was in other.was.iter().chain([&two]).filter(|was| **was != wide) {
+            if !self.was.contains(was) {
+                self.was.push(was.clone());
+            }
+        }
+        true
     }
 }
 

@@ -43,10 +43,18 @@ class Backfill:
             self._dataset.refresh()
             missing, maybe = self._dataset._snapshot.without_value(self._column)
             total = done + int(missing[:, 1].sum())
-            before, clash = done, False
+            before, clash, expected = done, False, self._dataset._snapshot.number
+            known = missing, maybe
             for ids in self._steps(missing, maybe, step):
+                if self._dataset._snapshot.number != expected:
+                    # Another process made a commit before the last step, and may have computed the next ones.
+                    known, expected = self._dataset._snapshot.without_value(self._column), self._dataset._snapshot.number
+                ids = ids[_inside(ids, *known)]
+                if not len(ids):
+                    continue
                 try:
                     self._commit(ids, batch_size)
+                    expected += 1
                 except ConflictError as error:
                     if error.code != "conflict":
                         raise
@@ -116,6 +124,15 @@ def _chunks(runs: Runs, samples: int) -> Iterator[npt.NDArray[np.int64]]:
                 parts, room = [], samples
     if parts:
         yield np.concatenate(parts)
+
+
+def _inside(ids: npt.NDArray[np.int64], *sets: Runs) -> npt.NDArray[np.bool_]:
+    """Return which row ids are in any of these sets."""
+    found = np.zeros(len(ids), np.bool_)
+    for runs in sets:
+        at = np.searchsorted(runs[:, 0], ids, side="right") - 1
+        found |= (at >= 0) & (ids < (runs[:, 0] + runs[:, 1])[at]) if len(runs) else False
+    return found
 
 
 def _nulls(values: Any) -> npt.NDArray[np.bool_]:

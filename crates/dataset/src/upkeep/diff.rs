@@ -31,6 +31,7 @@ pub enum Happened {
     ColumnAdded(String),
     ColumnDropped(String),
     ColumnRenamed(String),
+    ColumnWidened(String),
 }
 
 /// Samples to which the same thing happened, by row id, in ascending order.
@@ -109,10 +110,15 @@ impl Diff {
                 return Ok(Some(Difference { what, row_ids: found }));
             };
             *from = last + 1;
-            let spec = |column: u64| self.other.schema.columns.iter().find(|spec| spec.id == column);
+            // Both snapshots are read with the wider dtype.
+            let of = |snapshot: &Snapshot, column: u64| snapshot.schema.columns.iter().find(|spec| spec.id == column).cloned();
+            let spec = |column: u64| {
+                let mut spec = of(&self.other, column)?;
+                of(&self.one, column).is_none_or(|known| spec.take_wider(&known)).then_some(spec)
+            };
             found.extend(match what {
                 Happened::Changed(column) => match spec(column) {
-                    Some(spec) => differing(&self.one, &self.other, spec, row_ids, &mut self.group)?,
+                    Some(spec) => differing(&self.one, &self.other, &spec, row_ids, &mut self.group)?,
                     None => Vec::new(),
                 },
                 _ => row_ids,
@@ -134,7 +140,11 @@ fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
         None => Some(Happened::ColumnAdded(column.name.clone())),
         Some(name) => (name != column.name).then(|| Happened::ColumnRenamed(column.name.clone())),
     });
-    dropped.chain(others).collect()
+    let before =
+        |column: &ColumnSpec| one.columns.iter().find(|known| known.id == column.id).map(|known| known.kind.dtype().map(str::to_owned));
+    let widened = other.columns.iter().filter(|column| before(column).is_some_and(|dtype| dtype.as_deref() != column.kind.dtype()));
+    let widened = widened.map(|column| Happened::ColumnWidened(column.name.clone()));
+    dropped.chain(others).chain(widened).collect()
 }
 
 /// How many samples are read at once, according to the size of those before.

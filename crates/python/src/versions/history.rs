@@ -38,6 +38,7 @@ impl Diff {
                 Happened::ColumnAdded(name) => ("column added", Some(name)),
                 Happened::ColumnDropped(name) => ("column dropped", Some(name)),
                 Happened::ColumnRenamed(name) => ("column renamed", Some(name)),
+                Happened::ColumnWidened(name) => ("column widened", Some(name)),
             };
             (what, column, PyArray1::from_iter(py, row_ids.into_iter().map(u64::cast_signed)))
         }))

@@ -1,0 +1,214 @@
+"""Stages: samples that many processes write, and one transaction adds, once."""
+
+import multiprocessing
+import pickle
+
+import numpy as np
+import penstock as ps
+import pytest
+import waiting
+from conftest import newest, spent
+
+pytestmark = pytest.mark.processes
+
+SCHEMA = {
+    "n": "int64", "word": ps.Category(), "text": ps.Text(), "vector": ps.Tensor((3,), "float32"), "cloud": ps.Tensor((None, 2), "int16"),
+    "volume": ps.Tensor((None, None), "uint8", tile=(64, 64)),
+}  # fmt: skip
+
+
+def rows(first, count):
+    numbers = range(first, first + count)
+    return {
+        "n": list(numbers), "word": [f"w{number % 7}" for number in numbers], "text": [None if number % 5 == 0 else str(number) for number in numbers],
+        "vector": np.arange(3 * count, dtype=np.float32).reshape(count, 3) + first, "cloud": [np.full((number % 3, 2), number, np.int16) for number in numbers],
+        "volume": [np.full((100, 70), number % 251, np.uint8) for number in numbers],
+    }  # fmt: skip
+
+
+def check(ds, numbers):
+    """Check that the samples are those with these numbers, in order."""
+    assert ds["n"][:].tolist() == list(numbers)
+    words = ds.vocabulary("word")
+    for place, number in enumerate(numbers):
+        sample = ds[place]
+        assert words[int(sample["word"])] == f"w{number % 7}" and sample["text"] == (None if number % 5 == 0 else str(number))
+        assert sample["cloud"].tolist() == [[number, number]] * (number % 3) and (sample["volume"] == number % 251).all()
+        assert sample["volume"].shape == (100, 70)
+
+
+def write(uri, call, go, answers):
+    go.wait()
+    ds = ps.open(uri)
+    answers.put((call, pickle.dumps(ds.stage(rows(100 * call, 5 + call)))))
+
+
+def test_stages_of_many_processes_are_one_commit(root):
+    ds = ps.create(root, SCHEMA)
+    ds.append(rows(0, 3))
+    stages = dict(waiting.at_once(write, ds.uri, range(1, 4)))
+    assert len(ds.refresh()) == 3 and len(ds.log()) == 2, "a stage is not a commit"
+    stages = [pickle.loads(stages[call]) for call in range(1, 4)]
+    assert [len(stage) for stage in stages] == [6, 7, 8] and len(pickle.dumps(stages[0])) < 2000
+    with ds.transaction("all of them") as tx:
+        before = tx.append(rows(1000, 2))
+        added = tx.add(stages)
+        after = tx.append(rows(2000, 2))
+        assert len({*before, *added, *after}) == 25 and all(row_id < 0 for row_id in added)
+        assert tx.take(added[[0, 6, 13]])["n"].tolist() == [100, 200, 300] and len(tx) == 28
+        tx.update({"text": ["changed"]}, row_ids=added[7:8])
+        tx.delete(row_ids=added[:1])
+    numbers = [0, 1, 2, 1000, 1001, *range(101, 106), *range(200, 207), *range(300, 308), 2000, 2001]
+    fresh = newest(ps.open(root), 27)
+    assert fresh["text"][11] == "changed" and len(fresh.log()) == 3 and not fresh.verify()["problems"]
+    with fresh.transaction() as tx:
+        tx.update({"text": ["201"]}, row_ids=fresh.take([11], columns=["_row_id"])["_row_id"])
+    check(fresh, numbers)
+
+
+def test_a_stage_is_added_once(root):
+    ds = ps.create(root, SCHEMA)
+    one, two = ds.stage(rows(0, 4)), ds.stage(rows(10, 2))
+    with ds.transaction("first") as tx:
+        ids = tx.add([one, one])
+        assert ids[:4].tolist() == ids[4:].tolist() and len(tx) == 4
+        assert tx.add(one).tolist() == ids[:4].tolist() and len(tx) == 4
+    first = tx.receipt.row_ids
+    for number in range(70):  # Enough commits for roots and pages.
+        ds.append(rows(100 + number, 1))
+    # A driver that does not know whether it succeeded runs the same code again.
+    again = newest(ps.open(root), 74)
+    with again.transaction("again") as tx:
+        found = tx.add([one, two])
+        assert found[:4].tolist() == first.tolist() and all(row_id < 0 for row_id in found[4:])
+    assert len(again) == 76
+    check(again, [*range(4), *range(100, 170), 10, 11])
+    with again.transaction("nothing new") as tx:
+        assert tx.add([two, one]).tolist() == [*again.take([74, 75], columns=["_row_id"])["_row_id"].tolist(), *first.tolist()]
+        tx.delete(row_ids=first)
+    with again.transaction("deleted samples stay deleted") as tx:
+        assert tx.add(one).tolist() == first.tolist()
+    assert len(again) == 72
+
+
+@pytest.mark.parametrize("between", [0, 70])
+def test_only_one_of_two_drivers_adds_a_stage(root, between):
+    ds = ps.create(root, SCHEMA)
+    stages = [ds.stage(rows(0, 3)), ds.stage(rows(10, 3))]
+    other = ps.open(root)
+    slow = other.transaction("slow")
+    slow.append(rows(50, 1))
+    slow.add(stages)
+    with ds.transaction("fast") as tx:
+        tx.add(stages[1:])
+    for number in range(between):
+        ds.append(rows(100 + number, 1))
+    with pytest.raises(ps.ConflictError, match="added the stage"):
+        slow.commit()
+    newest(other, 3 + between)
+    with other.transaction("once more") as tx:
+        tx.append(rows(50, 1))
+        tx.add(stages)
+    check(other, [10, 11, 12, *range(100, 100 + between), 50, 0, 1, 2])
+    # Other commits do not matter.
+    with ds.refresh().transaction() as tx:
+        tx.add(ds.stage(rows(20, 1)))
+        other.append(rows(60, 1))
+    assert newest(other, between + 9)["n"][-2:].tolist() == [60, 20]
+
+
+def test_stages_follow_schema_changes_and_branches(root):
+    ds = ps.create(root, SCHEMA)
+    ds.append(rows(0, 2))
+    stage, dropped, later = ds.stage({"n": [5, 6], "word": ["new", None]}), ds.stage({"n": [1], "text": ["x"]}), ds.stage({"n": [7]})
+    branch = ds.create_branch("exp")
+    with branch.transaction() as tx:
+        tx.add([later])
+        tx.add_column("score", "float32", fill=0.5)
+        tx.widen_column("vector", "float64")
+        tx.drop_column("text", force=True)
+        tx.append({"n": [8], "score": [2.0]})
+        tx.add(stage)
+    assert branch["n"][:].tolist() == [0, 1, 7, 8, 5, 6] and branch["score"][:].tolist() == [0.5, 0.5, 0.5, 2.0, 0.5, 0.5]
+    assert (branch.vocabulary("word")[int(branch[4]["word"])] == "new" and branch["word"][5] is None) or branch["word"][5].mask
+    with pytest.raises(ps.InvalidInputError, match="which this snapshot lacks"), branch.transaction() as tx:
+        tx.add(dropped)
+    wide = branch.stage({"n": [9], "vector": np.ones((1, 3))})
+    with pytest.raises(ps.CorruptError, match="expected float32"), ds.transaction() as tx:
+        tx.add(wide)
+    # After a reset, the dataset does not have the stage, so it can be added again.
+    before = ds.snapshot
+    with ds.transaction() as tx:
+        tx.add(stage)
+    ds.reset(before)
+    with ds.transaction() as tx:
+        tx.add(stage)
+    assert ds["n"][:].tolist() == [0, 1, 5, 6] and not ds.verify()["problems"]
+
+
+def test_what_is_not_a_stage_of_this_dataset_is_refused(root):
+    ds = ps.create(root, {"n": "int64", "c": ps.Category()})
+    stage = ds.stage({"n": [1, 2], "c": ["a", "b"]})
+    other = ps.create(f"memory://stages-{id(ds)}", {"n": "int64", "c": ps.Category()})
+    with pytest.raises(ps.InvalidInputError, match="another dataset"), other.transaction() as tx:
+        tx.add(stage)
+    for broken in (b"", stage._data[:-1], stage._data[:-5] + b"\0" + stage._data[-4:], stage._data + b"x"):
+        with pytest.raises(ps.CorruptError), ds.transaction() as tx:
+            tx.add(ps.Stage(2, broken))
+    for wrong in (stage._data, 7, [stage, None]):
+        with pytest.raises((ps.InvalidInputError, TypeError)), ds.transaction() as tx:
+            tx.add(wrong)
+    with pytest.raises(ps.InvalidInputError, match="differ in length"):
+        ds.stage({"n": [1], "c": ["a", "b"]})
+    empty = ds.stage({"n": []})
+    with ds.transaction() as tx:
+        assert tx.add([empty, empty]).tolist() == [] and len(empty) == 0 and bool(empty)
+    assert len(ds) == 0
+    with ds.transaction() as tx:
+        tx.add(stage)
+        tx.abort()
+    # The aborted transaction has left the files of the stage.
+    with ds.transaction() as tx:
+        tx.add(stage)
+    assert ds["n"][:].tolist() == [1, 2] and not ds.verify()["problems"]
+
+
+@pytest.mark.local
+def test_a_stage_whose_files_are_gone_is_refused(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    stage = ds.stage({"n": range(100)})
+    [file] = (tmp_path / "set" / "d").iterdir()
+    file.rename(tmp_path / "away")
+    with pytest.raises(ps.NotFoundError, match="cannot add a stage") as caught, ds.transaction() as tx:
+        tx.add(stage)
+    assert caught.value.code == "object-not-found" and len(ds) == 0
+    (tmp_path / "away").rename(file)
+    with ds.transaction() as tx:
+        cost = spent(ds, lambda: tx.add(stage))
+    assert cost.get("puts", 0) == 0 and len(ds) == 100
+
+
+@pytest.mark.local
+def test_a_thousand_stages_are_one_commit(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    stages = [ds.stage({"n": [number]}) for number in range(1000)]
+    with ds.transaction() as tx:
+        ids = tx.add(stages)
+    assert len(set(ids)) == 1000 and ds["n"][:].tolist() == list(range(1000)) and len(ds.log()) == 2
+    # Only the last stage is unknown: `add` reads the manifest and one file.
+    with ps.open(tmp_path / "set").transaction() as tx:
+        assert (
+            tx.add([*stages, ds.stage({"n": [1000]})])[:1000].tolist()
+            == tx._dataset.take(range(1000), columns=["_row_id"])["_row_id"].tolist()
+        )
+
+
+@pytest.mark.local
+def test_stages_are_made_in_forked_and_spawned_processes(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            stages = pool.starmap(ds.__class__.stage, [(ds, {"n": [number]}) for number in range(4)])
+        with ds.transaction(method) as tx:
+            tx.add(stages)
+    assert ds["n"][:].tolist() == [0, 1, 2, 3] * 2
