@@ -292,11 +292,9 @@ fn log_of_two_appends(name: &str) -> Result<Log> {
 
 fn values(rows: Run, reads: Vec<Read>) -> ChangeSet {
     ChangeSet {
-        staged: Arc::default(),
         writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: RowSet::Runs(vec![rows]) }],
         reads,
-        keys: Vec::new(),
-        filled_keys: Vec::new(),
+        ..ChangeSet::default()
     }
 }
 

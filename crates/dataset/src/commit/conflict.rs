@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn conflict(writes: Vec<Change>, reads: Vec<Read>, theirs: Change) -> Option<Conflict> {
-        match judge(&ChangeSet { writes, reads, keys: Vec::new(), filled_keys: Vec::new() }, &[theirs], &Known::new()) {
+        match judge(&ChangeSet { writes, reads, ..ChangeSet::default() }, &[theirs], &Known::new()) {
             Verdict::Follows => None,
             Verdict::Conflict(found) => Some(found),
             Verdict::Depends(_) => panic!("runs are known"),
