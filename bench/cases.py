@@ -358,6 +358,27 @@ def branches(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     return changes.branches(folder, photos)
 
 
+def embeddings(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Read, change and write embeddings; see bench/embeddings.py."""
+    import embeddings
+
+    return embeddings.embeddings(folder, photos)
+
+
+def patterns(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Update a table in different patterns; see bench/embeddings.py."""
+    import embeddings
+
+    return embeddings.patterns(folder, photos)
+
+
+def beside(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Read beside a writer; see bench/beside.py."""
+    import beside
+
+    return beside.beside(folder, photos)
+
+
 def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:
     """Return a benchmark with millions of rows; see bench/rows.py."""
 
@@ -386,6 +407,7 @@ TRAINING = ("photos", "augment", "rows", "functions", "starting", "whole_direct"
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,
     "larger_than_memory": larger_than_memory, "codecs": codecs, "commits": commits, "minio": minio, "direct": direct, "slices": slices,
-    "rows": _rows("rows"), "import_rows": _rows("import_rows"), "overlays": overlays, "branches": branches,
+    "rows": _rows("rows"), "import_rows": _rows("import_rows"), "overlays": overlays, "branches": branches, "embeddings": embeddings,
+    "patterns": patterns, "beside": beside,
     **{f"loader_{name}": _training(name) for name in TRAINING},
 }  # fmt: skip

@@ -86,6 +86,9 @@ def open(
 ) -> Dataset:
     """Open a dataset at the newest snapshot of a branch, or at a snapshot given by its id, by a tag, or by a time.
 
+    A commit of a handle at an older snapshot follows the newest commit of its branch, and moves the handle there. A loader, a view and other
+    handles stay where they are.
+
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
     "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC.
 
@@ -200,7 +203,8 @@ class Dataset(Versions):
     ) -> Transaction:
         """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data.
 
-        With `isolation="snapshot"`, other commits may change values that this transaction only read.
+        With `isolation="snapshot"`, other commits may change values that this transaction only read. A message has at most 1,024 bytes, an
+        author 256, and properties 1,024 as JSON; this is checked now.
 
         `journal` is the path of a local file that makes uncommitted changes survive a crash: each `append`, `update`, `upsert` and `delete` is
         durable there before it returns (one write and one sync). If the file exists, the transaction continues: it begins at the same

@@ -11,7 +11,7 @@ from typing import Any
 class Error(Exception):
     """Base class for all Penstock errors. `code` is stable. `rows` lists the affected positions in the caller's request.
 
-    `row_ids` lists the samples that cannot be read. `column` and `object` name the affected column and stored object, if known.
+    `row_ids` lists the samples concerned: those that cannot be read, or the first ones in conflict. `column` and `object` name the affected column and stored object, if known.
     Callers never need to parse the message.
 
     >>> import penstock as ps

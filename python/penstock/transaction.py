@@ -65,6 +65,8 @@ class Transaction(SchemaChanges):
         self._properties = json_of(properties, "begin a transaction")
         if isolation not in ("serializable", "snapshot"):
             raise InvalidInputError(f"cannot begin a transaction: isolation={isolation!r}, expected 'serializable' or 'snapshot'")
+        if journal is not None and not isinstance(journal, str | os.PathLike):
+            raise InvalidInputError(f"cannot begin a transaction: journal={journal!r}, expected a path")
         self._journal = None if journal is None else text_of(os.fspath(journal), "journal")
         mode = isolation == "serializable", self._journal
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
@@ -138,7 +140,7 @@ class Transaction(SchemaChanges):
                 self._core.update(ids[start:end], self._prepared(ready, start, end, "update"), validate, start)
 
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
-        """Update the samples whose value in column `key` is given in `columns`, and append the others. Keys stay unique.
+        """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.
 
         Returns one row id per key; those of new samples are provisional. If a key is repeated, its last sample counts. Columns that are
         left out keep their values, and are null in new samples. If another commit adds one of the keys in the meantime, the commit is a
@@ -169,7 +171,8 @@ class Transaction(SchemaChanges):
         """Delete samples by row id, or those for which an SQL condition is true. Returns how many. Later snapshots do not have them;
         earlier snapshots and loaders opened on those are not affected.
 
-        `where` is a condition that DuckDB evaluates, such as `"year < 2000 AND label = 'cat'"`. It sees the changes of this transaction.
+        `where` is a condition that DuckDB evaluates, such as `"year < 2000 AND label = 'cat'"`. It sees the changes of this transaction. It is
+        true or false for a single sample: subqueries, aggregates, windows and parameters are refused, and so are numbers and texts.
         If another commit appends or deletes samples, or changes the condition's columns, in the meantime, the commit is a ConflictError.
         Cost: finds the samples (a binary search each), or scans the condition's columns. The commit writes the row ids (about 2 bytes
         each, or less), and no data. Raises: NotFoundError (row-id-not-found, also for a sample that is already deleted;
@@ -203,7 +206,7 @@ class Transaction(SchemaChanges):
 
         A stage is added once: for a stage that a commit of this branch already added, `add` adds nothing and returns the row ids that
         its samples have there. Other row ids are provisional. If another commit adds the same stage in the meantime, the commit is a
-        ConflictError. Cost: reads the manifest, and the metadata of each file; no values.
+        ConflictError. Samples of a stage that were deleted remain deleted. Cost: reads the manifest, and the metadata of each file; no values.
         Raises: InvalidInputError (invalid-argument for a stage of another dataset, or with a column that was dropped), NotFoundError
         (object-not-found if its files are gone).
 
@@ -218,9 +221,9 @@ class Transaction(SchemaChanges):
         ...     print(tx.add(stages), len(tx))
         [0 1 2] 3
         """
-        listed = [stages] if isinstance(stages, Stage) else list(stages)
+        listed = [stages] if isinstance(stages, Stage) or not isinstance(stages, Iterable) else list(stages)
         for stage in listed:
-            if not isinstance(stage, Stage):
+            if not isinstance(stage, Stage) or not isinstance(stage._data, bytes):
                 raise InvalidInputError(f"cannot add a {type(stage).__name__}: expected what ds.stage returns")
         return _ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs)
 

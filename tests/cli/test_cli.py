@@ -87,6 +87,16 @@ def test_verbs_of_branches(root, table):
     again = run("merge", root, "exp", "--json")
     assert json.loads(again.stdout) == {**merged, "commit": False, "samples_added": 0}
     assert "already" in run("cherry-pick", root, "v1").stderr
+    assert json.loads(run("log", root, "--json").stdout)[0]["transactions"][0]["message"] == "both"
+    assert "column" in run("diff", root, first, "--branch", "exp").stdout and run("diff", root, "v1", "--tag", "v1").returncode == 0
+    for wrong in (
+        ["diff", root, first, "main", "--tag", "v1"],
+        ["verify", root, "--tag", "v1", "--branch", "exp"],
+        ["tag", root, "--branch", "exp"],
+    ):
+        run(*wrong, code=2)
+    run("branch", root, "past", "--as-of", "2100-01-01")
+    run("branch", root, "past", "--delete")
     for branch, age in (("main", 1), ("exp", 2)):
         with ps.open(root, branch=branch).transaction() as tx:
             tx.update({"age": [age]}, row_ids=[0])

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,10 +137,10 @@ def test_a_committed_journal_is_not_repeated(place):
         assert tx.restored == 0 and len(tx) == 61, "it begins anew, at the newest snapshot"
         tx.append({"n": [200]})
     assert sorted(ps.open(place / "set")["n"][:].tolist())[-2:] == [100, 200]
-    # Without the frame of the commit, the changes are those of a transaction that has not been tried.
+    # The same holds without the frame of the commit.
     path.write_bytes(saved)
     late = ps.open(place / "set").transaction("late", journal=path)
-    assert late.restored == 1
+    assert late.restored == 0 and len(late) == 62
     late.abort()
     assert not path.exists()
 
@@ -240,7 +241,7 @@ def test_journals_of_others_and_damaged_ones_are_refused(place):
     with pytest.raises(ps.InvalidInputError, match="another branch"):
         branch.transaction(journal=path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
+    path.write_bytes(whole[:-20])
     tx = ds.transaction(journal=path)
     assert tx.restored == 1, "the last frame was incomplete"
     del tx
@@ -249,10 +250,17 @@ def test_journals_of_others_and_damaged_ones_are_refused(place):
     with pytest.raises(ps.CorruptError, match="damaged") as caught:
         ds.transaction(journal=path)
     assert "delete it" in str(caught.value)
-    for content in (b"something else entirely", b"PNSTKJ1\n" + bytes(8) + b"x" * 64):
-        path.write_bytes(content)
-        with pytest.raises((ps.InvalidInputError, ps.CorruptError)):
-            ds.transaction(journal=path)
+    for place_of in range(16, len(whole) - 16, 16):
+        path.write_bytes(whole[:place_of] + bytes(16) + whole[place_of + 16 :])
+        try:
+            tx = ds.transaction(journal=path)
+            assert tx.restored == 1, "only the last frame may be unfinished"
+            del tx
+        except ps.CorruptError:
+            assert len(path.read_bytes()) == len(whole), "a damaged journal is left as it is"
+    path.write_bytes(b"something else entirely")
+    with pytest.raises(ps.InvalidInputError, match="not a journal"):
+        ds.transaction(journal=path)
     for wrong in (7, "", "a\0b"):
         with pytest.raises((ps.Error, TypeError, ValueError)):
             ds.transaction(journal=wrong)
@@ -298,3 +306,63 @@ def test_a_full_disk_is_reported(place):
     with ds.transaction(journal=path) as tx:
         assert tx.restored == 2
     assert ds["n"][-2:].tolist() == [1, 2]
+
+
+def test_a_copy_of_a_journal_does_not_commit_twice(place):
+    ds, path = ps.open(place / "set"), place / "journal"
+    tx = ds.transaction(journal=path)
+    tx.append({"n": [100]})
+    shutil.copy(path, place / "copy")
+    tx.commit()
+    with ds.transaction(journal=place / "copy") as tx:
+        assert tx.restored == 0 and len(tx) == 21, "the log has the transaction already"
+    tx = ds.transaction(journal=path)
+    tx.append({"n": [200]})
+    shutil.copy(path, place / "copy")
+    other = ps.open(place / "set").transaction(journal=place / "copy")
+    assert other.restored == 1
+    tx.commit()
+    with pytest.raises(ps.ConflictError, match="an earlier process committed this transaction"):
+        other.commit()
+    assert (ps.open(place / "set")["n"][:] >= 100).sum() == 2
+
+
+def test_a_journal_deletes_its_own_file_only(place, monkeypatch):
+    ds = ps.open(place / "set")
+    for folder in ("a", "b"):
+        (place / folder).mkdir()
+    monkeypatch.chdir(place / "a")
+    one = ds.transaction(journal="train.journal")
+    monkeypatch.chdir(place / "b")
+    other = ds.transaction(journal="train.journal")
+    other.append({"n": [2]})
+    one.append({"n": [1]})
+    one.commit()
+    assert not (place / "a" / "train.journal").exists() and (place / "b" / "train.journal").exists()
+    (place / "b" / "train.journal").rename(place / "b" / "moved")
+    later = ps.open(place / "set").transaction(journal="train.journal")
+    other.abort()
+    assert (place / "b" / "train.journal").exists(), "another journal has the name now"
+    later.abort()
+    assert not (place / "b" / "train.journal").exists()
+
+
+def test_other_files_are_not_overwritten(place):
+    for content in (b"my key: 42", b"x", b"PNSTKJ2\n"):
+        (place / "notes").write_bytes(content)
+        with pytest.raises(ps.InvalidInputError, match="not a journal"):
+            ps.open(place / "set").transaction(journal=place / "notes")
+        assert (place / "notes").read_bytes() == content
+    with pytest.raises(ps.InvalidInputError):
+        ps.open(place / "set").transaction(journal=place)
+
+
+def test_reads_take_memory_for_distinct_samples_only(place):
+    ds, path = ps.open(place / "set"), place / "journal"
+    for isolation, most in (("serializable", 300_000), ("snapshot", 1000)):
+        with ds.transaction(journal=path, isolation=isolation) as tx:
+            for _ in range(2000):
+                tx.take(np.arange(20).repeat(20), columns=["n"])
+            size = path.stat().st_size
+            tx.update({"n": [1]}, row_ids=[0])
+            assert path.stat().st_size - size < most * 8

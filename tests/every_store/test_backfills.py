@@ -171,3 +171,31 @@ def test_wrong_arguments_and_results_are_refused(tmp_path):
         with pytest.raises(ps.InvalidInputError, match="batch_size"):
             ds.backfill("square", squares, columns=["n"], batch_size=size)
     assert len(ds.log()) == 2 and ds["square"][:].tolist() == [None] * 5
+
+
+@pytest.mark.local
+def test_errors_of_the_function_are_raised_and_endless_conflicts_end(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64", "square": "int64"})
+    ids = ds.append({"n": range(5)}).row_ids
+    calls = []
+
+    def refused(batch):
+        calls.append(1)
+        raise ps.ConflictError("from elsewhere", code="conflict")
+
+    with pytest.raises(ps.ConflictError, match="from elsewhere"):
+        ds.backfill("square", refused, columns=["n"])
+    other = ps.open(tmp_path / "set")
+
+    def always_late(batch):
+        calls.append(1)
+        with other.transaction() as tx:
+            tx.update({"n": [len(calls)]}, row_ids=ids[:1])
+        return squares(batch)
+
+    with pytest.raises(ps.ConflictError, match="column `n`"):
+        ds.backfill("square", always_late, columns=["n"])
+    assert len(calls) < 100
+    for columns in ("n", [], None, 5):
+        with pytest.raises(ps.InvalidInputError, match="expected a list of column names"):
+            ds.backfill("square", squares, columns=columns)

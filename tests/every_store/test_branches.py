@@ -488,3 +488,41 @@ def test_a_merge_reads_what_differs_and_not_what_exists(root):
     read = sum(used.get(name, 0) for name in ("read_bytes", "range_bytes", "mapped_bytes"))
     assert read < 60_000, f"{read} bytes; the dataset has {ds.structure()['data_bytes']}"
     assert handle["n"][[5, 6, 700, 701, 1900]].tolist() == [1, 4, 2, 5, 3]
+
+
+def test_a_merge_does_not_bring_back_values_that_a_shared_overlay_replaced(root):
+    """One side's root has joined overlays that the other side has one by one. They must not be put on top of later ones."""
+    main = ps.create(root, {"k": "int32", "x": "int64"})
+    row_ids, number = {}, iter(range(1, 1000))
+
+    def append(handle, keys):
+        row_ids.update(zip(keys, handle.append({"k": keys, "x": [0] * len(keys)}).row_ids.tolist(), strict=True))
+
+    def update(handle, key):
+        with handle.transaction() as tx:
+            tx.update({"x": [next(number)]}, row_ids=[row_ids[key]])
+
+    append(main, [0, 2])
+    append(main, [3])
+    update(main, 0)
+    append(main, [4, 5, 6])
+    for key in (5, 2):
+        update(main, key)
+    append(main, [15])
+    update(main, 4)
+    branch = main.create_branch("b")
+    for key in (15, 6):
+        update(main, key)
+    append(main, [34, 35])
+    for key in (34, 3, 2):
+        update(main, key)
+    branch.reset(main.snapshot)
+    update(branch, 6)
+    with main.transaction() as tx:
+        tx.delete(row_ids=[row_ids[35]])
+    branch.create_branch("c")
+    main.merge("c")
+    append(branch, [60])
+    expected = main.take(row_ids=[row_ids[6]])["x"][0]
+    branch.merge("main")
+    assert branch.take(row_ids=[row_ids[6]])["x"][0] == expected == 10 and not branch.verify()["problems"]

@@ -212,3 +212,52 @@ def test_stages_are_made_in_forked_and_spawned_processes(tmp_path):
         with ds.transaction(method) as tx:
             tx.add(stages)
     assert ds["n"][:].tolist() == [0, 1, 2, 3] * 2
+
+
+def test_a_merge_does_not_double_a_stage(root):
+    ds = ps.create(root, SCHEMA)
+    ds.append(rows(0, 2))
+    branch, stage = ds.create_branch("exp"), ds.stage(rows(10, 3))
+    branch.append(rows(20, 1))
+    with branch.transaction() as tx:
+        tx.add(stage)
+    late = newest(ps.open(root), 2).transaction()
+    late.add(stage)
+    with ds.transaction() as tx:
+        own = tx.add(stage)
+    with pytest.raises(ps.ConflictError, match="both sides added one stage") as caught:
+        ds.merge("exp")
+    assert len(ds.refresh()) == 5 and len(caught.value.row_ids) == 3
+    with ds.transaction("keep the branch's samples") as tx:
+        tx.delete(row_ids=tx._dataset.take(range(2, 5), columns=["_row_id"])["_row_id"])
+    ds.merge("exp")
+    assert sorted(ds["n"][:].tolist()) == [0, 1, 10, 11, 12, 20] and len(own) == 3 and not ds.verify()["problems"]
+    with pytest.raises(ps.ConflictError, match="added the stage"):
+        late.commit()
+
+
+def test_a_merge_that_races_with_an_added_stage_does_not_double_it(root):
+    ds = ps.create(root, SCHEMA)
+    ds.append(rows(0, 2))
+    branch, stage = ds.create_branch("exp"), ds.stage(rows(10, 3))
+    with branch.transaction() as tx:
+        tx.add(stage)
+    for turn in range(4):
+        ds.append(rows(30 + turn, 1))
+    calls = list(waiting.at_once(race, ds.uri, [None, pickle.dumps(stage)]))
+    found = newest(ps.open(root), 9)["n"][:].tolist()
+    assert sorted(found) == [0, 1, 10, 11, 12, 30, 31, 32, 33] and calls.count("done") >= 1, calls
+
+
+def race(uri, call, go, answers):
+    ds = ps.open(uri)
+    go.wait()
+    try:
+        if call is None:
+            ds.merge("exp")
+        else:
+            with ds.transaction() as tx:
+                tx.add(pickle.loads(call))
+        answers.put("done")
+    except ps.ConflictError:
+        answers.put("conflict")

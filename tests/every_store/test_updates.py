@@ -175,3 +175,23 @@ def test_racing_changes_are_serialisable(root):
                 del cells[row]
     found = ds.take(range(len(ds)), columns=["_row_id", "n"])
     assert dict(zip(found["_row_id"].tolist(), found["n"].tolist(), strict=True)) == cells and not ds.verify()["problems"]
+
+
+def test_new_samples_that_were_changed_are_read_as_they_are_after_a_spill(root):
+    """Values of new samples are in memory, those of updates in files once there are many: the newer ones count."""
+    before = ps.configure()["memory_bytes"]
+    ps.configure(memory_bytes=16 << 20)
+    try:
+        ds = ps.create(root, {"n": "int64", "wide": ps.Tensor((600,), "float32")})
+        ids = ds.append({"n": range(2000)}).row_ids
+        with ds.transaction() as tx:
+            new = tx.append({"n": [1, 1, 1]})
+            tx.update({"n": [2, 2]}, row_ids=new[:2])
+            tx.update({"wide": np.ones((2000, 600), np.float32)}, row_ids=ids)
+            later = tx.append({"n": [7]})
+            assert tx.take([*new, *later], columns=["n"])["n"].tolist() == [2, 2, 1, 7]
+            assert tx.upsert({"n": [2000]}, key="n")[0] < 0 and tx.delete(where="n = 2 and _row_id < 0") == 2
+            tx.update({"n": tx.take(new[2:], columns=["n"])["n"] + 10}, row_ids=new[2:])
+    finally:
+        ps.configure(memory_bytes=before)
+    assert newest(ps.open(root), 2003)["n"][2000:].tolist() == [11, 7, 2000]

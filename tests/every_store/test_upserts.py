@@ -122,6 +122,12 @@ def test_conditions_see_the_transaction(root):
             ("nosuch(year)", ps.InvalidInputError, "cannot delete"),
             ("source < 3", ps.InvalidInputError, "cannot delete"),
             (3, ps.InvalidInputError, "expected SQL as str"),
+            ("", ps.InvalidInputError, "cannot delete"),
+            ("year", ps.InvalidInputError, "is not a condition: it is of type integer"),
+            ("1999", ps.InvalidInputError, "is not a condition: it is of type integer"),
+            ("source", ps.InvalidInputError, "is not a condition: it is of type varchar"),
+            ("year) or (true", ps.InvalidInputError, "cannot delete"),
+            ("true) or (true", ps.InvalidInputError, "cannot delete"),
         ]:
             with pytest.raises(error, match=text):
                 tx.delete(where=where)
@@ -249,3 +255,17 @@ def test_a_shared_counter_loses_no_increment(root):
     keys = ds["key"][:]
     assert ds.take(row_ids=[0])["n"][0] == 36 and len(keys) == len(set(keys)) == 1 + 36 + 12 and conflicts >= 0
     assert np.isin([f"step {value}" for value in range(36)], keys).all() and not ds.verify()["problems"]
+
+
+def test_conditions_convert_types(root):
+    ds = ps.create(root, {"text": ps.Text(), "half": "float16", "flag": "bool", "time": "timestamp", "label": ps.Label(["a", "b"])})
+    times = np.array(["2019-06-01", "2020-06-01", "2021-06-01"], "M8[us]")
+    ds.append({"text": ["1", "20", "300"], "half": [0.5, None, 2], "flag": [True, False, None], "time": times, "label": ["a", "b", None]})
+    for where, count in [
+        ("text::int < 100", 2), ("cast(text as bigint) = 300", 1), ("half > 1", 1), ("half is null", 1), ("flag", 1), ("flag is true", 1),
+        ("flag is not true", 2), ("time > TIMESTAMP '2020-01-01'", 2), ("time < DATE '2020-01-01'", 1), ("label::text = 'a'", 1),
+        ("text = ') or (true'", 0), ("try_cast(text as int) between 2 and 30", 1),
+    ]:  # fmt: skip
+        tx = ds.transaction()
+        assert tx.delete(where=where) == count, where
+        tx.abort()

@@ -62,7 +62,8 @@ impl Schema {
         });
         let Some(wider) = wider else {
             let now = column.kind.dtype().unwrap_or(column.kind.name());
-            let text = format!("cannot widen column `{name}` from {now} to `{dtype}`: not every value would stay the same");
+            let why = if now == dtype { "it has this dtype already" } else { "not every value would stay the same" };
+            let text = format!("cannot widen column `{name}` from {now} to `{dtype}`: {why}");
             return Err(Error::new("invalid-schema", text)
                 .column(name)
                 .hint("widen numbers, such as int16 to int32 or float64; or add another column with tx.add_column"));
@@ -71,6 +72,13 @@ impl Schema {
         schema.columns.iter_mut().filter(|column| column.name == name).for_each(|column| *column = wider.clone());
         schema.check()?;
         Ok(schema)
+    }
+
+    /// Give columns the wider dtypes that they have in another schema, so that its snapshot can be read. Returns a column without a common dtype.
+    pub fn widen_to(&mut self, other: &Schema) -> Option<String> {
+        let find = |id: u64| other.columns.iter().find(|known| known.id == id);
+        let mut failed = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
+        failed.find_map(|(known, column)| (!column.take_wider(known)).then(|| column.name.clone()))
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
@@ -97,7 +105,7 @@ impl Schema {
 
     /// Merge the changes that two branches made to `base`. A column that one side dropped is dropped.
     pub fn merged(base: &Schema, ours: &Schema, theirs: &Schema) -> Result<Schema> {
-        if (theirs == base && ours.has_dtypes_of(base)) || theirs == ours {
+        if (theirs == base || theirs == ours) && ours.has_dtypes_of(base) && ours.has_dtypes_of(theirs) {
             return Ok(ours.clone());
         }
         let by_id = |schema: &Schema| schema.columns.iter().map(|column| (column.id, column.clone())).collect::<HashMap<u64, ColumnSpec>>();

@@ -10,16 +10,21 @@ use crate::storage::{Created, Storage};
 /// `create_certainly` fails after this many attempts without a certain outcome.
 pub const CERTAIN_TRIES: u32 = 20;
 
-/// Create an object. If the reply is lost, repeat the put with the same body until the outcome is certain.
+/// Create an object. If the reply is lost, repeat the put with the same body until the outcome is certain. An object that exists after a lost
+/// reply was created by this call if it has this body. Bodies of different writers should therefore differ.
 ///
 /// Fails with `commit-state-unknown` if the outcome stays uncertain or a repeated put fails: an earlier put may have succeeded.
-/// If no other writer uses the name, `Exists` means that an earlier attempt succeeded.
 pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
     let began = std::time::Instant::now();
     let mut why = String::new();
     for tries in 0..CERTAIN_TRIES {
         match store.create(name, body) {
             Ok(Created::Unknown) => {}
+            Ok(Created::Exists) if tries > 0 => match store.read(name) {
+                Ok(found) if found[..] == *body => return Ok(Created::Created),
+                Ok(_) => return Ok(Created::Exists),
+                Err(error) => why = format!(": {}", error.message()),
+            },
             Ok(certain) => return Ok(certain),
             Err(error) if tries == 0 => return Err(error),
             Err(error) => {

@@ -20,18 +20,18 @@ use penstock_testkit::samples;
 type Log = BTreeMap<u64, Vec<u8>>;
 
 /// The row ids in objects, by reference.
-type Sets = HashMap<RowIdsRef, Arc<RowIds>>;
+pub type Sets = HashMap<RowIdsRef, Arc<RowIds>>;
 
 fn machine(uuid: u8, changes: ChangeSet) -> Machine {
     Machine::new(proposal(transaction(uuid, 0), changes, Sets::new()))
 }
 
-fn member(transaction: Transaction, changes: ChangeSet) -> Member {
+pub fn member(transaction: Transaction, changes: ChangeSet) -> Member {
     let fragment = Fragment { samples: 2, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
     Member { transaction, deltas: vec![Delta::Fragment(Arc::new(fragment))], changes }
 }
 
-fn proposal(transaction: Transaction, changes: ChangeSet, row_ids: Sets) -> Proposal {
+pub fn proposal(transaction: Transaction, changes: ChangeSet, row_ids: Sets) -> Proposal {
     Proposal {
         kind: RecordKind::Data,
         own: member(transaction, changes),
@@ -47,7 +47,7 @@ fn proposal(transaction: Transaction, changes: ChangeSet, row_ids: Sets) -> Prop
     }
 }
 
-fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
+pub fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
     Transaction {
         uuid: Id([uuid; 16]),
         message: "m".into(),
@@ -252,9 +252,13 @@ fn run(seed: u64) -> Result<()> {
     Ok(())
 }
 
+pub fn is_soak() -> bool {
+    std::env::var_os("PENSTOCK_SOAK").is_some()
+}
+
 #[test]
 fn every_order_of_answers_commits_each_transaction_once() -> Result<()> {
-    let count = if std::env::var_os("PENSTOCK_SOAK").is_some() { 200_000 } else { 10_000 };
+    let count = if is_soak() { 200_000 } else { 10_000 };
     seeds(count).try_for_each(run)
 }
 

@@ -3,6 +3,7 @@
 mod commits;
 mod crashes;
 mod damage;
+mod explore;
 mod fetch;
 mod golden;
 mod hostile;

@@ -14,9 +14,13 @@ from penstock.values.checks import is_whole
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
+    from penstock.transaction import Transaction
 
 Compute = Callable[[dict[str, Any]], Any]
 Runs = npt.NDArray[np.int64]
+
+# After this many conflicts in a row, one more is an error.
+CLASHES = 50
 
 
 def sizes(batch_size: int, commit_samples: int) -> tuple[int, int]:
@@ -31,6 +35,8 @@ class Backfill:
     """One run of a backfill: the column, the function that computes its values, and the columns from which it does."""
 
     def __init__(self, dataset: Dataset, column: str, compute: Compute, columns: Sequence[str], message: str | None) -> None:
+        if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
+            raise InvalidInputError(f"cannot backfill from columns={columns!r}: expected a list of column names")
         if text_of(column, "column", "backfill") in columns:
             raise InvalidInputError(f"cannot backfill column `{column}` from itself", hint="give the columns from which it is computed")
         self._dataset, self._column, self._compute, self._columns = dataset, column, compute, list(columns)
@@ -38,7 +44,7 @@ class Backfill:
 
     def run(self, batch_size: int, commit_samples: int, progress: Callable[[int, int], None] | None) -> int:
         """Compute missing values until there are none. Returns how many were committed."""
-        done, step = 0, commit_samples
+        done, step, clashes = 0, commit_samples, 0
         while True:
             self._dataset.refresh()
             missing, maybe = self._dataset._snapshot.without_value(self._column)
@@ -52,16 +58,17 @@ class Backfill:
                 ids = ids[_inside(ids, *known)]
                 if not len(ids):
                     continue
+                transaction = self._changed(ids, batch_size)
                 try:
-                    self._commit(ids, batch_size)
-                    expected += 1
+                    transaction.commit()
                 except ConflictError as error:
-                    if error.code != "conflict":
+                    clashes += 1
+                    if error.code != "conflict" or clashes > CLASHES:
                         raise
                     # Another process changed or computed some of these samples. Smaller steps meet fewer of its changes.
                     step, clash = max(batch_size, step // 2), True
                     break
-                done += len(ids)
+                done, expected, clashes = done + len(ids), expected + 1, 0
                 if progress is not None:
                     progress(done, max(done, total))
             if not clash:
@@ -80,8 +87,10 @@ class Backfill:
                 if len(ids):
                     yield ids
 
-    def _commit(self, ids: npt.NDArray[np.int64], batch_size: int) -> None:
-        with self._dataset.transaction(self._message) as transaction:
+    def _changed(self, ids: npt.NDArray[np.int64], batch_size: int) -> Transaction:
+        """Compute values in a transaction."""
+        transaction = self._dataset.transaction(self._message)
+        try:
             for start in range(0, len(ids), batch_size):
                 batch = ids[start : start + batch_size]
                 values = self._compute(transaction.take(batch, columns=self._columns))
@@ -93,6 +102,10 @@ class Backfill:
                         hint="return one value for each sample; use None for a null",
                     )
                 transaction.update({self._column: values}, row_ids=batch)
+        except BaseException:
+            transaction.abort()
+            raise
+        return transaction
 
 
 def _rotated(runs: Runs, samples: int) -> Runs:

@@ -93,5 +93,7 @@ class SchemaChanges:
         >>> ds["n"][:].tolist(), ds["n"][:].dtype
         ([32767, 1099511627776], dtype('int64'))
         """
-        self._core.widen_column(text_of(name, "column", "widen a column"), dtype_name(dtype))
+        with naming(text_of(name, "column", "widen a column"), 0, "widen"):
+            wider = dtype_name(dtype)
+        self._core.widen_column(name, wider)
         self._schema = from_json(self._core.columns())

@@ -13,7 +13,7 @@ class Stage:
     """
 
     samples: int
-    # The description of the files, for the core.
+    # The description of the files, for the core, which counts the samples itself.
     _data: bytes = dataclasses.field(repr=False)
 
     def __len__(self) -> int:

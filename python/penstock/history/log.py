@@ -49,7 +49,10 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """An entry in `ds.diff()`: samples that were "added", "deleted" or "changed", by row id. `column` is the column that changed."""
+    """An entry in `ds.diff()`: samples that were "added", "deleted" or "changed", by row id. `column` is the column that changed.
+
+    Other kinds are "column added", "column dropped", "column renamed" and "column widened". These have a column, and no row ids.
+    """
 
     kind: str
     column: str | None

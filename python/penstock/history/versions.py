@@ -113,10 +113,10 @@ class Versions(View):
         """
         return self._snapshot.resolve(text_of(snapshot, "snapshot", "resolve a commit"))
 
-    def create_tag(self, name: str, snapshot: str | None = None) -> None:
-        """Name this handle's snapshot, or the one with the id `snapshot`, until the tag is deleted. `ps.open(tag=)` opens it.
+    def create_tag(self, name: str, snapshot: str | View | None = None) -> None:
+        """Name this handle's snapshot, or another one, until the tag is deleted. `ps.open(tag=)` opens it.
 
-        A name has 1 to 255 bytes. Cost: a few requests and one put, however many tags there are.
+        `snapshot` is an id, a branch, a tag or a handle. A name has 1 to 255 bytes. If several processes create one tag, one of them succeeds. Cost: a few requests and one put, however many tags there are.
         Raises: AlreadyExistsError (name-exists), NotFoundError (snapshot-not-found), InvalidInputError (invalid-argument).
 
         >>> import penstock as ps
@@ -126,7 +126,8 @@ class Versions(View):
         >>> len(ps.open("memory://tags", tag="empty")), list(ds.tags())
         (0, ['empty'])
         """
-        self._snapshot.create_tag(text_of(name, "tag", "create a tag"), snapshot)
+        target = None if snapshot is None else self._at(snapshot).id
+        self._snapshot.create_tag(text_of(name, "tag", "create a tag"), target)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag. Its snapshot remains. Raises: NotFoundError (name-not-found)."""
@@ -211,7 +212,8 @@ class Versions(View):
         ids remain the same. A value that both sides changed differently is a conflict. So is a sample that one side changed and the other
         one deleted. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
         Returns the new snapshot and the row ids of the samples that the branch got. If the branch has all commits of the other side already,
-        no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain.
+        no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. The same holds for stages.
+        If each side merged an older commit of the other one, there are several common ancestors, and a value is also a conflict if they disagree.
 
         Cost: reads the manifest pages and row ids in which both sides and their common ancestor differ. Reads the values that both sides
         may have changed. Data files are shared, not copied. If this branch has no commits of its own, nothing else is read.

@@ -16,6 +16,8 @@ from penstock import arrow
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from penstock.view import View
 
 
@@ -35,7 +37,13 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
         columns = _columns(connection, view, where, doing)
         read(columns)
         names = ["_row_id", *columns]
-        connection.register("samples", arrow.reader(view, names, 1 << 16))
+        connection.register("samples", _without_halves(arrow.reader(view, names, 1 << 16)))
+        [(kind,)] = connection.execute(f"SELECT column_type FROM (DESCRIBE SELECT ({where}\n) FROM samples)").fetchall()
+        if kind != "BOOLEAN":
+            raise InvalidInputError(
+                f"cannot {doing}: `{where}` is not a condition: it is of type {kind.lower()}, expected a boolean",
+                hint="compare it, as in year < 2000",
+            )
         found = connection.execute(f"SELECT _row_id FROM samples WHERE ({where}\n)").fetchnumpy()["_row_id"]
     except duckdb.Error as error:
         raise InvalidInputError(
@@ -47,19 +55,20 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
 
 
 # The parts of which a condition on single samples consists, as DuckDB names their classes.
-_PARTS = {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"}
+_PARTS = {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE"}
 
 
 def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
     """Parse a predicate, and return the columns that it names."""
-    parsed = _parsed(connection, where)
+    parsed, bare = _parsed(connection, where), _parsed(connection, where, bare=True)
     if parsed["error"]:
         raise InvalidInputError(f"cannot {doing}: {parsed['error_message']}", hint="a predicate is an SQL condition, such as year < 2000")
     condition = _condition(parsed)
     nodes = list(_nodes(condition))
     odd = [node["class"] for node in nodes if node.get("class", "COLUMN_REF") not in _PARTS]
     # Apart from the condition, the statement must be the one that any condition is in.
-    if odd or condition is None or _without_condition(parsed) != _without_condition(_parsed(connection, "true")):
+    # A text that is not a condition without the parentheses around it closes one of them.
+    if odd or condition is None or bare["error"] or _without_condition(parsed) != _without_condition(_parsed(connection, "true")):
         what = f": {odd[0].lower().replace('_', ' ')} is not allowed" if odd else ""
         raise InvalidInputError(
             f"cannot {doing}: `{where}` is not a condition on single samples{what}", hint="select the row ids first, then delete them"
@@ -75,9 +84,26 @@ def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
     return list(names)
 
 
-def _parsed(connection: Any, where: str) -> Any:
-    """Parse the statement that selects samples, and return its syntax tree."""
-    statement = f"SELECT 1 FROM samples WHERE ({where}\n)"
+def _without_halves(batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Convert float16 values, which DuckDB does not read."""
+    import pyarrow as pa
+
+    halves = [index for index, field in enumerate(batches.schema) if pa.types.is_float16(field.type)]
+    if not halves:
+        return batches
+    schema = batches.schema
+    for index in halves:
+        schema = schema.set(index, pa.field(schema.field(index).name, pa.float32()))
+    converted = (
+        pa.RecordBatch.from_arrays([array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)], schema=schema)
+        for batch in batches
+    )
+    return pa.RecordBatchReader.from_batches(schema, converted)
+
+
+def _parsed(connection: Any, where: str, *, bare: bool = False) -> Any:
+    """Parse the statement that selects samples, with the condition in parentheses or without, and return its syntax tree."""
+    statement = f"SELECT 1 FROM samples WHERE {where}" if bare else f"SELECT 1 FROM samples WHERE ({where}\n)"
     return json.loads(connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()[0][0])
 
 

@@ -38,7 +38,7 @@ pub fn create_branch(at: &Snapshot, name: &str, author: &str) -> Result<Snapshot
             let _ = here.storage.delete(&name);
         }
     };
-    let created = refs::create_name(context, NameKind::Branch, name, None, |here, number| {
+    let created = refs::create_name(context, NameKind::Branch, name, |here, number| {
         remove(here, &mut made, &mut puts);
         here.storage.prove()?;
         // Nothing may fail after the name is set, so the snapshot is opened before.

@@ -1,13 +1,14 @@
 //! Merge a snapshot into a branch, or copy the changes of one commit.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Context as _, Error, Result};
-use penstock_format::SnapshotId;
 use penstock_format::record::{Change, ChangeKind, FEATURE_MERGES, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::{Id, SnapshotId};
 
-use super::combine::{Additions, combined, copied_values, deletion, linked, linked_files, new_parts, new_words};
+use super::combine::{Additions, Linked, combined, copied_values, deletion, linked, linked_files, new_parts, new_words};
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
@@ -144,6 +145,7 @@ fn three_way(
     if added.len() != found.added().and(&found.unknown).len() || !added.minus(&chosen.row_ids).is_empty() {
         chosen = choose(&added)?;
     }
+    let linked = check_stages(&ours, &sides.theirs, &chosen)?;
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
     let mut additions = Additions { parts: new_parts(&sides.theirs, &chosen, puts)?, ..Additions::default() };
     (additions.overlays, additions.features) = match values {
@@ -171,6 +173,7 @@ fn three_way(
     proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some(chosen.row_ids.len());
+    proposal.own.changes.staged = Arc::new(linked);
     match additions.deltas().filter(|_| revived.is_empty() && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {
@@ -182,6 +185,27 @@ fn three_way(
         }
     }
     Ok((proposal, added.or(&revived)))
+}
+
+/// Refuse to link samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.
+/// Cost: reads the pages that only the branch has.
+fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked) -> Result<HashSet<Id>> {
+    let mut files = HashSet::new();
+    linked_files(theirs, chosen, &mut |file| {
+        files.insert(file.id);
+        Ok(())
+    })?;
+    let deleted = ours.context.row_ids(&ours.overlays.deletions().collect::<Vec<_>>())?;
+    let deleted = RowIds::union(deleted.iter().map(AsRef::as_ref));
+    let known = ours.fragments_with(&theirs.pages(), &files)?;
+    let runs = known.values().flat_map(|fragment| fragment.runs.iter().map(|run| RowIds::Runs(vec![*run]))).collect::<Vec<_>>();
+    let twice = RowIds::union(runs.iter()).minus(&deleted);
+    if twice.is_empty() {
+        return Ok(files);
+    }
+    let text = format!("found conflicts: both sides added one stage, and {} of its samples would be there twice", twice.len());
+    let row_ids = twice.first(0, 10).into_iter().map(u64::cast_signed).collect();
+    Err(Error::new("conflict", text).row_ids(row_ids).hint("delete its samples on one side, then merge again; nothing was committed"))
 }
 
 /// List what a merge changes in its change set.

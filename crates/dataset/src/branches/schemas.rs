@@ -32,11 +32,17 @@ pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, pol
     let theirs = Arc::new(ours.near(theirs.clone())?);
     let sides = |base: &LogEntry| Ok(Sides::new(Arc::new(ours.near(base.clone())?), ours.clone(), theirs.clone()));
     let all = bases.iter().map(sides).collect::<Result<Vec<Sides>>>()?;
-    let (schema, dropped) = merged_schema(&all[0], policies)?;
+    let (mut schema, dropped) = merged_schema(&all[0], policies)?;
     for other in &all[1..] {
         if merged_schema(other, policies)?.1 != dropped {
             let text = "found conflicts: an older merge leaves unclear which columns were dropped";
             return Err(Error::new("conflict", text).hint("drop them on both sides, then merge again"));
+        }
+    }
+    for other in &all[1..] {
+        if let Some(column) = schema.widen_to(&other.base.schema) {
+            let text = format!("found conflicts: no dtype has the values of column `{column}` in all common ancestors");
+            return Err(Error::new("conflict", text).column(column).hint("widen it on both sides, then merge again"));
         }
     }
     let lacks = |snapshot: &Snapshot| {

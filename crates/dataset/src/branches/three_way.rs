@@ -208,6 +208,9 @@ impl<'a> Comparison<'a> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let is_new =
             |overlay: &&Overlay| !overlay.is_deletion() && !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
+        if self.hides_shared(&is_new)? {
+            return Ok(None);
+        }
         let overlays: Vec<Overlay> = theirs.overlays.all().iter().filter(is_new).cloned().collect();
         let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
         let absent = self.unknown.minus(linked);
@@ -227,6 +230,32 @@ impl<'a> Comparison<'a> {
             && sets.iter().all(|rows| apart(rows, &absent) && apart(rows, &self.own))
             && self.columns.iter().all(simple);
         Ok(unchanged.then_some(overlays))
+    }
+
+    /// Return whether a new overlay of `theirs` has values that a later, shared one replaces. On top of `ours`, it would hide that one. Roots
+    /// of one side may have joined overlays that the other side has one by one.
+    fn hides_shared(&self, is_new: &impl Fn(&&Overlay) -> bool) -> Result<bool> {
+        let theirs = &self.sides.theirs;
+        let all: Vec<&Overlay> = theirs.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).collect();
+        for (index, overlay) in all.iter().enumerate().filter(|(_, overlay)| is_new(overlay)) {
+            let meets = |later: &&&Overlay| {
+                let (one, other) = (overlay.rows.range(), later.rows.range());
+                !is_new(later)
+                    && overlay.columns.iter().any(|column| later.columns.contains(column))
+                    && one.start < other.end
+                    && other.start < one.end
+            };
+            let later: Vec<&RowSet> = all[index + 1..].iter().filter(meets).map(|later| &later.rows).collect();
+            if later.is_empty() {
+                continue;
+            }
+            let own = theirs.context.row_ids(&[&overlay.rows])?;
+            let shared = theirs.context.row_ids(&later)?;
+            if own.iter().any(|own| shared.iter().any(|rows| !own.common(rows, 1).is_empty())) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Return the values that the merge takes, by column.

@@ -21,13 +21,19 @@ pub struct Read {
 
 /// The reads of a transaction so far: row ids by columns, or None for all rows.
 #[derive(Default)]
-pub struct ReadSet(HashMap<Vec<u64>, Option<Vec<u64>>>);
+pub struct ReadSet(HashMap<Vec<u64>, Option<Rows>>);
+
+struct Rows {
+    ids: Vec<u64>,
+    /// Repeated row ids are removed when there are this many.
+    limit: usize,
+}
 
 /// Column ids begin at 1. A read of this column is a read of no values.
-const NO_COLUMN: u64 = 0;
+pub const NO_COLUMN: u64 = 0;
 
-/// Repeated row ids of reads are removed when there are this many.
-const READS: usize = 1 << 20;
+/// The first limit of the row ids of reads.
+const READS: usize = 1 << 18;
 
 impl ReadSet {
     /// Add rows of columns, or all rows. Without columns, only the existence of the rows was read.
@@ -38,22 +44,28 @@ impl ReadSet {
         }
         match (self.0.entry(columns), row_ids) {
             (Entry::Occupied(mut known), None) => drop(known.insert(None)),
-            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids)),
+            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids.map(|ids| Rows { ids, limit: READS }))),
             (Entry::Occupied(mut known), Some(row_ids)) => {
-                if let Some(all) = known.get_mut() {
-                    all.extend(row_ids);
-                    if all.len() > READS {
-                        all.sort_unstable();
-                        all.dedup();
+                if let Some(Rows { ids, limit }) = known.get_mut() {
+                    ids.extend(row_ids);
+                    if ids.len() > *limit {
+                        ids.sort_unstable();
+                        ids.dedup();
+                        *limit = READS.max(2 * ids.len());
                     }
                 }
             }
         }
     }
 
+    /// Return all reads so far.
+    pub fn all(&self) -> Vec<(Vec<u64>, Option<Vec<u64>>)> {
+        self.0.iter().map(|(columns, rows)| (columns.clone(), rows.as_ref().map(|rows| rows.ids.clone()))).collect()
+    }
+
     /// Return the reads, without those of samples that the transaction appended.
     pub fn existing(&self) -> Vec<Read> {
-        let existing = |ids: &Vec<u64>| Arc::new(ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
+        let existing = |rows: &Rows| Arc::new(rows.ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
         self.0.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
     }
 }

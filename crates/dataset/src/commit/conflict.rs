@@ -10,7 +10,7 @@ use penstock_error::Error;
 use penstock_format::record::{Change, ChangeKind, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
-use super::changes::{ChangeSet, Known, Read};
+use super::changes::{ChangeSet, Known, NO_COLUMN, Read};
 
 /// The conflicting change in another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
 pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Error {
     let samples = conflict.samples;
     let what = match conflict.kind {
-        ChangeKind::Append => format!("it appended {samples} samples to columns that this transaction read"),
+        ChangeKind::Append => format!("it appended {samples} samples, and this transaction read all samples"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
         ChangeKind::Delete => format!("it deleted {samples} samples"),
         ChangeKind::Schema => "it changed the schema".to_owned(),
@@ -71,7 +71,9 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         Some((_, name)) => format!("`{name}`"),
         None => format!("with id {column}"),
     };
-    let columns = match &conflict.columns[..] {
+    let named: Vec<u64> = conflict.columns.iter().copied().filter(|column| *column != NO_COLUMN).collect();
+    let columns = match &named[..] {
+        _ if conflict.kind == ChangeKind::Append => String::new(),
         [] => String::new(),
         [column] => format!(" in column {}", name(column)),
         several => format!(" in columns {}", several.iter().map(name).collect::<Vec<_>>().join(", ")),
@@ -83,7 +85,14 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
     };
     let text = format!("cannot commit: commit {} was made in the meantime: {what}{columns}{rows}", other.snapshot());
     let row_ids = conflict.rows.iter().map(|row| *row as i64).collect();
-    Error::new("conflict", text).row_ids(row_ids).hint("run the transaction again on the newest snapshot")
+    let error = Error::new("conflict", text).row_ids(row_ids).hint("run the transaction again on the newest snapshot");
+    match &named[..] {
+        [column] if conflict.kind != ChangeKind::Append => match names.iter().find(|(id, _)| id == column) {
+            Some((_, name)) => error.column(name),
+            None => error,
+        },
+        _ => error,
+    }
 }
 
 /// Whether two changes concern the same cells.

@@ -1,6 +1,7 @@
 //! The commit protocol as a state machine without I/O, which takes events and returns requests (spec section 12). `drive` runs
 //! the machine against a store, and tests run it with responses in random order.
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -21,7 +22,7 @@ const UNCERTAIN_TRIES: u32 = 20;
 const REBASES: u32 = 10_000;
 
 /// The next operation that the machine requests. Each variant lists the events that may answer the request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Request {
     /// Read the newest record and its snapshot's word counts. Answered by `Newest`.
     ReadNewest,
@@ -44,7 +45,7 @@ pub enum Request {
 }
 
 /// The result of a request. `Begin` starts the machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Event {
     Begin,
     Newest { parent: Box<LogEntry>, words: Vec<(u64, u64)>, now_us: i64 },
@@ -61,7 +62,7 @@ pub enum Event {
 }
 
 /// Something unique that another commit has as well.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Taken {
     /// A row that has one of the keys, and the key as text.
     Key(u64, String),
@@ -81,6 +82,7 @@ enum Deltas {
 }
 
 /// One commit in progress.
+#[derive(Clone)]
 pub struct Machine {
     proposal: Proposal,
     parent: Option<Box<LogEntry>>,
@@ -93,6 +95,18 @@ pub struct Machine {
     checked: u64,
     uncertain: u32,
     rebases: u32,
+}
+
+/// Shows what distinguishes two states of one commit.
+impl fmt::Debug for Machine {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { parent, unseen, sent, checked, uncertain, rebases, .. } = self;
+        let number = |entry: &LogEntry| (entry.record.number, entry.crc);
+        let unseen: Vec<(u64, u32)> = unseen.iter().map(number).collect();
+        let (parent, sent) =
+            (parent.as_deref().map(number), sent.as_deref().map(|sent| (sent.number, sent.parents.first().map(|parent| parent.crc))));
+        write!(out, "{} parent {parent:?} unseen {unseen:?} sent {sent:?} checked {checked} tries {uncertain} {rebases}", self.uuid())
+    }
 }
 
 impl Machine {

@@ -75,6 +75,8 @@ pub struct Transaction {
     pub(super) state: State,
     /// The lowest GC epoch of the snapshot and the stages.
     pub(super) gc_epoch: u64,
+    /// Reads since the last frame of the journal.
+    pub(super) unkept: ReadSet,
     /// A local file with the changes so far.
     pub(super) journal: Option<Kept>,
 }
@@ -124,6 +126,7 @@ impl Transaction {
             generation: process::generation(),
             state: State::Open,
             gc_epoch,
+            unkept: ReadSet::default(),
             journal: None,
         })
     }
@@ -212,7 +215,9 @@ impl Transaction {
     pub fn note_read(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
         let ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
         let row_ids: Option<Vec<u64>> = row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect());
-        self.journal.iter_mut().for_each(|kept| kept.note_read(ids.clone(), row_ids.clone()));
+        if self.journal.is_some() && self.isolation == Isolation::Serializable {
+            self.unkept.note(ids.clone(), row_ids.clone());
+        }
         self.reads.note(ids, row_ids);
         Ok(())
     }
@@ -227,6 +232,10 @@ impl Transaction {
 
     /// Write the new values that wait.
     pub(super) fn write_pending(&mut self) -> Result<()> {
+        // New samples in memory hide stored values, so those that have newer ones must be stored before.
+        if self.pending.has_appended() {
+            self.write_fresh()?;
+        }
         let written = Arc::make_mut(&mut self.pending).write(&self.base.context, &self.base.schema, &self.words, Config::inline_bytes());
         self.changed.extend(written.inspect_err(|_| self.state = State::Failed)?);
         Ok(())

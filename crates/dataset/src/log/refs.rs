@@ -113,29 +113,23 @@ fn unknown_tag(context: &Context, name: &str) -> Error {
 /// Give a snapshot a tag, which must be new. Costs one more put and one more read than `tags`.
 pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     records::named(context.storage.as_ref(), &target).context(|| format!("cannot create tag `{name}` of `{}`", context.storage.uri()))?;
-    create_name(context, NameKind::Tag, name, Some(target), |_, _| Ok(target)).map(drop)
+    create_name(context, NameKind::Tag, name, |_, _| Ok(target)).map(drop)
 }
 
 /// Set a tag or a branch, which must be new. `target` is called with the place of all puts and the number of the next names record, again
-/// after each lost race. Returns the last target. `sure` is a target that nobody else would set. Costs one more put than `tags`.
+/// after each lost race. Returns the last target. Of several callers, one succeeds. Costs one more put than `tags`.
 pub fn create_name(
     context: &Context,
     kind: NameKind,
     name: &str,
-    sure: Option<SnapshotId>,
     mut target: impl FnMut(&Context, u64) -> Result<SnapshotId>,
 ) -> Result<SnapshotId> {
     let what = if kind == NameKind::Branch { "branch" } else { "tag" };
     let uri = context.storage.uri();
     check_name(name).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
-    let (mut own, mut taken) = (sure, None);
-    let set = |here: &Context, folded: &Folded, race: u32| {
-        let found = [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
-        // After a race, the name may be the one that an earlier attempt has set.
-        if race > 0 && found.is_some() && found == own.map(|own| (kind, own)) {
-            return Ok(None);
-        }
-        taken = found;
+    let (mut own, mut taken) = (None, None);
+    let set = |here: &Context, folded: &Folded| {
+        taken = [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
         if taken.is_some() {
             return Ok(None);
         }
@@ -175,7 +169,7 @@ fn check_name(name: &str) -> Result<()> {
 
 /// Pin a snapshot under this name until `unpin` is called. Costs one more put than `pins`, unless the pin already exists.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
-    let set = |_: &Context, folded: &Folded, _| {
+    let set = |_: &Context, folded: &Folded| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };
         Ok((folded.get(NameKind::Pin, name) != Some(target)).then_some(operation))
     };
@@ -197,12 +191,12 @@ pub fn remove_branch(context: &Context, name: &str, branch: u64) -> Result<()> {
 /// Remove a name if its target is the right one. Returns whether it was there.
 fn remove(context: &Context, kind: NameKind, name: &str, is_right: impl Fn(&SnapshotId) -> bool) -> Result<bool> {
     let operation = |target| Operation { removes: true, kind, name: name.into(), target };
-    append(context, |_, folded, _| Ok(folded.get(kind, name).filter(&is_right).map(operation)))
+    append(context, |_, folded| Ok(folded.get(kind, name).filter(&is_right).map(operation)))
 }
 
-/// Append the operation that `missing` returns for the place of all puts, the current names, and the number of lost races. Retry after each
-/// lost race. Returns false if `missing` returns None before the first attempt.
-fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded, u32) -> Result<Option<Operation>>) -> Result<bool> {
+/// Append the operation that `missing` returns for the place of all puts and the current names. Retry after each lost race. Returns false if
+/// `missing` returns None.
+fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded) -> Result<Option<Operation>>) -> Result<bool> {
     let held = context.held()?;
     let here = held.as_deref().unwrap_or(context);
     let storage = here.storage.as_ref();
@@ -213,7 +207,7 @@ fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded, u32) -> 
     let mut known = None;
     for race in 0..RACES {
         catch_up(&mut folded, here, known)?;
-        let Some(operation) = missing(here, &folded, race)? else { return Ok(race > 0) };
+        let Some(operation) = missing(here, &folded)? else { return Ok(false) };
         if race == 0 {
             storage.prove()?;
         }
@@ -228,7 +222,7 @@ fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded, u32) -> 
             folded.follow(names);
             return Ok(true);
         }
-        // Another writer, or an earlier attempt by this one, created the record. The next iteration reads it.
+        // Another writer created the record. The next iteration reads it.
         known = Some(names.number);
     }
     Err(Error::new("conflict", format!("lost {RACES} races in a row")))

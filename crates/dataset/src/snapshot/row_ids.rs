@@ -100,12 +100,15 @@ impl Snapshot {
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
         let found = |(place, row_id): (usize, Found)| match row_id {
             Found::At(position) => Ok(position),
-            Found::Deleted => Err((place, "its sample was deleted in snapshot")),
-            Found::Nowhere => Err((place, "no such sample exists in snapshot")),
+            Found::Deleted => Err((place, "its sample was deleted in")),
+            Found::Nowhere => Err((place, "no such sample exists in")),
         };
         let missing = |(place, why): (usize, &str)| {
             let row_id = row_ids[place];
-            Error::new("row-id-not-found", format!("cannot find row id {row_id}: {why} {}", self.id()))
+            // What a transaction sees has no id of its own.
+            let here =
+                if self.tables.get().kept.get().is_some() { "this transaction".to_owned() } else { format!("snapshot {}", self.id()) };
+            Error::new("row-id-not-found", format!("cannot find row id {row_id}: {why} {here}"))
                 .hint("row ids come from `_row_id` or receipt.row_ids")
                 .rows(vec![place as u64])
                 .row_ids(vec![row_id])

@@ -9,8 +9,6 @@ use penstock_storage::Journal;
 /// The journal of an open transaction.
 pub struct Kept {
     journal: Journal,
-    /// Reads since the last frame.
-    reads: Vec<ReadFrame>,
     /// How many calls of an earlier process were repeated.
     pub restored: u64,
     /// Whether an earlier process may have committed the transaction.
@@ -27,34 +25,28 @@ pub struct Call<'a> {
 
 impl Kept {
     pub fn new(journal: Journal, restored: u64, may_exist: bool) -> Kept {
-        Kept { journal, reads: Vec::new(), restored, may_exist }
+        Kept { journal, restored, may_exist }
     }
 
     /// Write a call, and the reads before it. It counts once `sync` succeeds, and `undo` removes it.
-    pub fn add(&mut self, call: &Call<'_>, given: &[Given<'_>]) -> Result<()> {
+    pub fn add(&mut self, call: &Call<'_>, given: &[Given<'_>], reads: &[ReadFrame]) -> Result<()> {
         let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
-        let encoded = encode(&call.verb, call.decode, &row_ids, given, &self.reads);
+        let encoded = encode(&call.verb, call.decode, &row_ids, given, reads);
         let (head, values) = encoded.ok_or_else(|| unable("take values that are read from a source, such as a memory map"))?;
         self.journal.add(&[&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>())
     }
 
     pub fn sync(&mut self) -> Result<()> {
-        self.journal.sync()?;
-        self.reads.clear();
-        Ok(())
+        self.journal.sync()
     }
 
     pub fn undo(&mut self) -> Result<()> {
         self.journal.undo()
     }
 
-    pub fn note_read(&mut self, columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
-        self.reads.push((columns, row_ids));
-    }
-
     /// Note that the record may be put from now on.
     pub fn will_commit(&mut self) -> Result<()> {
-        self.add(&Call { verb: Verb::Commit, row_ids: &[], decode: false }, &[])?;
+        self.add(&Call { verb: Verb::Commit, row_ids: &[], decode: false }, &[], &[])?;
         self.sync()
     }
 

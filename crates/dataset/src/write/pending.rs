@@ -42,6 +42,11 @@ pub struct Changed {
 }
 
 impl Pending {
+    /// Return whether any value is of a sample that the transaction appended.
+    pub fn has_appended(&self) -> bool {
+        self.columns.values().any(|values| values.places.keys().any(|row_id| row_id & PROVISIONAL != 0))
+    }
+
     /// Add new values, given by one call. `columns` has an entry for each column of the schema, or None for those that keep their values.
     /// Values that are pulled must be written before the next call.
     pub fn push(&mut self, row_ids: &[u64], schema: &Schema, columns: Vec<Option<Column>>) {

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -9,8 +10,8 @@ use penstock_error::{Error, Result};
 
 use crate::kernel;
 
-/// A head precedes each body: the length of the body, the CRC-32C of the length, and that of the body. Frames begin at multiples of its size, so
-/// that a head is in one sector of the disk.
+/// A head precedes each body: the length of the body, the CRC-32C of the length and of the head's place, and that of the body. Frames begin at
+/// multiples of its size, so that a head is in one sector of the disk.
 const HEAD_BYTES: u64 = 16;
 
 /// The file begins with this.
@@ -19,85 +20,99 @@ const MAGIC: &[u8; HEAD_BYTES as usize] = b"PNSTKJ1\n\0\0\0\0\0\0\0\0";
 pub struct Journal {
     file: File,
     path: PathBuf,
-    /// The end of the durable frames, and of those that were written.
-    durable: u64,
+    /// The end of the frames that count, and of what was written.
+    end: u64,
     written: u64,
-    /// Where the next frame is read.
-    read: u64,
+    /// The head of a frame whose body is written, but which does not count yet.
+    head: Option<[u8; HEAD_BYTES as usize]>,
 }
 
 impl Journal {
     /// Open a journal, or create it, and lock it against other processes. `read_frame` returns its frames.
     pub fn open(path: &Path) -> Result<Journal> {
-        let failed = |error: io::Error| failure(path, "open", &error);
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
-        match kernel::flock(&file, true) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let text = format!("cannot open the journal `{}`: another transaction uses it", path.display());
-                return Err(
-                    Error::new("journal-in-use", text).hint("give each transaction a journal of its own, or wait until the other one ends")
-                );
-            }
-            locked => locked.map_err(failed)?,
+        if path.as_os_str().is_empty() || path.as_os_str().as_encoded_bytes().contains(&0) {
+            let text = format!("cannot open the journal {path:?}: the path is empty or contains a null character");
+            return Err(Error::new("invalid-argument", text));
         }
+        // The folder in which the process is may change.
+        let path = std::path::absolute(path).map_err(|error| failure(path, "open", &error))?;
+        let failed = |error: io::Error| failure(&path, "open", &error);
+        let mut file = loop {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+            match kernel::flock(&file, true) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let text = format!("cannot open the journal `{}`: another transaction uses it", path.display());
+                    return Err(Error::new("journal-in-use", text).hint(
+                        "give each transaction a journal of its own, or wait until the other process ends, and those that were forked from it",
+                    ));
+                }
+                locked => locked.map_err(failed)?,
+            }
+            // The last user may have deleted it before the lock was free.
+            if is_at(&file, &path).map_err(failed)? {
+                break file;
+            }
+        };
         let length = file.metadata().map_err(failed)?.len();
-        let mut head = [0; MAGIC.len()];
-        if length < head.len() as u64 {
-            // A new file, or one whose creator ended before its first frame.
-            file.set_len(0).and_then(|()| file.write_all(MAGIC)).and_then(|()| file.sync_all()).map_err(failed)?;
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        } else {
-            file.read_exact(&mut head).map_err(failed)?;
-            if head != *MAGIC {
-                let text = format!("cannot open the journal `{}`: it is not a journal", path.display());
-                return Err(
-                    Error::new("invalid-argument", text).hint("give the path of a new file, or of a journal that a transaction left")
-                );
-            }
+        let mut head = vec![0; length.min(HEAD_BYTES) as usize];
+        file.read_exact(&mut head).map_err(failed)?;
+        if *head != MAGIC[..head.len()] {
+            let text = format!("cannot open the journal `{}`: it is not a journal", path.display());
+            return Err(Error::new("invalid-argument", text).hint("give the path of a new file, or of a journal that a transaction left"));
         }
-        let begin = MAGIC.len() as u64;
-        Ok(Journal { file, path: path.to_owned(), durable: begin, written: length.max(begin), read: begin })
+        if length < HEAD_BYTES {
+            // A new file, or one whose creator ended before its first frame.
+            file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(MAGIC)).and_then(|()| file.sync_all()).map_err(failed)?;
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        }
+        Ok(Journal { file, path, end: HEAD_BYTES, written: length.max(HEAD_BYTES), head: None })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Return the next frame. After the last one, cut off an incomplete frame, and return None: frames can be added from then on.
+    /// Return the next frame. After the last one, cut off what was not finished, and return None: frames can be added from then on.
     pub fn read_frame(&mut self) -> Result<Option<Bytes>> {
-        let left = self.written - self.read;
-        let mut head = [0; HEAD_BYTES as usize];
-        if left >= HEAD_BYTES {
-            self.read_at(self.read, &mut head)?;
-        }
-        if left >= HEAD_BYTES && head != [0; HEAD_BYTES as usize] {
-            let length = length_of(&head);
-            if head[8..12] != sum(&[&head[..8]]).to_le_bytes() {
-                return Err(self.damaged());
+        if let Some((body, end)) = self.frame_at(self.end)? {
+            self.end = end;
+            if end > self.written {
+                // Only padding is missing.
+                self.file.set_len(end).map_err(|error| failure(&self.path, "write", &error))?;
+                self.written = end;
             }
-            if length.next_multiple_of(HEAD_BYTES) <= left - HEAD_BYTES {
-                let mut body = vec![0; length as usize];
-                self.read_at(self.read + HEAD_BYTES, &mut body)?;
-                let end = self.read + HEAD_BYTES + length.next_multiple_of(HEAD_BYTES);
-                if head[12..] == sum(&[&body]).to_le_bytes() {
-                    self.read = end;
-                    return Ok(Some(body.into()));
-                }
-                // Each frame is synced before the next one is written, so only the last one may be incomplete.
-                if end < self.written {
-                    return Err(self.damaged());
-                }
+            return Ok(Some(body));
+        }
+        // Each frame is synced before the next one is written, so only the last one may be unfinished. Nothing may follow it.
+        for later in (self.end + HEAD_BYTES..self.written).step_by(HEAD_BYTES as usize) {
+            if self.frame_at(later)?.is_some() {
+                let text = format!("cannot read the journal `{}`: the frame at byte {} is damaged", self.path.display(), self.end);
+                return Err(Error::new("object-checksum", text).hint("restore the file from a copy, or delete it to discard its changes"));
             }
         }
-        self.durable = self.read;
         self.undo()?;
+        // The last process may have ended before its last sync.
+        self.file.sync_all().map_err(|error| failure(&self.path, "sync", &error))?;
         Ok(None)
     }
 
-    fn damaged(&self) -> Error {
-        let text = format!("cannot read the journal `{}`: the frame at byte {} is damaged", self.path.display(), self.read);
-        Error::new("object-checksum", text).hint("restore the file from a copy, or delete it to discard its changes")
+    /// Return the body of the frame that begins here, and its end. None if there is no whole frame.
+    fn frame_at(&mut self, begin: u64) -> Result<Option<(Bytes, u64)>> {
+        let left = self.written.saturating_sub(begin);
+        let mut head = [0; HEAD_BYTES as usize];
+        if left < HEAD_BYTES {
+            return Ok(None);
+        }
+        self.read_at(begin, &mut head)?;
+        let length = head.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        if head[8..12] != sum(&[&head[..8], &begin.to_le_bytes()]).to_le_bytes() || length > left - HEAD_BYTES {
+            return Ok(None);
+        }
+        let mut body = vec![0; length as usize];
+        self.read_at(begin + HEAD_BYTES, &mut body)?;
+        let end = begin + HEAD_BYTES + length.next_multiple_of(HEAD_BYTES);
+        Ok((head[12..] == sum(&[&body]).to_le_bytes()).then(|| (body.into(), end)))
     }
 
     fn read_at(&mut self, begin: u64, bytes: &mut [u8]) -> Result<()> {
@@ -105,18 +120,19 @@ impl Journal {
         found.map_err(|error| failure(&self.path, "read", &error))
     }
 
-    /// Write a frame. It counts once `sync` succeeds, and `undo` removes it.
+    /// Write the body of a frame. The frame counts once `sync` succeeds, and `undo` removes it.
     pub fn add(&mut self, parts: &[&[u8]]) -> Result<()> {
-        let length: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let length = parts.iter().map(|part| part.len() as u64).sum::<u64>();
         let mut head = [0; HEAD_BYTES as usize];
         head[..8].copy_from_slice(&length.to_le_bytes());
-        let crcs = [sum(&[&length.to_le_bytes()]), sum(parts)];
-        head[8..12].copy_from_slice(&crcs[0].to_le_bytes());
-        head[12..].copy_from_slice(&crcs[1].to_le_bytes());
+        let place = sum(&[&length.to_le_bytes(), &self.end.to_le_bytes()]);
+        head[8..12].copy_from_slice(&place.to_le_bytes());
+        head[12..].copy_from_slice(&sum(parts).to_le_bytes());
         let pad = vec![0; (length.next_multiple_of(HEAD_BYTES) - length) as usize];
-        let written = self.file.seek(SeekFrom::Start(self.durable)).and_then(|_| {
+        let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| {
+            let empty = [0; HEAD_BYTES as usize];
             let mut slices: Vec<IoSlice> =
-                [&head[..]].into_iter().chain(parts.iter().copied()).chain([&pad[..]]).map(IoSlice::new).collect();
+                [&empty[..]].into_iter().chain(parts.iter().copied()).chain([&pad[..]]).map(IoSlice::new).collect();
             let mut rest = &mut slices[..];
             IoSlice::advance_slices(&mut rest, 0);
             while !rest.is_empty() {
@@ -129,35 +145,58 @@ impl Journal {
             }
             Ok(())
         });
-        self.written = self.durable + HEAD_BYTES + length.next_multiple_of(HEAD_BYTES);
+        self.written = self.end + HEAD_BYTES + length.next_multiple_of(HEAD_BYTES);
+        self.head = Some(head);
         written.map_err(|error| {
-            let _ = self.undo(); // A frame that remains is incomplete.
+            let _ = self.undo(); // A body without a head does not count.
             failure(&self.path, "write", &error)
         })
     }
 
-    /// Make the last frame durable.
+    /// Let the last frame count, and make it durable. If this fails, the frame is removed.
     pub fn sync(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(|error| failure(&self.path, "sync", &error))?;
-        self.durable = self.written;
-        Ok(())
+        let Some(head) = self.head.take() else { return Ok(()) };
+        let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&head));
+        match written.and_then(|()| self.file.sync_data()) {
+            Ok(()) => {
+                self.end = self.written;
+                Ok(())
+            }
+            Err(error) => {
+                let _ = self.undo();
+                Err(failure(&self.path, "sync", &error))
+            }
+        }
     }
 
-    /// Remove the last frame, which was not synced.
+    /// Remove the last frame, which does not count.
     pub fn undo(&mut self) -> Result<()> {
-        self.file.set_len(self.durable).map_err(|error| failure(&self.path, "cut", &error))?;
-        self.written = self.durable;
+        self.head = None;
+        if self.written > self.end {
+            self.file.set_len(self.end).map_err(|error| failure(&self.path, "cut", &error))?;
+            self.written = self.end;
+        }
         Ok(())
     }
 
-    /// Delete the file, and release the lock.
+    /// Delete the file, unless another one has its name, and release the lock.
     pub fn remove(self) -> Result<()> {
-        std::fs::remove_file(&self.path).map_err(|error| failure(&self.path, "delete", &error))
+        let gone = |error: &io::Error| error.kind() == ErrorKind::NotFound;
+        match is_at(&self.file, &self.path).and_then(|is_at| if is_at { std::fs::remove_file(&self.path) } else { Ok(()) }) {
+            Err(error) if !gone(&error) => Err(failure(&self.path, "delete", &error)),
+            _ => Ok(()),
+        }
     }
 }
 
-fn length_of(head: &[u8]) -> u64 {
-    head.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+/// Return whether a path leads to this file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (own.dev(), own.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn sum(parts: &[&[u8]]) -> u32 {
@@ -171,10 +210,13 @@ fn failure(path: &Path, verb: &str, error: &io::Error) -> Error {
     match error.kind() {
         ErrorKind::NotFound => Error::new("source-not-found", text).hint("create the folder first"),
         ErrorKind::PermissionDenied => Error::new("permission-denied", text),
+        ErrorKind::IsADirectory | ErrorKind::InvalidInput | ErrorKind::InvalidFilename | ErrorKind::NotADirectory => {
+            Error::new("invalid-argument", text).hint("give the path of a file")
+        }
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
             Error::new("no-space", text).hint("free space, and open the journal again: it has all changes before this one")
         }
-        _ => Error::new("storage-failed", text),
+        _ => Error::new("storage-failed", text).hint("open the journal again: it has all changes before this one"),
     }
 }
 
@@ -206,6 +248,20 @@ mod tests {
         assert_eq!(frames(&path)?.1, expected);
         let whole = std::fs::read(&path).unwrap();
         let last = whole.len() - 32;
+        // A frame whose body alone was written does not count.
+        let mut refused = whole.clone();
+        refused.extend([&[0; 16][..], b"a body without.."].concat());
+        std::fs::write(&path, &refused).unwrap();
+        assert_eq!(frames(&path)?.1, expected);
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        // Zeros in the middle are damage.
+        for begin in (0..last).step_by(16) {
+            let mut zeroed = whole.clone();
+            zeroed[begin..begin + 16].fill(0);
+            std::fs::write(&path, &zeroed).unwrap();
+            assert!(frames(&path).is_err(), "{begin}");
+            assert_eq!(std::fs::read(&path).unwrap(), zeroed);
+        }
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
             let (mut journal, found) = frames(&path)?;

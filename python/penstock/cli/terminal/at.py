@@ -19,10 +19,17 @@ ON_CONFLICT: list[str] = typer.Option(
 )
 
 
+def check(snapshot: str, tag: str, as_of: str, branch: str) -> None:
+    """Refuse options that exclude each other."""
+    if sum(map(bool, (snapshot, tag, as_of))) > 1 or (branch != "main" and (snapshot or tag)):
+        raise typer.BadParameter("give one of --snapshot, --tag, --as-of and --branch; only --as-of and --branch go together")
+
+
 def opened(uri: str, snapshot: str, tag: str, as_of: str, branch: str = "main") -> Dataset:
     """Open a dataset at the chosen snapshot."""
     import penstock
 
+    check(snapshot, tag, as_of, branch)
     return penstock.open(uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ def log(
 
     commits: Sequence[Commit] = at.opened(uri, snapshot, tag, as_of, branch).log(limit)
     if as_json:
-        show.print_json([{**vars(commit), "time": commit.time.isoformat()} for commit in commits])
+        show.print_json([{**dataclasses.asdict(commit), "time": commit.time.isoformat()} for commit in commits])
         return
     if graphic:
         for drawing, commit in zip(graph.lanes(commits), commits, strict=True):

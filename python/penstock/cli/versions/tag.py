@@ -20,7 +20,7 @@ def tag(
     """List tags, name a snapshot, or delete a tag."""
     from penstock.cli.terminal import show
 
-    if (delete or snapshot or as_of) and not name:
+    if (delete or snapshot or as_of or branch != "main") and not name:
         raise typer.BadParameter("give the name of the tag")
     if delete and (snapshot or as_of or branch != "main"):
         raise typer.BadParameter("--delete takes only the name of the tag")

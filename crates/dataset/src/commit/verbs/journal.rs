@@ -8,7 +8,10 @@ use penstock_format::Id;
 use penstock_format::ids::log_folder;
 use penstock_format::transit::journal::{Began, Frame, Given, Verb};
 use penstock_storage::Journal;
+use penstock_tensor::Column;
+use rustc_hash::FxHashSet;
 
+use crate::commit::changes::ReadSet;
 use crate::commit::transaction::{Isolation, State, Transaction};
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
@@ -44,23 +47,24 @@ impl Transaction {
         if began.serializable != (isolation == Isolation::Serializable) {
             return Err(refuse("its transaction has the other isolation".into()));
         }
+        // That process may have ended after the commit. So may one with a copy of the journal.
+        if is_committed(base, began.snapshot.number, began.uuid)? {
+            journal.remove()?;
+            return Transaction::begin_with_journal(&Arc::new(base.refreshed()?), isolation, path);
+        }
         let store = base.context.storage.as_ref();
         let at = if began.snapshot == base.id() { base.clone() } else { Arc::new(base.near(records::named(store, &began.snapshot)?)?) };
         let mut transaction = Transaction::begin(at, isolation)?;
         transaction.uuid = began.uuid;
-        let (mut restored, mut may_exist) = (0, false);
+        let mut restored = 0;
         while let Some(body) = journal.read_frame()? {
             let frame = Frame::parse(body)?;
-            (restored, may_exist) = if frame.verb == Verb::Commit { (restored, true) } else { (restored + 1, may_exist) };
+            restored += u64::from(frame.verb != Verb::Commit);
             transaction
                 .repeat(frame)
                 .map_err(|error| error.context(format!("cannot repeat call {restored} of the journal `{}`", path.display())))?;
         }
-        if may_exist && is_committed(base, began.snapshot.number, began.uuid)? {
-            journal.remove()?;
-            return Transaction::begin_with_journal(&Arc::new(base.refreshed()?), isolation, path);
-        }
-        transaction.journal = Some(Kept::new(journal, restored, may_exist));
+        transaction.journal = Some(Kept::new(journal, restored, true));
         Ok(transaction)
     }
 
@@ -89,15 +93,26 @@ impl Transaction {
         change: impl FnOnce(&mut Transaction, Vec<Input>) -> Result<T>,
     ) -> Result<T> {
         if let Some(kept) = &mut self.journal {
+            let reads = self.unkept.all();
             let given: Vec<Given> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
-            kept.add(call, &given)?;
+            match last_of_each(call, &inputs) {
+                None => kept.add(call, &given, &reads)?,
+                Some((row_ids, columns)) => {
+                    let given: Vec<Given> = given.iter().zip(&columns).map(|((name, _, words), column)| (*name, column, *words)).collect();
+                    kept.add(&Call { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
+                }
+            }
         }
         let changed = change(self, inputs);
         let Some(kept) = &mut self.journal else { return changed };
         match changed {
-            Ok(changed) => kept.sync().inspect_err(|_| self.state = State::Failed).map(|()| changed),
+            Ok(changed) => {
+                kept.sync().inspect_err(|_| self.state = State::Failed)?;
+                self.unkept = ReadSet::default();
+                Ok(changed)
+            }
             Err(error) => {
-                kept.undo().inspect_err(|_| self.state = State::Failed)?;
+                let _ = kept.undo(); // What remains is a body without a head, which does not count.
                 Err(error)
             }
         }
@@ -130,6 +145,23 @@ impl Transaction {
     pub fn abort(mut self) -> Result<()> {
         self.journal.take().map_or(Ok(()), Kept::remove)
     }
+}
+
+/// Return the last values of an update in which row ids are repeated. Others are not kept, because only the last ones count.
+fn last_of_each(call: &Call<'_>, inputs: &[Input]) -> Option<(Vec<i64>, Vec<Column>)> {
+    let pulled = inputs.iter().any(|input| matches!(input.column, Column::Pulled(_)));
+    if call.verb != Verb::Update || pulled || inputs.iter().any(|input| input.column.len() != call.row_ids.len()) {
+        return None;
+    }
+    let mut seen = FxHashSet::default();
+    let mut picks: Vec<(usize, usize)> =
+        call.row_ids.iter().enumerate().rev().filter(|(_, row_id)| seen.insert(**row_id)).map(|(row, _)| (0, row)).collect();
+    if picks.len() == call.row_ids.len() {
+        return None;
+    }
+    picks.reverse();
+    let columns = inputs.iter().map(|input| Column::gather(&[&input.column], &picks)).collect();
+    Some((picks.iter().map(|(_, row)| call.row_ids[*row]).collect(), columns))
 }
 
 /// Return whether a commit since record `base` has this transaction. Cost: a read per commit.

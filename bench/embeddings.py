@@ -1,0 +1,371 @@
+"""Benchmarks of embedding tables (E10): batches of ids are read, changed, and written back; ids are repeated, and the last value of an id counts.
+
+Every system gets the same batches, reads and writes whole batches by its fastest documented call, and starts with a table of all ids. Duplicates are
+removed for rivals that would apply them in any order. `once`: everything is durable at the end. `each`: every batch is durable before the
+next one; Penstock keeps a journal, the rivals sync each write.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import penstock as ps
+
+Result = dict[str, Any]
+Ids = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+ROUNDS = 3
+# A turn of a slow rival ends after this time. Its rate is that of the batches so far.
+SECONDS = 3.0
+STEP = np.float32(0.01)
+
+
+def zipf(rng: np.random.Generator, count: int) -> Ids:
+    """Ids of words in a text: Zipf's law with exponent 2, as published."""
+    return np.minimum(rng.zipf(2.0, count) - 1, count - 1).astype(np.int64)
+
+
+def power(rng: np.random.Generator, count: int) -> Ids:
+    """Ids of vertices in a graph: a power law with exponent 2.5 from 5 on, as published."""
+    return np.minimum(5 * (1 - rng.random(count)) ** (-1 / 1.5) - 5, count - 1).astype(np.int64)
+
+
+class Table:
+    """A table of embeddings. `rows` are the values of ids 0, 1, …"""
+
+    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
+        raise NotImplementedError
+
+    def change(self, ids: Ids) -> None:
+        """Read the rows of ids, subtract a step, and write them."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Make all changes durable."""
+
+
+class Penstock(Table):
+    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
+        self.dataset = ps.create(folder / "set", {"e": ps.Tensor((rows.shape[1],), "float32")})
+        with self.dataset.transaction() as tx:
+            for begin in range(0, len(rows), 1 << 15):
+                tx.append({"e": rows[begin : begin + (1 << 15)]})
+        self.transaction = self.dataset.transaction(journal=folder / "journal" if each else None)
+
+    def change(self, ids: Ids) -> None:
+        values = self.transaction.take(ids)["e"]
+        values -= STEP
+        self.transaction.update({"e": values}, row_ids=ids)
+
+    def finish(self) -> None:
+        self.transaction.commit()
+
+
+class RocksDb(Table):
+    """Values are raw bytes. Reads are one multi-get, writes one batch."""
+
+    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
+        from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(256 << 20)
+        options.increase_parallelism(2)
+        self.batch, self.table, self.size = WriteBatch, Rdict(str(folder / "rocks"), options), rows.shape[1]
+        self.writing = WriteOptions()
+        # Without a sync for each batch, the log is of no use: the flush at the end makes all changes durable.
+        self.writing.sync, self.writing.disable_wal = each, not each
+        for begin in range(0, len(rows), 1 << 14):
+            self._write(np.arange(begin, min(begin + (1 << 14), len(rows))), rows[begin : begin + (1 << 14)])
+        self.table.flush()
+
+    def _write(self, ids: Ids, rows: Rows) -> None:
+        batch = self.batch(raw_mode=True)
+        data, width = rows.tobytes(), 4 * self.size
+        for place, key in enumerate(ids.tolist()):
+            batch.put(key.to_bytes(4, "big"), data[place * width : (place + 1) * width])
+        self.table.write(batch, self.writing)
+
+    def change(self, ids: Ids) -> None:
+        found = self.table[[key.to_bytes(4, "big") for key in ids.tolist()]]
+        values = np.frombuffer(b"".join(found), np.float32).reshape(len(ids), self.size) - STEP
+        self._write(ids, values)
+
+    def finish(self) -> None:
+        self.table.flush()
+
+
+class TensorStore(Table):
+    """A Zarr array with small chunks of rows, without compression, in an array of indices. Its files are synced by default."""
+
+    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
+        import tensorstore
+
+        spec = {
+            "driver": "zarr",
+            "kvstore": {"driver": "file", "path": str(folder / "tensor"), "file_io_sync": each},
+            "metadata": {"shape": list(rows.shape), "chunks": [16, rows.shape[1]], "dtype": "<f4", "compressor": None},
+            "context": {"cache_pool": {"total_bytes_limit": 512 << 20}},
+            "recheck_cached_data": "open",
+        }
+        self.folder, self.each = folder / "tensor", each
+        self.array = tensorstore.open(spec, create=True, delete_existing=True).result()
+        self.array[...] = rows
+        self.store = tensorstore
+
+    def change(self, ids: Ids) -> None:
+        values = self.array[ids].read().result() - STEP
+        unique, last = _last(ids)
+        self.array[unique].write(values[last]).result()
+
+    def finish(self) -> None:
+        if not self.each:
+            subprocess.run(["sync", "-f", str(self.folder)], check=True)
+
+
+class TileDb(Table):
+    """A sparse array of rows. Each batch is a fragment; fragments are consolidated when there are many, as its documentation advises."""
+
+    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
+        import tiledb
+
+        self.tiledb, self.path = tiledb, str(folder / "tile")
+        domain = tiledb.Domain(tiledb.Dim("id", domain=(0, len(rows) - 1), tile=1024, dtype=np.uint64))
+        value = np.dtype([("", np.float32)] * rows.shape[1])
+        schema = tiledb.ArraySchema(domain, [tiledb.Attr("e", dtype=value)], sparse=True, capacity=1024)
+        tiledb.Array.create(self.path, schema)
+        self.value, self.size, self.fragments = value, rows.shape[1], 0
+        self._write(np.arange(len(rows)), rows)
+
+    def _write(self, ids: Ids, rows: Rows) -> None:
+        with self.tiledb.open(self.path, "w") as array:
+            array[ids.astype(np.uint64)] = {"e": np.ascontiguousarray(rows).view(self.value).reshape(len(rows))}
+        self.fragments += 1
+        if self.fragments % 32 == 0:
+            self.tiledb.consolidate(self.path)
+            self.tiledb.vacuum(self.path)
+
+    def change(self, ids: Ids) -> None:
+        unique, last = _last(ids)
+        with self.tiledb.open(self.path) as array:
+            found = array.multi_index[[int(key) for key in unique]]
+        values = np.ascontiguousarray(found["e"]).view(np.float32).reshape(len(unique), self.size) - STEP
+        order = np.argsort(found["id"])
+        self._write(unique, values[order])
+
+    def finish(self) -> None:
+        subprocess.run(["sync", "-f", self.path], check=True)
+
+
+def _last(ids: Ids) -> tuple[Ids, Ids]:
+    """Return the distinct ids, ascending, and the last place of each."""
+    unique, first = np.unique(ids[::-1], return_index=True)
+    return unique, len(ids) - 1 - first
+
+
+SYSTEMS: dict[str, type[Table]] = {"penstock": Penstock, "rocksdb": RocksDb, "tensorstore": TensorStore, "tiledb": TileDb}
+
+
+def _turn(system: type[Table], folder: pathlib.Path, batches: list[Ids], size: int, each: bool) -> float:
+    """Return the rows per second of one run over the batches."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    table = system(folder, rng.random((1 + max(int(ids.max()) for ids in batches), size), dtype=np.float32), each)
+    subprocess.run(["sync", "-f", str(folder)], check=True)
+    begin, done = time.perf_counter(), 0
+    for ids in batches:
+        table.change(ids)
+        if isinstance(table, TileDb) and each:
+            table.finish()
+        done += len(ids)
+        if not isinstance(table, Penstock) and time.perf_counter() - begin > SECONDS:
+            break
+    if not (isinstance(table, TileDb) and each):
+        table.finish()
+    rate = done / (time.perf_counter() - begin)
+    del table
+    shutil.rmtree(folder)
+    return rate
+
+
+# One parameter at a time varies: the number of ids, the size of an embedding, the size of a batch.
+POINTS = [(count, 400, 1024) for count in (4096, 8192, 16384)]
+POINTS += [(32768, size, 1024) for size in (200, 300, 400)]
+POINTS += [(32768, 400, batch) for batch in (128, 256, 512)]
+LEAST = {"once": 5, "each": 2}
+
+
+def embeddings(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Read, change and write rows of a table by published batches of ids, against RocksDB, TensorStore and TileDB."""
+    number, results, bars, lines = itertools.count(), [], [], []
+    for draw, mode in itertools.product((zipf, power), LEAST):
+        for count, size, batch in POINTS:
+            ids = draw(np.random.default_rng(count), count)
+            batches = [ids[begin : begin + batch] for begin in range(0, count, batch)]
+            rates: dict[str, list[float]] = {name: [] for name in SYSTEMS}
+            for _ in range(ROUNDS):
+                for name, system in SYSTEMS.items():
+                    rates[name].append(_turn(system, folder / f"{next(number)}", batches, size, mode == "each"))
+            median = {name: statistics.median(all) for name, all in rates.items()}
+            best = max((rate, name) for name, rate in median.items() if name != "penstock")
+            what = f"{draw.__name__}, {count} ids of {size} float32, batches of {batch}, durable {mode}"
+            results.append({"what": what, "rows_per_second": median, "all": rates})
+            lines.append(f"{what}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in median.items()))
+            bars.append({"what": f"{what}: rows/s / {best[1]}", "value": median["penstock"] / best[0], "at_least": LEAST[mode]})
+    large = _large(folder)
+    lines.append(f"10^6 distinct ids of 400 float32: {large['rows_per_second']:,.0f} rows/s, {large['peak_anonymous_mib']:.0f} MiB anonymous memory")
+    bars.append({"what": "10^6 distinct ids of 400 float32: rows/s", "value": large["rows_per_second"], "at_least": 200_000})
+    return {"what": "read-modify-write of embeddings", "points": results, "large": large, "lines": lines, "bars": bars}
+
+
+def _anonymous() -> int:
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
+
+
+def _large_child(place: str, answers: Any) -> None:
+    """Change every row of a table of 10^6 rows once, in random order, in one transaction."""
+    count, size, batch = 1_000_000, 400, 1024
+    rng = np.random.default_rng(0)
+    ds = ps.create(place, {"e": ps.Tensor((size,), "float32")})
+    with ds.transaction() as tx:
+        for _ in range(20):
+            tx.append({"e": rng.random((count // 20, size), dtype=np.float32)})
+    subprocess.run(["sync", "-f", place], check=True)
+    order, before, peak = rng.permutation(count), _anonymous(), 0
+    begin = time.perf_counter()
+    with ds.transaction() as tx:
+        for start in range(0, count, batch):
+            ids = order[start : start + batch]
+            values = tx.take(ids)["e"]
+            values -= STEP
+            tx.update({"e": values}, row_ids=ids)
+            if start % (batch * 16) == 0:
+                peak = max(peak, _anonymous())
+    answers.put({"rows_per_second": count / (time.perf_counter() - begin), "peak_anonymous_mib": (peak - before) / 2**20})
+
+
+def _large(folder: pathlib.Path) -> dict[str, float]:
+    """Run in processes of their own, so that their memory can be measured. The median of three."""
+    context, found = multiprocessing.get_context("spawn"), []
+    for turn in range(ROUNDS):
+        answers = context.Queue()
+        child = context.Process(target=_large_child, args=(str(folder / f"large{turn}"), answers))
+        child.start()
+        found.append(answers.get())
+        child.join()
+        shutil.rmtree(folder / f"large{turn}")
+    return sorted(found, key=lambda one: one["rows_per_second"])[len(found) // 2]
+
+
+# E13: update patterns.
+TABLE, WIDTH, TAKE = 100_000, 128, 512
+
+
+def _changed_rows(rng: np.random.Generator, share: float, pattern: str) -> Ids:
+    count = int(TABLE * share)
+    if pattern == "random":
+        return rng.choice(TABLE, count, replace=False)
+    begin = int(rng.integers(0, TABLE - count + 1))
+    return np.arange(begin, begin + count)
+
+
+def _bytes(place: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+
+
+def _reads(ds: ps.Dataset) -> dict[str, float]:
+    """Return seconds per sample of a scan and of shuffled takes: the least of five."""
+    order = np.random.default_rng(1).permutation(len(ds))[:TABLE]
+
+    def scan() -> Iterator[Any]:
+        for batch in ds.scan(["e"], batch_size=4096):
+            yield batch.column("e").storage.flatten().to_numpy()
+
+    def takes() -> Iterator[Any]:
+        for begin in range(0, len(order), TAKE):
+            yield ds.take(order[begin : begin + TAKE])["e"]
+
+    spent: dict[str, list[float]] = {"scan": [], "takes": []}
+    for _ in range(6):
+        for name, read in (("scan", scan), ("takes", takes)):
+            begin = time.perf_counter()
+            for values in read():
+                np.bitwise_xor.reduce(values.reshape(-1).view(np.uint8)[::64])
+            spent[name].append((time.perf_counter() - begin) / (len(ds) if name == "scan" else len(order)))
+    return {name: min(each[1:]) for name, each in spent.items()}
+
+
+def patterns(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """E13: update a share of a table, at random or in a run, in one or many commits among reads, or append. What is written, and how reads fare."""
+    rng, number, results, bars, lines = np.random.default_rng(0), itertools.count(), [], [], []
+    row, rows = 4 * WIDTH, rng.random((TABLE, WIDTH), dtype=np.float32)
+    base = folder / "base"
+    ds = ps.create(base, {"e": ps.Tensor((WIDTH,), "float32")})
+    for begin in range(0, TABLE, 10_000):
+        ds.append({"e": rows[begin : begin + 10_000]})
+
+    def run(what: str, work: Callable[[ps.Dataset], int]) -> None:
+        place = folder / f"{next(number)}"
+        shutil.copytree(base, place)
+        handle, before = ps.open(place), _bytes(place)
+        changed = work(handle)
+        written = _bytes(place) - before
+        after, untouched = _reads(ps.open(place)), _reads(ps.open(base))
+        ratio = {name: after[name] / untouched[name] for name in after}
+        amplification = written / max(changed * row, 1)
+        results.append({"what": what, "changed_bytes": changed * row, "written_bytes": written, "reads": ratio})
+        lines.append(f"{what}: wrote {amplification:.2f} × the changed bytes; scan {ratio['scan']:.2f}, takes {ratio['takes']:.2f} of the time before")
+        if changed:
+            bars.append({"what": f"{what}: bytes written / changed", "value": (written - (64 << 10)) / (changed * row), "at_most": 2})
+        bars.extend({"what": f"{what}: {name} after / before", "value": value, "at_most": 1.2} for name, value in ratio.items())
+        shutil.rmtree(place)
+
+    for share, pattern in itertools.product((0.001, 0.01, 1.0), ("random", "clustered")):
+
+        def update(handle: ps.Dataset, share: float = share, pattern: str = pattern) -> int:
+            ids = _changed_rows(rng, share, pattern)
+            with handle.transaction() as tx:
+                for begin in range(0, len(ids), 4096):
+                    tx.update({"e": rows[: len(ids[begin : begin + 4096])] + 1}, row_ids=ids[begin : begin + 4096])
+            return len(ids)
+
+        run(f"update {share:.1%}, {pattern}, one commit", update)
+    for reads, batches in ((0.95, 200), (0.5, 200), (0.0, 100)):
+        for pattern in ("random", "clustered"):
+
+            def mixed(handle: ps.Dataset, reads: float = reads, batches: int = batches, pattern: str = pattern) -> int:
+                changed = 0
+                for _ in range(batches):
+                    ids = _changed_rows(rng, TAKE / TABLE, pattern)
+                    values = handle.take(row_ids=ids)["e"]
+                    if rng.random() >= reads:
+                        with handle.transaction() as tx:
+                            tx.update({"e": values + 1}, row_ids=ids)
+                        changed += len(ids)
+                return changed
+
+            run(f"{reads:.0%} reads, batches of {TAKE}, {pattern}, a commit each", mixed)
+
+    def append(handle: ps.Dataset) -> int:
+        for _ in range(100):
+            handle.append({"e": rows[:TAKE]})
+        return 100 * TAKE
+
+    run(f"append {100 * TAKE} in 100 commits", append)
+    return {"what": f"update patterns of {TABLE} × {WIDTH} float32", "patterns": results, "lines": lines, "bars": bars}
+
+
+if __name__ == "__main__":
+    print(_large(pathlib.Path(sys.argv[1])))
