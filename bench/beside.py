@@ -72,7 +72,13 @@ def _run(folder: pathlib.Path, readers: int, writer: str) -> dict[str, Any]:
     expected = int(values.sum(dtype=np.int64))
     changed = sum(total != expected for _, sums in found for total in sums)
     epochs = sum(len(sums) for _, sums in found)
-    return {"samples_per_second": sum(read for read, _ in found) / SECONDS, "epochs": epochs, "changed_epochs": changed, "commits": done[0], "bytes": done[1]}
+    return {
+        "samples_per_second": sum(read for read, _ in found) / SECONDS,
+        "epochs": epochs,
+        "changed_epochs": changed,
+        "commits": done[0],
+        "bytes": done[1],
+    }
 
 
 def beside(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:

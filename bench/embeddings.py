@@ -157,7 +157,7 @@ class TileDb(Table):
             self.tiledb.vacuum(self.path)
 
     def change(self, ids: Ids) -> None:
-        unique, last = _last(ids)
+        unique = np.unique(ids)
         with self.tiledb.open(self.path) as array:
             found = array.multi_index[[int(key) for key in unique]]
         values = np.ascontiguousarray(found["e"]).view(np.float32).reshape(len(unique), self.size) - STEP
@@ -224,7 +224,9 @@ def embeddings(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             lines.append(f"{what}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in median.items()))
             bars.append({"what": f"{what}: rows/s / {best[1]}", "value": median["penstock"] / best[0], "at_least": LEAST[mode]})
     large = _large(folder)
-    lines.append(f"10^6 distinct ids of 400 float32: {large['rows_per_second']:,.0f} rows/s, {large['peak_anonymous_mib']:.0f} MiB anonymous memory")
+    lines.append(
+        f"10^6 distinct ids of 400 float32: {large['rows_per_second']:,.0f} rows/s, {large['peak_anonymous_mib']:.0f} MiB anonymous memory"
+    )
     bars.append({"what": "10^6 distinct ids of 400 float32: rows/s", "value": large["rows_per_second"], "at_least": 200_000})
     return {"what": "read-modify-write of embeddings", "points": results, "large": large, "lines": lines, "bars": bars}
 
@@ -326,7 +328,9 @@ def patterns(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         ratio = {name: after[name] / untouched[name] for name in after}
         amplification = written / max(changed * row, 1)
         results.append({"what": what, "changed_bytes": changed * row, "written_bytes": written, "reads": ratio})
-        lines.append(f"{what}: wrote {amplification:.2f} × the changed bytes; scan {ratio['scan']:.2f}, takes {ratio['takes']:.2f} of the time before")
+        lines.append(
+            f"{what}: wrote {amplification:.2f} × the changed bytes; scan {ratio['scan']:.2f}, takes {ratio['takes']:.2f} of the time before"
+        )
         if changed:
             bars.append({"what": f"{what}: bytes written / changed", "value": (written - (64 << 10)) / (changed * row), "at_most": 2})
         bars.extend({"what": f"{what}: {name} after / before", "value": value, "at_most": 1.2} for name, value in ratio.items())

@@ -1,5 +1,5 @@
-//! Explores all runs of three writers that commit twice each, through the real commit machine: every order of their steps, with every reply
-//! to a put lost, delayed or doubled, and every read of a record failed, up to a number of faults. Equal states are explored once.
+//! Explores all runs of three writers that commit twice each, through the real commit machine, in every order of their steps. Every reply to a
+//! put is lost, delayed or doubled, and every read of a record fails, up to a number of faults. Equal states are explored once.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -213,7 +213,8 @@ class Versions(View):
         one deleted. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
         Returns the new snapshot and the row ids of the samples that the branch got. If the branch has all commits of the other side already,
         no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. The same holds for stages.
-        If each side merged an older commit of the other one, there are several common ancestors, and a value is also a conflict if they disagree.
+        If each side merged an older commit of the other one, there are several common ancestors.
+        A value is also a conflict if they disagree.
 
         Cost: reads the manifest pages and row ids in which both sides and their common ancestor differ. Reads the values that both sides
         may have changed. Data files are shared, not copied. If this branch has no commits of its own, nothing else is read.

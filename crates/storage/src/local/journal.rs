@@ -97,7 +97,7 @@ impl Journal {
         Ok(None)
     }
 
-    /// Return the body of the frame that begins here, and its end. None if there is no whole frame.
+    /// Return the body of the frame that begins here, and its end. Returns None if the frame is not whole.
     fn frame_at(&mut self, begin: u64) -> Result<Option<(Bytes, u64)>> {
         let left = self.written.saturating_sub(begin);
         let mut head = [0; HEAD_BYTES as usize];
