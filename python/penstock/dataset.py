@@ -207,7 +207,7 @@ class Dataset(Versions):
         author 256, and properties 1,024 as JSON; this is checked now.
 
         `journal` is the path of a local file that makes uncommitted changes survive a crash: each `append`, `update`, `upsert` and `delete` is
-        durable there before it returns (one write and one sync). If the file exists, the transaction continues: it begins at the same
+        durable there before it returns (one sync each). Schema changes, stages and values of tiled columns are refused. If the file exists, the transaction continues: it begins at the same
         snapshot and repeats the changes, whose number is `tx.restored`. The file is deleted by the commit and by `tx.abort()`. It remains after
         an exception. Raises: UnavailableError (journal-in-use), InvalidInputError for a journal of another dataset or branch.
 

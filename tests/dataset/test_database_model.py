@@ -1,7 +1,8 @@
 """Random programs on several handles, compared with a model in plain Python. Other files test single calls; this file tests combinations.
 
 Handles in every access mode append, update and delete samples in transactions, some of which are aborted, contain refused calls, or
-conflict with other commits. The handles also read in every possible way, refresh, open old snapshots and are reopened. The model records
+conflict with other commits. Some transactions add samples that were staged by any handle, some have a journal and are continued after a crash. The
+handles also read in every possible way, refresh, open old snapshots and are reopened. The model records
 the cells of every sample at every commit, and the commit that each handle sees.
 """
 
@@ -93,6 +94,7 @@ class Program:
         self.kinds = {name: SCHEMA[name] for name in self.rng.sample(list(SCHEMA), self.rng.randint(1, 7))}
         ds = ps.create(root, self.kinds)
         self.versions, self.messages, self.removed = [Version([], {}, ds.snapshot)], [], []
+        self.stages, self.journal = [], root.with_name(f"{root.name} journal")
         self.handles = [ds, *(ps.open(root, io=access) for access in self.rng.sample(ACCESS, 2))]
         self.seen = [0, 0, 0]
 
@@ -135,6 +137,23 @@ class Program:
         for row, values_of_row in zip(ids, rows, strict=True):
             cells.setdefault(row, {}).update({name: values_of_row[name] for name in columns})
 
+    def add(self, tx, ds, added, staged):
+        """Add a new stage, or one that may have been added before."""
+        if self.rng.random() < 0.6 or not self.stages:
+            columns, rows = self.some(self.rng.choice([1, 3]))
+            maker = self.handles[self.rng.randrange(3)]
+            self.stages.append({"stage": pickle.loads(pickle.dumps(maker.stage(columns))), "rows": rows, "commit": None, "ids": None})
+        entry = self.rng.choice(self.stages[-3:])
+        ids = tx.add([entry["stage"]] * self.rng.choice([1, 2])).tolist()[: len(entry["rows"])]
+        seen = self.seen[self.handles.index(ds)]
+        if entry["commit"] is not None and entry["commit"] <= seen:
+            assert ids == entry["ids"]
+        elif any(entry is other for other, _ in staged):
+            assert ids == next(known for other, known in staged if other is entry)
+        else:
+            added.update(zip(ids, entry["rows"], strict=True))
+            staged.append((entry, ids))
+
     def read(self, tx, ds, known, current, reads):
         """Read samples inside a transaction."""
         ids, names = [self.rng.choice(known) for _ in range(self.rng.choice([1, 3, 20]))], self.rng.sample(list(self.kinds), 1)
@@ -149,48 +168,61 @@ class Program:
     def transact(self, at):
         ds, gives_up, base = self.handles[at], self.rng.random() < 0.15, self.versions[self.seen[at]]
         before, message = ds.snapshot, f"commit {len(self.versions)}"
-        added, cells, deleted, reads, scanned = {}, {}, set(), set(), set()
+        added, cells, deleted, reads, scanned, staged = {}, {}, set(), set(), set(), []
+        # Values of tiled columns do not go into journals.
+        tiled = any(getattr(kind, "tile", None) for kind in self.kinds.values())
+        journal = self.journal if not tiled and self.rng.random() < 0.35 else None
         theirs, isolation = self.versions[self.seen[at] + 1 :], self.rng.choice(["serializable", "snapshot"])
         current = lambda row: {**(base.cells.get(row) or added[row]), **cells.get(row, {})}  # noqa: E731
 
         def collides():
             counted = (reads, scanned) if isolation == "serializable" else (set(), set())
-            return any(version.conflicts(cells, deleted, *counted) for version in theirs)
+            again = any(entry["commit"] is not None for entry, _ in staged)
+            return again or any(version.conflicts(cells, deleted, *counted) for version in theirs)
 
+        tx = ds.transaction(message, isolation=isolation, journal=journal)
         try:
-            with ds.transaction(message, isolation=isolation) as tx:
-                for _ in range(self.rng.randint(1, 4)):
-                    known = [row for row in (*base.order, *added) if row not in deleted]
-                    what = self.rng.choice(["append"] * 3 + ["update"] * 3 + ["delete", "read", "where"]) if known else "append"
-                    if self.rng.random() < 0.1:
-                        assert len(tx) == len(known)
-                        scanned.add("")  # No column, but the number of samples.
-                    if what == "append":
-                        self.append(tx, added)
-                    elif what == "update":
-                        self.update(tx, known, cells)
-                    elif what == "read":
-                        self.read(tx, ds, known, current, reads)
-                    elif what == "where":
-                        column = next((name for name in ("number", "text", "word") if name in self.kinds), None)
-                        if column:
-                            found = {row for row in known if (value := current(row)[column]) is not None and value in (3, "", "w7")}
-                            condition = {"number": "Number = 3", "text": "\"text\" = ''", "word": "word = 'w7'"}[column]
-                            assert tx.delete(where=condition) == len(found)
-                            deleted |= found
-                            scanned.add(column)
-                    else:
-                        rows = [self.rng.choice(known) for _ in range(self.rng.choice([1, 2, len(known) // 3 + 1]))]
-                        tx.delete(row_ids=rows)
-                        deleted |= set(rows)
-                    gone = [*deleted, *self.removed] if theirs == [] else list(deleted)
-                    if gone and self.rng.random() < 0.1:
-                        with pytest.raises(ps.NotFoundError, match="row id"):
-                            tx.delete(row_ids=[self.rng.choice(gone)])
-                if gives_up:
-                    raise ZeroDivisionError
+            for _ in range(self.rng.randint(1, 4)):
+                if journal and self.rng.random() < 0.4:
+                    tx._core.abort(True)  # What a crash leaves is the journal.
+                    tx = self.reopened(at).transaction(message, isolation=isolation, journal=journal)
+                known = [row for row in (*base.order, *added) if row not in deleted]
+                ways = ["append"] * 3 + ["update"] * 3 + ["delete", "read", "where"] if known else ["append"]
+                what = self.rng.choice(ways if journal else [*ways, "add"])
+                if self.rng.random() < 0.1:
+                    assert len(tx) == len(known)
+                    scanned.add("")  # No column, but the number of samples.
+                if what == "append":
+                    self.append(tx, added)
+                elif what == "add":
+                    self.add(tx, ds, added, staged)
+                elif what == "update":
+                    self.update(tx, known, cells)
+                elif what == "read":
+                    self.read(tx, ds, known, current, reads)
+                elif what == "where":
+                    column = next((name for name in ("number", "text", "word") if name in self.kinds), None)
+                    if column:
+                        found = {row for row in known if (value := current(row)[column]) is not None and value in (3, "", "w7")}
+                        condition = {"number": "Number = 3", "text": "\"text\" = ''", "word": "word = 'w7'"}[column]
+                        assert tx.delete(where=condition) == len(found)
+                        deleted |= found
+                        scanned.add(column)
+                else:
+                    rows = [self.rng.choice(known) for _ in range(self.rng.choice([1, 2, len(known) // 3 + 1]))]
+                    tx.delete(row_ids=rows)
+                    deleted |= set(rows)
+                gone = [*deleted, *self.removed] if theirs == [] else list(deleted)
+                if gone and self.rng.random() < 0.1:
+                    with pytest.raises(ps.NotFoundError, match="row id"):
+                        tx.delete(row_ids=[self.rng.choice(gone)])
+            if gives_up:
+                raise ZeroDivisionError
+            tx.commit()
         except (ZeroDivisionError, ps.ConflictError) as error:
             assert gives_up if isinstance(error, ZeroDivisionError) else collides(), message
+            tx.abort()
+            self.journal.unlink(missing_ok=True)
             assert ds.snapshot == before and len(ds) == len(base.order)
             return
         assert not collides(), message
@@ -208,6 +240,15 @@ class Program:
         self.versions.append(version)
         self.messages.append(message)
         self.seen[at] = len(self.versions) - 1
+        for entry, ids in staged:
+            entry["commit"], entry["ids"] = self.seen[at], [of(row) for row in ids]
+        if journal:
+            assert not journal.exists()
+            ds.refresh()  # The handle of the last part of the transaction made the commit.
+
+    def reopened(self, at):
+        """Return a handle that another process would open."""
+        return ps.open(self.root, snapshot=self.versions[self.rng.randrange(len(self.versions))].snapshot)
 
     def same(self, ds, name, found, value, where):
         value = expected(name, value)
