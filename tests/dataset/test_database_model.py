@@ -180,11 +180,14 @@ class Program:
             again = any(entry["commit"] is not None for entry, _ in staged)
             return again or any(version.conflicts(cells, deleted, *counted) for version in theirs)
 
-        tx = ds.transaction(message, isolation=isolation, journal=journal)
+        tx, kept = ds.transaction(message, isolation=isolation, journal=journal), (set(), set())
         try:
             for _ in range(self.rng.randint(1, 4)):
                 if journal and self.rng.random() < 0.4:
-                    tx._core.abort(True)  # What a crash leaves is the journal.
+                    tx._core.abort(
+                        True
+                    )  # What a crash leaves is the journal. It has the reads before each change, and none after the last one.
+                    reads, scanned = set(kept[0]), set(kept[1])
                     tx = self.reopened(at).transaction(message, isolation=isolation, journal=journal)
                 known = [row for row in (*base.order, *added) if row not in deleted]
                 ways = ["append"] * 3 + ["update"] * 3 + ["delete", "read", "where"] if known else ["append"]
@@ -212,6 +215,8 @@ class Program:
                     rows = [self.rng.choice(known) for _ in range(self.rng.choice([1, 2, len(known) // 3 + 1]))]
                     tx.delete(row_ids=rows)
                     deleted |= set(rows)
+                if what != "read" and not (what == "where" and not column):
+                    kept = set(reads), set(scanned)
                 gone = [*deleted, *self.removed] if theirs == [] else list(deleted)
                 if gone and self.rng.random() < 0.1:
                     with pytest.raises(ps.NotFoundError, match="row id"):
