@@ -27,7 +27,7 @@ Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 ROUNDS = 3
 # A turn of a slow rival ends after this time. Its rate is that of the batches so far.
-SECONDS = 3.0
+SECONDS = 1.5
 STEP = np.float32(0.01)
 
 

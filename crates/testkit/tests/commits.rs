@@ -340,3 +340,27 @@ fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Re
     assert!(error.message().contains(&format!("commit {first} was made in the meantime: it appended 2 samples")), "{error:?}");
     Ok(())
 }
+
+#[test]
+fn a_shared_record_conflicts_if_any_of_its_transactions_does() -> Result<()> {
+    let mut log = log_of_two_appends("shared")?;
+    let run = |mut machine: Machine, log: &mut Log| -> Result<()> {
+        let mut event = Event::Begin;
+        loop {
+            match machine.step(event)? {
+                Request::Done(_) => return Ok(()),
+                request => event = answer(log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
+            }
+        }
+    };
+    let changed = Run { first: 0, count: 2 };
+    run(machine(3, values(changed, Vec::new())), &mut log)?;
+    // The first transaction is a bare append. The second one changes what commit 3 changed.
+    for (rows, conflicts) in [(changed, true), (Run { first: 2, count: 1 }, false)] {
+        let others = vec![member(transaction(5, 0), values(rows, Vec::new()))];
+        let shared = Proposal { base: 2, others, ..proposal(transaction(4, 0), ChangeSet::append(vec![1]), Sets::new()) };
+        let found = run(Machine::new(shared), &mut log.clone());
+        assert_eq!(found.err().map(|error| error.code()), conflicts.then_some("conflict"));
+    }
+    Ok(())
+}

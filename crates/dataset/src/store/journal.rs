@@ -32,7 +32,8 @@ impl Kept {
     pub fn add(&mut self, call: &Call<'_>, given: &[Given<'_>], reads: &[ReadFrame]) -> Result<()> {
         let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
         let encoded = encode(&call.verb, call.decode, &row_ids, given, reads);
-        let (head, values) = encoded.ok_or_else(|| unable("take values of tiled columns, or of 8 MiB and more, or from a source such as a memory map"))?;
+        let (head, values) =
+            encoded.ok_or_else(|| unable("take values of tiled columns, or of 8 MiB and more, or from a source such as a memory map"))?;
         self.journal.add(&[&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>())
     }
 
