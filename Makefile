@@ -33,7 +33,7 @@ bench: ## benchmark against the machine's limits and rivals; PHOTOS=folder of JP
 fuzz: ## fuzz every parser for SECONDS_EACH=60 seconds
 	@tools/fuzz.sh $(or $(SECONDS_EACH),60)
 
-soak: setup ## run the long tests: 10,000 crashes, every bit flipped, 200 kills, planted errors (MUTANTS=40)
+soak: setup ## run the long tests: 200,000 orders of replies, 10,000 crashes, every bit flipped, 200 kills, storms, planted errors (MUTANTS=40)
 	@tools/soak.sh
 
 docs: setup ## build the Rust API docs and run the Python doctests

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run all long tests: 200,000 orders of answers in the commit protocol, 10,000 seeded crashes, 10,000 fault schedules against MinIO, every
+# Run all long tests: 200,000 orders of answers in the commit protocol, all runs of three writers with up to two faults, 10,000 seeded crashes, 10,000 fault schedules against MinIO, every
 # bit of a dataset flipped, 200 kills, storms of writers, and long model tests.
 # Then plant MUTANTS errors (default: 40) in dataset, loader and importers. The tests must catch at least 85 % of them.
 set -euo pipefail
