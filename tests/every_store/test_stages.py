@@ -261,3 +261,39 @@ def race(uri, call, go, answers):
         answers.put("done")
     except ps.ConflictError:
         answers.put("conflict")
+
+
+def test_adding_nothing_new_hides_nothing(root):
+    ds = ps.create(root, {"n": "int64"})
+    known, empty = ds.stage({"n": [7]}), ds.stage({"n": []})
+    with ds.transaction() as tx:
+        tx.add(known)
+    with ds.transaction() as tx:
+        new = tx.append({"n": [1, 2, 3]})
+        for stages in ([], [empty], [known]):
+            assert tx.take(new)["n"].tolist() == [1, 2, 3]
+            tx.add(stages)
+            assert tx.take(new)["n"].tolist() == [1, 2, 3] and tx.delete(where="n is null") == 0
+            new = np.concatenate([new[:2], tx.append({"n": [3]})])
+        assert tx.upsert({"n": [1]}, key="n")[0] == new[0]
+    assert newest(ps.open(root), 7)["n"][:].tolist() == [7, 1, 2, 3, 3, 3, 3]
+
+
+def test_a_merge_does_not_revive_samples_that_the_branch_has_under_other_ids(root):
+    ds = ps.create(root, {"n": "int64", "m": "int64"})
+    ds.append({"n": [0], "m": [0]})
+    stage, branch = ds.stage({"n": [10, 11], "m": [0, 0]}), ds.create_branch("b")
+    with branch.transaction() as tx:
+        tx.add(stage)
+    with ds.transaction() as tx:
+        own = tx.add(stage)
+    own = tx.receipt.row_ids
+    other = ds.create_branch("c")
+    with other.transaction() as tx:
+        tx.update({"m": [1, 1]}, row_ids=own)
+    with ds.transaction() as tx:
+        tx.delete(row_ids=own)
+    ds.merge("b")
+    with pytest.raises(ps.ConflictError, match="both sides added one stage"):
+        ds.merge("c", on_conflict="theirs")
+    assert newest(ps.open(root), 3)["n"][:].tolist() == [0, 10, 11]

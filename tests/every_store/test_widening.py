@@ -208,3 +208,25 @@ def test_fill_values_and_keys_are_widened(root):
     ):
         with pytest.raises(ps.Error, match=match), ds.refresh().transaction() as tx:
             tx.widen_column(column, dtype)
+
+
+def test_keys_and_wider_dtypes_in_the_meantime(root):
+    ds = ps.create(root, {"k": "int32", "v": "int32"})
+    ds.append({"k": [1, 2], "v": [0, 0]})
+    other = newest(ps.open(root), 2)
+    with ds.transaction() as tx:
+        tx.upsert({"k": [7], "v": [1]}, key="k")
+        tx.rename_column("k", "kk")
+        with pytest.raises(ps.InvalidInputError, match="used it as a key"):
+            tx.widen_column("kk", "int64")
+        tx.abort()
+    tx = ds.transaction()
+    tx.upsert({"k": [7], "v": [1]}, key="k")
+    with other.transaction() as rival:
+        rival.widen_column("k", "int64")
+    other.append({"k": [99], "v": [2]})
+    with pytest.raises(ps.ConflictError, match="widened the key column `k`"):
+        tx.commit()
+    with newest(ds, 3).transaction() as tx:
+        tx.upsert({"k": [7, 99], "v": [1, 3]}, key="k")
+    assert sorted(ds["k"][:].tolist()) == [1, 2, 7, 99] and ds["v"][:].tolist()[2] == 3

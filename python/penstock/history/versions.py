@@ -190,7 +190,8 @@ class Versions(View):
         return type(self)(_core.create_branch(at, text_of(name, "branch", "create a branch"), author_of()))
 
     def delete_branch(self, name: str) -> None:
-        """Delete a branch. Its snapshots remain, and a merge of them is not affected. Later commits to the branch are refused.
+        """Delete a branch. Its snapshots remain, and a merge of them is not affected. Later commits to the branch are refused. If several processes
+        delete it at once, all of them succeed.
 
         Raises: NotFoundError (branch-not-found), InvalidInputError (invalid-argument) for "main".
         """

@@ -88,6 +88,9 @@ def _without_halves(batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
     """Convert float16 values, which DuckDB does not read."""
     import pyarrow as pa
 
+    nested = [field.name for field in batches.schema if "halffloat" in str(field.type) and not pa.types.is_float16(field.type)]
+    if nested:
+        raise UnsupportedError(f"column `{nested[0]}` has float16 tensors, which DuckDB does not read", hint="select the row ids first")
     halves = [index for index, field in enumerate(batches.schema) if pa.types.is_float16(field.type)]
     if not halves:
         return batches

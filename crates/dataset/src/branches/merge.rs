@@ -145,7 +145,7 @@ fn three_way(
     if added.len() != found.added().and(&found.unknown).len() || !added.minus(&chosen.row_ids).is_empty() {
         chosen = choose(&added)?;
     }
-    let linked = check_stages(&ours, &sides.theirs, &chosen)?;
+    let linked = check_stages(&ours, &sides.theirs, &chosen, &revived)?;
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
     let mut additions = Additions { parts: new_parts(&sides.theirs, &chosen, puts)?, ..Additions::default() };
     (additions.overlays, additions.features) = match values {
@@ -187,14 +187,22 @@ fn three_way(
     Ok((proposal, added.or(&revived)))
 }
 
-/// Refuse to link samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.
+/// Refuse to link or revive samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.
 /// Cost: reads the pages that only the branch has.
-fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked) -> Result<HashSet<Id>> {
+fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &RowIds) -> Result<HashSet<Id>> {
     let mut files = HashSet::new();
     linked_files(theirs, chosen, &mut |file| {
         files.insert(file.id);
         Ok(())
     })?;
+    if !revived.is_empty() {
+        theirs.each_fragment(|fragment| {
+            if fragment.runs.iter().any(|run| revived.count_in(run.first..run.end()) > 0) {
+                files.extend(fragment.files.iter().map(|file| file.id));
+            }
+            Ok(())
+        })?;
+    }
     let deleted = ours.context.row_ids(&ours.overlays.deletions().collect::<Vec<_>>())?;
     let deleted = RowIds::union(deleted.iter().map(AsRef::as_ref));
     let known = ours.fragments_with(&theirs.pages(), &files)?;

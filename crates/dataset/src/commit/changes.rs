@@ -157,7 +157,7 @@ pub struct Proposal {
     pub schema: Option<Arc<Schema>>,
     /// What a merge, a reset or a copied commit adds to the record.
     pub theirs: Theirs,
-    /// Whether an earlier process may have committed the transaction.
+    /// Whether another process may commit the transaction: an earlier one, or one with a copy of the journal.
     pub may_exist: bool,
 }
 

@@ -45,6 +45,11 @@ impl Keys {
     /// sample are left out. Cost: reads the key column of the samples.
     pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
         let (column, mut found) = (&self.column, None);
+        let now = snapshot.schema.columns.iter().find(|spec| spec.id == column.id);
+        if now.is_some_and(|now| now.kind.dtype() != column.kind.dtype()) {
+            let text = format!("cannot commit: another commit, made in the meantime, widened the key column `{}`", column.name);
+            return Err(Error::new("conflict", text).column(&column.name).hint("run the transaction again on the newest snapshot"));
+        }
         snapshot.each_position_of(row_ids, |positions| {
             each_key(snapshot, &[], column, positions, |row_id, key| {
                 let clash = key.filter(|key| self.keys.get(*key).is_some_and(|own| *own != row_id));

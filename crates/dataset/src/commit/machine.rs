@@ -158,7 +158,10 @@ impl Machine {
                 let number = self.sent()?.number;
                 Ok(Request::Read { number })
             }
-            Event::Found(entry) if entry.record.uuid() == self.uuid() => self.done(),
+            Event::Found(entry) if entry.record.uuid() == self.uuid() => match *entry.record == *self.sent()? {
+                true => self.done(),
+                false => Err(committed_elsewhere(&entry.record)), // A copy of the journal had other changes.
+            },
             Event::Found(_) => {
                 self.uncertain = 0;
                 self.rebases += 1;
@@ -206,8 +209,7 @@ impl Machine {
         self.unseen.extend((newest.record.number > self.checked).then_some(newest));
         let own = |entry: &&LogEntry| entry.record.transactions.iter().any(|transaction| transaction.uuid == self.uuid());
         if let Some(entry) = self.unseen.iter().filter(|_| self.proposal.may_exist).find(own) {
-            let text = format!("cannot commit: an earlier process committed this transaction as {}", entry.record.snapshot());
-            return Err(Error::new("conflict", text).hint("begin the transaction again"));
+            return Err(committed_elsewhere(&entry.record));
         }
         self.check()
     }
@@ -330,6 +332,12 @@ impl Machine {
             data: Bytes::new(),
         }
     }
+}
+
+/// Make the error for a transaction that the log has already.
+fn committed_elsewhere(record: &Record) -> Error {
+    let text = format!("cannot commit: another process committed this transaction as {}", record.snapshot());
+    Error::new("conflict", text).hint("begin the transaction again")
 }
 
 /// Refuse strings that are too long for a record.

@@ -59,7 +59,7 @@ pub struct Transaction {
     /// The unique keys that were added or matched.
     pub(super) keys: Vec<Keys>,
     /// What reads see, less `pending`, and the numbers of changes of which it consists.
-    seen: Option<([usize; 4], Arc<Snapshot>)>,
+    seen: Option<([usize; 5], Arc<Snapshot>)>,
     /// The words of category columns.
     pub(super) words: Words,
     /// The columns of new samples.
@@ -192,7 +192,8 @@ impl Transaction {
         self.check_open()?;
         self.writer.finish().inspect_err(|_| self.state = State::Failed)?;
         let words: usize = self.words.added().map(|(_, words)| words.len()).sum();
-        let changes = [self.samples() as usize, self.changed.len(), self.deleted.len(), words];
+        let fragments = self.writer.fragments.len();
+        let changes = [self.samples() as usize, self.changed.len(), self.deleted.len(), words, fragments];
         let known = self.seen.as_ref().filter(|(known, _)| *known == changes).map(|(_, seen)| seen.clone());
         let seen = match known {
             Some(seen) => seen,
@@ -321,7 +322,7 @@ impl Transaction {
             gc_epoch: self.gc_epoch,
             schema: self.altered.is_some().then(|| self.base.schema.clone()),
             theirs: Theirs::default(),
-            may_exist: self.journal.as_ref().is_some_and(|kept| kept.may_exist),
+            may_exist: self.journal.is_some(),
         };
         self.journal.as_mut().map_or(Ok(()), Kept::will_commit)?;
         let snapshot = match drive::commit(&self.home, &self.base, &mut self.puts, &self.keys, proposal) {

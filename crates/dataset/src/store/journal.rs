@@ -11,8 +11,6 @@ pub struct Kept {
     journal: Journal,
     /// How many calls of an earlier process were repeated.
     pub restored: u64,
-    /// Whether an earlier process may have committed the transaction.
-    pub may_exist: bool,
 }
 
 /// A call that changes a transaction.
@@ -24,8 +22,8 @@ pub struct Call<'a> {
 }
 
 impl Kept {
-    pub fn new(journal: Journal, restored: u64, may_exist: bool) -> Kept {
-        Kept { journal, restored, may_exist }
+    pub fn new(journal: Journal, restored: u64) -> Kept {
+        Kept { journal, restored }
     }
 
     /// Write a call, and the reads before it. It counts once `sync` succeeds, and `undo` removes it.

@@ -53,6 +53,8 @@ impl Journal {
                 break file;
             }
         };
+        let path = path.canonicalize().map_err(failed)?;
+        let failed = |error: io::Error| failure(&path, "open", &error);
         let length = file.metadata().map_err(failed)?.len();
         let mut head = vec![0; length.min(HEAD_BYTES) as usize];
         file.read_exact(&mut head).map_err(failed)?;
@@ -163,6 +165,8 @@ impl Journal {
                 Ok(())
             }
             Err(error) => {
+                // Either of these makes the frame one that does not count.
+                let _ = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&[0; HEAD_BYTES as usize]));
                 let _ = self.undo();
                 Err(failure(&self.path, "sync", &error))
             }

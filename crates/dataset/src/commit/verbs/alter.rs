@@ -75,7 +75,7 @@ impl Transaction {
         self.check_open()?;
         self.check_repeatable("widen a column")?;
         let schema = self.base.schema.widened(name, dtype)?;
-        if self.keys.iter().any(|keys| keys.column.name == name) {
+        if self.base.column(name).is_ok_and(|spec| self.keys.iter().any(|keys| keys.column.id == spec.id)) {
             let text = format!("cannot widen column `{name}`: this transaction has used it as a key");
             return Err(Error::new("invalid-argument", text).hint("widen it before the upsert, or in another transaction"));
         }

@@ -34,7 +34,7 @@ impl Transaction {
             let began = Began { dataset, snapshot, uuid: transaction.uuid, serializable: isolation == Isolation::Serializable };
             journal.add(&[&began.encode()])?;
             journal.sync()?;
-            transaction.journal = Some(Kept::new(journal, 0, false));
+            transaction.journal = Some(Kept::new(journal, 0));
             return Ok(transaction);
         };
         let began = Began::parse(body)?;
@@ -64,7 +64,7 @@ impl Transaction {
                 .repeat(frame)
                 .map_err(|error| error.context(format!("cannot repeat call {restored} of the journal `{}`", path.display())))?;
         }
-        transaction.journal = Some(Kept::new(journal, restored, true));
+        transaction.journal = Some(Kept::new(journal, restored));
         Ok(transaction)
     }
 
