@@ -213,7 +213,8 @@ class Versions(View):
         ids remain the same. A value that both sides changed differently is a conflict. So is a sample that one side changed and the other
         one deleted. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
         Returns the new snapshot and the row ids of the samples that the branch got. If the branch has all commits of the other side already,
-        no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. The same holds for stages.
+        no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. If both
+        sides added one stage, one of them must delete its samples first.
         If each side merged an older commit of the other one, there are several common ancestors.
         A value is also a conflict if they disagree.
 

@@ -188,17 +188,19 @@ fn three_way(
 }
 
 /// Refuse to link or revive samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.
-/// Cost: reads the pages that only the branch has.
+/// Cost: reads the pages that only the branch has, and all pages of `theirs` if samples are revived.
 fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &RowIds) -> Result<HashSet<Id>> {
-    let mut files = HashSet::new();
+    let mut linked = HashSet::new();
     linked_files(theirs, chosen, &mut |file| {
-        files.insert(file.id);
+        linked.insert(file.id);
         Ok(())
     })?;
+    let (mut files, mut same) = (linked.clone(), Vec::new());
     if !revived.is_empty() {
         theirs.each_fragment(|fragment| {
             if fragment.runs.iter().any(|run| revived.count_in(run.first..run.end()) > 0) {
                 files.extend(fragment.files.iter().map(|file| file.id));
+                same.push(RowIds::Runs(fragment.runs.clone()));
             }
             Ok(())
         })?;
@@ -206,10 +208,10 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
     let deleted = ours.context.row_ids(&ours.overlays.deletions().collect::<Vec<_>>())?;
     let deleted = RowIds::union(deleted.iter().map(AsRef::as_ref));
     let known = ours.fragments_with(&theirs.pages(), &files)?;
-    let runs = known.values().flat_map(|fragment| fragment.runs.iter().map(|run| RowIds::Runs(vec![*run]))).collect::<Vec<_>>();
-    let twice = RowIds::union(runs.iter()).minus(&deleted);
+    let known: Vec<RowIds> = known.into_iter().map(|(_, fragment)| RowIds::Runs(fragment.runs)).collect();
+    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&deleted);
     if twice.is_empty() {
-        return Ok(files);
+        return Ok(linked);
     }
     let text = format!("found conflicts: both sides added one stage, and {} of its samples would be there twice", twice.len());
     let row_ids = twice.first(0, 10).into_iter().map(u64::cast_signed).collect();

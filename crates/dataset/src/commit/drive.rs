@@ -206,7 +206,7 @@ impl Driver<'_> {
         }
         let files = self.staged.iter().filter(|_| stages).copied().collect();
         let found = parent.fragments_with(&self.base.pages(), &files)?;
-        Ok(found.into_keys().next().map(Taken::Stage))
+        Ok(found.into_iter().next().map(|(file, _)| Taken::Stage(file)))
     }
 
     /// Use the newest snapshot as the parent. Its number is at least `known`.

@@ -1,6 +1,6 @@
 //! Find the data file that stores a column's values for rows of a fragment or an overlay.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
@@ -34,9 +34,9 @@ pub fn file_of(files: &[FileRef], column: u64) -> Option<&FileRef> {
 }
 
 impl Snapshot {
-    /// Return the fragments that have these data files, by file. The pages `known` are left out. Cost: reads the other pages.
-    pub fn fragments_with(&self, known: &HashSet<PageRef>, files: &HashSet<Id>) -> Result<HashMap<Id, Fragment>> {
-        let mut found = HashMap::new();
+    /// Return the fragments that have these data files, once for each such file. The pages `known` are left out. Cost: reads the other pages.
+    pub fn fragments_with(&self, known: &HashSet<PageRef>, files: &HashSet<Id>) -> Result<Vec<(Id, Fragment)>> {
+        let mut found = Vec::new();
         if files.is_empty() {
             return Ok(found);
         }
