@@ -71,9 +71,10 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         Some((_, name)) => format!("`{name}`"),
         None => format!("with id {column}"),
     };
-    let named: Vec<u64> = conflict.columns.iter().copied().filter(|column| *column != NO_COLUMN).collect();
+    // An append changes no columns.
+    let is_named = |column: &u64| *column != NO_COLUMN && conflict.kind != ChangeKind::Append;
+    let named: Vec<u64> = conflict.columns.iter().copied().filter(is_named).collect();
     let columns = match &named[..] {
-        _ if conflict.kind == ChangeKind::Append => String::new(),
         [] => String::new(),
         [column] => format!(" in column {}", name(column)),
         several => format!(" in columns {}", several.iter().map(name).collect::<Vec<_>>().join(", ")),
@@ -86,12 +87,9 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
     let text = format!("cannot commit: commit {} was made in the meantime: {what}{columns}{rows}", other.snapshot());
     let row_ids = conflict.rows.iter().map(|row| *row as i64).collect();
     let error = Error::new("conflict", text).row_ids(row_ids).hint("run the transaction again on the newest snapshot");
-    match &named[..] {
-        [column] if conflict.kind != ChangeKind::Append => match names.iter().find(|(id, _)| id == column) {
-            Some((_, name)) => error.column(name),
-            None => error,
-        },
-        _ => error,
+    match names.iter().find(|(id, _)| named == [*id]) {
+        Some((_, name)) => error.column(name),
+        None => error,
     }
 }
 
