@@ -6,6 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use penstock_format::names::{Names, parse_entries};
 use penstock_format::transit::journal::{Began, Frame, Given, encode};
 use penstock_format::transit::stage::Stage;
+use penstock_fuzz::sealed;
 
 fn frame(data: &[u8]) {
     let _ = Began::parse(Bytes::copy_from_slice(data));
@@ -26,15 +27,5 @@ fuzz_target!(|data: &[u8]| {
     };
     frame(data);
     parse(&Bytes::copy_from_slice(data));
-    if data.len() > 12 {
-        for magic in [b"PNSN", b"PNSG"] {
-            let mut sealed = data.to_vec();
-            let end = sealed.len() - 4;
-            sealed[..4].copy_from_slice(magic);
-            sealed[4..8].copy_from_slice(&[1, 0, 0, 0]);
-            let sum = penstock_format::crc(&sealed[..end]).to_le_bytes();
-            sealed[end..].copy_from_slice(&sum);
-            parse(&Bytes::from(sealed));
-        }
-    }
+    [b"PNSN", b"PNSG"].into_iter().filter_map(|magic| sealed(data, magic)).for_each(|bytes| parse(&bytes));
 });

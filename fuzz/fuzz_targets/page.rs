@@ -7,6 +7,7 @@ use penstock_format::Id;
 use penstock_format::ids::ObjectRef;
 use penstock_format::manifest::{Root, parse_page, parse_words};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_fuzz::sealed;
 
 /// Parse row ids as the object of a reference whose counts match any set. A set that parses is encoded and parsed again.
 fn row_ids(bytes: &Bytes) {
@@ -26,15 +27,5 @@ fuzz_target!(|data: &[u8]| {
         row_ids(bytes);
     };
     parse(&Bytes::copy_from_slice(data));
-    if data.len() > 12 {
-        for magic in [b"PNSP", b"PNSR", b"PNSW", b"PNSO"] {
-            let mut sealed = data.to_vec();
-            let end = sealed.len() - 4;
-            sealed[..4].copy_from_slice(magic);
-            sealed[4..8].copy_from_slice(&[1, 0, 0, 0]);
-            let sum = penstock_format::crc(&sealed[..end]).to_le_bytes();
-            sealed[end..].copy_from_slice(&sum);
-            parse(&Bytes::from(sealed));
-        }
-    }
+    [b"PNSP", b"PNSR", b"PNSW", b"PNSO"].into_iter().filter_map(|magic| sealed(data, magic)).for_each(|bytes| parse(&bytes));
 });
