@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock import _core
-from penstock.changes import backfill
+from penstock.changes import backfill, inputs
 from penstock.changes.checks import text_of
 from penstock.changes.stage import Stage
 from penstock.errors import InvalidInputError
 from penstock.history.versions import Versions, author_of
-from penstock.schema import to_json
-from penstock.transaction import Receipt, Transaction
+from penstock.schema import from_json, to_json
+from penstock.transaction import Receipt, Transaction, receipt_of
 from penstock.values.checks import is_utf8
 
 
@@ -188,8 +188,17 @@ class Dataset(Versions):
         >>> ds.append({"year": [1999, None]}).row_ids.tolist()
         [0, 1]
         """
+        snapshot = self._snapshot
+        schema = from_json(snapshot.columns)
+        ready, samples = inputs.ready(schema, columns, "append to")
+        parts = inputs.parts(schema, ready, samples)
+        if len(parts) == 1:
+            prepared = inputs.prepared(schema, ready, 0, samples, "append to")
+            receipt, snapshot = receipt_of(_core.append(snapshot, text_of(message, "message"), author_of(), prepared, validate))
+            self._move(snapshot)
+            return receipt
         with self.transaction(message) as transaction:
-            transaction.append_runs(columns, validate)
+            transaction.append_parts(ready, parts, validate)
         return transaction.receipt
 
     def transaction(

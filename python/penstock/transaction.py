@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.changes.checks import json_of, named_pull, naming, text_of
+from penstock.changes import inputs
+from penstock.changes.checks import json_of, text_of
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
-from penstock.errors import ClosedError, InvalidInputError, NotFoundError
+from penstock.errors import ClosedError, InvalidInputError
 from penstock.schema import Schema, from_json
-from penstock.values.slices import slices
 from penstock.view import View, _names, row_ids_of
 
 if TYPE_CHECKING:
@@ -100,10 +100,13 @@ class Transaction(SchemaChanges):
 
     def append_runs(self, columns: Mapping[str, Any], validate: str) -> list[tuple[int, int]]:
         """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length."""
-        ready, samples = self._ready(columns, "append to")
-        least = [self._schema[name].row_bytes() for name in ready]
+        ready, samples = inputs.ready(self._schema, columns, "append to")
+        return self.append_parts(ready, self._parts(ready, samples), validate)
+
+    def append_parts(self, ready: Mapping[str, Any], parts: Iterable[tuple[int, int]], validate: str) -> list[tuple[int, int]]:
+        """Add these parts of columns that can be sliced. Returns runs of provisional row ids, as `append_runs` does."""
         runs = []
-        for start, end in self._slices(ready, samples, least):
+        for start, end in parts:
             with self._failing(start > 0):
                 runs.append((self.append_slice(ready, start, end, validate), end - start))
         return runs
@@ -127,17 +130,16 @@ class Transaction(SchemaChanges):
         ([0, 1], None, [2001, 2002, 2003])
         """
         ids = row_ids_of(row_ids)
-        ready, samples = self._ready(columns, "update")
+        ready, samples = inputs.ready(self._schema, columns, "update")
         if not ready or samples != len(ids):
             raise InvalidInputError(
                 f"cannot update: {len(ids)} row ids for {samples} values in {len(ready)} columns",
                 code="column-lengths-differ",
                 hint="give at least one column, and one value for each row id",
             )
-        least = [self._schema[name].row_bytes() for name in ready]
-        for start, end in self._slices(ready, samples, least):
+        for start, end in self._parts(ready, samples):
             with self._failing(start > 0):
-                self._core.update(ids[start:end], self._prepared(ready, start, end, "update"), validate, start)
+                self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
 
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
         """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.
@@ -157,14 +159,13 @@ class Transaction(SchemaChanges):
         >>> ds["source"][:], ds["year"][:].tolist()
         (['a.png', 'b.png', 'c.png'], [2001, 2012, 2013])
         """
-        ready, samples = self._ready(columns, "upsert")
+        ready, samples = inputs.ready(self._schema, columns, "upsert")
         if text_of(key, "key", "upsert") not in ready:
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
-        least = [self._schema[name].row_bytes() for name in ready]
         ids = []
-        for start, end in self._slices(ready, samples, least):
+        for start, end in self._parts(ready, samples):
             with self._failing(start > 0):
-                ids.append(self._core.upsert(key, self._prepared(ready, start, end, "upsert"), validate, start))
+                ids.append(self._core.upsert(key, inputs.prepared(self._schema, ready, start, end, "upsert"), validate, start))
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def delete(self, *, row_ids: npt.ArrayLike | None = None, where: str | None = None) -> int:
@@ -240,7 +241,7 @@ class Transaction(SchemaChanges):
         >>> ds["n"][:].tolist(), len(ps.open("memory://overwrite", snapshot=receipt.snapshot))
         ([7], 3)
         """
-        self._ready(columns, "overwrite")
+        inputs.ready(self._schema, columns, "overwrite")
         if self._journal is not None:
             raise InvalidInputError("cannot overwrite: this transaction has a journal", hint="use a transaction without `journal=`")
         self._core.note_read(list(self._schema), None)
@@ -301,9 +302,9 @@ class Transaction(SchemaChanges):
     def _view(self) -> View:
         return View(*self._core.view())
 
-    def _slices(self, ready: Mapping[str, Any], samples: int, least: list[int]) -> list[tuple[int, int]]:
+    def _parts(self, ready: Mapping[str, Any], samples: int) -> list[tuple[int, int]]:
         """Cut large inputs into parts. With a journal, a call is one part, so that it is repeated as a whole or not at all."""
-        parts = list(slices(ready.values(), samples, least))
+        parts = inputs.parts(self._schema, ready, samples)
         if self._journal is not None and len(parts) > 1:
             raise InvalidInputError(
                 f"cannot change {samples} samples in one call: this transaction has a journal", hint=f"give at most {parts[0][1]} at a time"
@@ -320,46 +321,12 @@ class Transaction(SchemaChanges):
                 self._failed = error
             raise
 
-    def _ready(self, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
-        """Check the columns' names and lengths. Returns values that can be sliced, and the number of samples."""
-        if not isinstance(columns, Mapping):
-            raise InvalidInputError(f"cannot {verb} a {type(columns).__name__}: expected a dict of column names to values")
-        ready = {}
-        for name, values in columns.items():
-            if name not in self._schema:
-                raise NotFoundError(
-                    f"cannot {verb} column `{name}`: the dataset has no such column",
-                    code="column-not-found",
-                    hint=f"columns: {', '.join(self._schema)}",
-                )
-            with naming(name, 0, verb):
-                self._schema[name].check_whole(values)
-                ready[name] = self._schema[name].rows(values)
-        lengths = {name: len(values) for name, values in ready.items()}
-        if len(set(lengths.values())) > 1:
-            differing = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
-            raise InvalidInputError(
-                f"cannot {verb.split()[0]}: columns differ in length: {differing}",
-                code="column-lengths-differ",
-                hint="give every column the same number of samples; use None for a null",
-            )
-        return ready, next(iter(lengths.values()), 0)
-
-    def _prepared(self, ready: Mapping[str, Any], start: int, end: int, verb: str) -> dict[str, Any]:
-        prepared = {}
-        for name, values in ready.items():
-            with naming(name, start, verb):
-                prepared[name] = self._schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
-                if prepared[name][0] == "pulled":
-                    prepared[name] = ("pulled", named_pull(name, start, verb, prepared[name][1]), *prepared[name][2:])
-        return prepared
-
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> int:
         """Append rows start…end of columns that can be sliced. One call to the core appends either all of these rows or none.
 
         Returns the provisional row id of the first of them.
         """
-        return self._core.append(self._prepared(ready, start, end, "append to"), validate, start)
+        return self._core.append(inputs.prepared(self._schema, ready, start, end, "append to"), validate, start)
 
     def commit(self) -> Receipt:
         """Commit now and move the dataset handle to the new snapshot. Cost on a local disk: two syncs for up to 2 KiB, else four."""
@@ -368,9 +335,8 @@ class Transaction(SchemaChanges):
             raise ClosedError(
                 f"cannot commit: an earlier change failed ({self._failed})", hint="begin another transaction; nothing was committed"
             )
-        snapshot, first, samples, core = self._core.commit(self._message, self._author, self._properties)
-        self._receipt = Receipt(snapshot, np.arange(first, first + samples, dtype=np.int64))
-        self._dataset._move(core)
+        self._receipt, snapshot = receipt_of(self._core.commit(self._message, self._author, self._properties))
+        self._dataset._move(snapshot)
         return self._receipt
 
     def abort(self) -> None:
@@ -387,6 +353,12 @@ class Transaction(SchemaChanges):
             self._core.abort(True)  # A journal remains, because the next process may continue it.
         elif self._receipt is None and not self._aborted:
             self.commit()
+
+
+def receipt_of(committed: tuple[str, int, int, _core.Snapshot]) -> tuple[Receipt, _core.Snapshot]:
+    """Return the receipt for a commit, and the new snapshot."""
+    snapshot_id, first, samples, snapshot = committed
+    return Receipt(snapshot_id, np.arange(first, first + samples, dtype=np.int64)), snapshot
 
 
 def _ids_of(runs: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:

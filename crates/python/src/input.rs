@@ -27,9 +27,12 @@ struct PythonParts {
     owner: usize,
 }
 
+/// The owner of values that no transaction of a caller pulls.
+pub const NO_OWNER: usize = 0;
+
 thread_local! {
-    /// The transaction that is pulling a value in this thread, or 0 if there is none.
-    static PULLS: Cell<usize> = const { Cell::new(0) };
+    /// The transaction that is pulling a value in this thread.
+    static PULLS: Cell<usize> = const { Cell::new(NO_OWNER) };
 }
 
 /// Return whether transaction `owner` is pulling a value in this thread.

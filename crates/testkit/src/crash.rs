@@ -247,15 +247,16 @@ impl FileSystem for CrashDisk {
         Ok(self.operate()?.names.contains_key(path))
     }
 
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<bool> {
         let mut state = self.operate()?;
         let inode = state.inode(from)?;
         state.add(to, Entry::File(inode))?;
         // Some file systems rename, and others link.
-        if state.operations.is_multiple_of(2) {
+        let renames = state.operations.is_multiple_of(2);
+        if renames {
             state.names.remove(from);
         }
-        state.lose_answer()
+        state.lose_answer().map(|()| !renames)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

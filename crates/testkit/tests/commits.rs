@@ -128,7 +128,8 @@ fn answer(log: &mut Log, sets: &Sets, request: Request, random: &mut Random, fau
         Request::ReadRowIds(wanted) => Event::RowIds(wanted.into_iter().map(|set| (set, sets[&set].clone())).collect()),
         Request::WriteRoot => Event::RootWritten(ObjectRef { id: Id([9; 16]), bytes: 10, crc: 1 }),
         Request::WriteWhole(_) => Event::WholeWritten(ObjectRef { id: Id([8; 16]), bytes: 10, crc: 1 }),
-        Request::Create { number, body } => {
+        Request::Create { record, body } => {
+            let number = record.number;
             let lost = random.chance(faults);
             if lost && random.chance(2) {
                 return Ok(Event::Unknown); // The put never arrived.

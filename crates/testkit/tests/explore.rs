@@ -189,12 +189,13 @@ impl State {
                     follow(Event::Found(Box::new(entry(&self.log, *number)?)), 0, &none)?;
                     follow(Event::Unreadable, 1, &none)?;
                 }
-                Request::Create { number, body } => {
+                Request::Create { record, body } => {
+                    let number = record.number;
                     let arrives = |state: &mut State| {
-                        state.arrive(*number, body);
+                        state.arrive(number, body);
                     };
-                    let later = |state: &mut State| state.flight.push((*number, body.clone()));
-                    let reply = || if *number > newest { Event::Created } else { Event::Exists };
+                    let later = |state: &mut State| state.flight.push((number, body.clone()));
+                    let reply = || if number > newest { Event::Created } else { Event::Exists };
                     follow(reply(), 0, &arrives)?;
                     // The reply is lost; the put is lost; it arrives later; it arrives twice, and the second reply is seen, or it arrives again later.
                     follow(Event::Unknown, 1, &arrives)?;

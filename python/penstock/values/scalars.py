@@ -68,7 +68,7 @@ def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.b
     array, validity = found
     if kind == "f":
         array = cast(array, dtype)
-    elif kind in "iu":
+    elif array.dtype != wanted:
         if not np.iinfo(wanted).min <= int(array.min()) <= int(array.max()) <= np.iinfo(wanted).max:
             return None
         array = array.astype(wanted, copy=False)

@@ -4,10 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
-use penstock_format::ids::{ObjectRef, log_folder, record_name};
+use penstock_format::ids::{ObjectRef, log_folder, record_name, sealed_crc};
 use penstock_format::manifest::Root;
 use penstock_format::record::Record;
 use penstock_format::rows::RowSet;
@@ -140,9 +139,10 @@ impl Driver<'_> {
                 Request::CheckAppended { keys, stages } => Event::Appended(self.taken(&keys, stages)?),
                 Request::WriteRoot => Event::RootWritten(self.write_root(None)?),
                 Request::WriteWhole(record) => Event::WholeWritten(self.write_root(Some(*record))?),
-                Request::Create { number, body } => {
-                    self.next = Some(self.snapshot_of(branch, number, &body)?);
-                    match store.create(&record_name(branch, number), &body)? {
+                Request::Create { record, body } => {
+                    let name = record_name(branch, record.number);
+                    self.next = Some(self.snapshot_of(record, &body)?);
+                    match store.create(&name, &body)? {
                         Created::Created => Event::Created,
                         Created::Exists => Event::Exists,
                         Created::Unknown => {
@@ -250,10 +250,16 @@ impl Driver<'_> {
         Event::Newest { parent, words, now_us: now_us() }
     }
 
-    /// Parse a record as a reader would, before it is put.
-    fn snapshot_of(&self, branch: u64, number: u64, body: &[u8]) -> Result<Snapshot> {
-        let entry = LogEntry::parse(&Bytes::copy_from_slice(body), branch, number)?;
+    /// Return the snapshot of a record that is encoded as `body`, before it is put. What this commit adds to the parent's deltas is parsed
+    /// as a reader would.
+    fn snapshot_of(&self, record: Arc<Record>, body: &[u8]) -> Result<Snapshot> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a record was proposed before any parent was read"))?;
+        let new = record.deltas.strip_prefix(&parent.record().deltas[..]).unwrap_or(&record.deltas);
+        let new = Record { deltas: new.to_vec(), ..Record::clone(&record) };
+        if Record::parse(&new.encode().into(), record.branch, record.number)? != new {
+            return Err(Error::new("internal", "the record of this commit cannot be read back as it was written"));
+        }
+        let entry = LogEntry { record, crc: sealed_crc(body) };
         match &self.root {
             Some((object, root)) if entry.record.root == *object => Snapshot::with_root(self.base.context.clone(), entry, root.clone()),
             _ => parent.near(entry),

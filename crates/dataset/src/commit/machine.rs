@@ -37,11 +37,11 @@ pub enum Request {
     /// Write a root for the state of this record, which is too large, with the new schema if there is one. Answered by `WholeWritten`.
     WriteWhole(Box<Record>),
     /// Put a record whose name must not exist yet. Answered by `Created`, `Exists` or `Unknown`.
-    Create { number: u64, body: Vec<u8> },
+    Create { record: Arc<Record>, body: Vec<u8> },
     /// Read the existing record with this number. Answered by `Found` or `Unreadable`.
     Read { number: u64 },
     /// The commit succeeded with this record.
-    Done(Box<Record>),
+    Done(Arc<Record>),
 }
 
 /// The result of a request. `Begin` starts the machine.
@@ -90,7 +90,7 @@ pub struct Machine {
     now_us: i64,
     /// Records that have not been checked for conflicts, oldest first.
     unseen: Vec<LogEntry>,
-    sent: Option<Box<Record>>,
+    sent: Option<Arc<Record>>,
     /// The number of the last record that was checked for conflicts.
     checked: u64,
     uncertain: u32,
@@ -158,7 +158,7 @@ impl Machine {
                 let number = self.sent()?.number;
                 Ok(Request::Read { number })
             }
-            Event::Found(entry) if entry.record.uuid() == self.uuid() => match *entry.record == *self.sent()? {
+            Event::Found(entry) if entry.record.uuid() == self.uuid() => match entry.record == *self.sent()? {
                 true => self.done(),
                 false => Err(committed_elsewhere(&entry.record)), // A copy of the journal had other changes.
             },
@@ -177,8 +177,8 @@ impl Machine {
                 if self.uncertain > UNCERTAIN_TRIES {
                     return Err(self.unknown(""));
                 }
-                let record = self.sent()?;
-                Ok(Request::Create { number: record.number, body: record.encode() })
+                let record = self.sent()?.clone();
+                Ok(Request::Create { body: record.encode(), record })
             }
         }
     }
@@ -190,8 +190,8 @@ impl Machine {
             .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out when the storage responds again"))
     }
 
-    fn sent(&self) -> Result<&Record> {
-        self.sent.as_deref().ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
+    fn sent(&self) -> Result<&Arc<Record>> {
+        self.sent.as_ref().ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
     }
 
     fn done(&mut self) -> Result<Request> {
@@ -276,9 +276,9 @@ impl Machine {
                 false => Request::WriteRoot,
             });
         }
-        let number = record.number;
-        self.sent = Some(Box::new(record));
-        Ok(Request::Create { number, body })
+        let record = Arc::new(record);
+        self.sent = Some(record.clone());
+        Ok(Request::Create { record, body })
     }
 
     /// Build the record that follows the parent. Its small data files are still in memory.

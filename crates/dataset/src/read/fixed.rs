@@ -19,6 +19,9 @@ use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 
+/// A group with fewer rows is too small to prefetch on its own.
+const FEW_ROWS: usize = 8 * ROWS_AHEAD;
+
 /// The result: samples of equal size in the order requested, and a null flag for each.
 struct Cells<'a> {
     out: &'a mut [u8],
@@ -58,6 +61,34 @@ struct Straight {
     chunk: usize,
     block: usize,
     place: u32,
+}
+
+/// Samples in groups of a few rows, which are copied together so that each is prefetched early enough.
+#[derive(Default)]
+struct Scattered {
+    files: Vec<Arc<DataFile>>,
+    /// The index of the file, the index in the result, and the offset in the file.
+    samples: Vec<(u32, u32, usize)>,
+}
+
+impl Scattered {
+    /// Add rows of a chunk whose sample 0 begins at this offset, and whose samples have `cell` bytes.
+    fn add(&mut self, file: &Arc<DataFile>, begin: usize, rows: &[(u64, u32)], cell: usize) {
+        let number = self.files.len() as u32;
+        self.files.push(file.clone());
+        self.samples.extend(rows.iter().map(|(row, place)| (number, *place, begin + *row as usize * cell)));
+    }
+
+    fn copy(&self, cells: &mut Cells<'_>) {
+        let cell = cells.bytes;
+        let map = |file: &u32| &self.files[*file as usize].map[..];
+        for (index, (file, place, offset)) in self.samples.iter().enumerate() {
+            if let (true, Some((file, _, ahead))) = (cell >= PREFETCH_FROM_BYTES, self.samples.get(index + ROWS_AHEAD)) {
+                prefetch(map(file), *ahead, cell);
+            }
+            copy(cells.at(*place), &map(file)[*offset..][..cell]);
+        }
+    }
 }
 
 impl Reader {
@@ -134,7 +165,7 @@ impl Reader {
     /// Copy the samples in files of this dtype. If it is an earlier one, samples that no file has are left out, and the places of
     /// the others are returned.
     fn fixed_of(&self, column: &ColumnSpec, dtype: Dtype, out: &mut [u8]) -> Result<(Nulls, Vec<u32>)> {
-        let (mut tiles, mut straight, mut places) = (Tiles::default(), Vec::new(), Vec::new());
+        let (mut tiles, mut straight, mut places, mut scattered) = (Tiles::default(), Vec::new(), Vec::new(), Scattered::default());
         let is_earlier = column.kind.stored()?.0 != dtype;
         let mut cells = Cells::new(out, self.plan.len());
         self.each_group(column, |source, rows| {
@@ -159,6 +190,10 @@ impl Reader {
                     Ok(())
                 }
                 None if let Some(begin) = source.file.plain(source.chunk, cells.bytes) => {
+                    if source.rows.len() < FEW_ROWS.min(self.plan.len()) {
+                        scattered.add(&source.file, begin, &source.rows, cells.bytes);
+                        return Ok(());
+                    }
                     copy_plain(&source.file.map[begin..], &source.rows, &mut cells);
                     Ok(())
                 }
@@ -181,6 +216,7 @@ impl Reader {
                 _ => self.copy_decoded(source, &mut cells),
             }
         })?;
+        scattered.copy(&mut cells);
         if !straight.is_empty() {
             self.read_straight(column, &straight, &mut cells)?;
         }

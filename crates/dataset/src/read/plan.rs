@@ -66,7 +66,7 @@ impl Group {
             return Ok(None);
         }
         let mut divided = Divided::default();
-        if !self.part.patch(snapshot, column)?.divide(self.begin, &self.ascending(), &mut divided) {
+        if !self.part.patch(snapshot, column)?.divide(self.begin, &self.rows, &mut divided) {
             return Ok(None);
         }
         divided.newer.sort_by_key(|(overlay, _)| *overlay);

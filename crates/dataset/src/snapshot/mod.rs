@@ -74,7 +74,7 @@ impl Snapshot {
             let name = root_name(record.root.id);
             return Err(malformed(format!("cannot read `{name}`: it is the root of a different commit")));
         }
-        let schema = Arc::new(Schema::parse(&root.schema)?);
+        let schema = context.caches.get().schema(&root.schema)?;
         let mut parts: Vec<Part> = root.pages.iter().map(|page| Part::Page(*page)).collect();
         let (mut segments, mut overlays) = (root.words.clone(), root.overlays.clone());
         for delta in &record.deltas {

@@ -1,5 +1,6 @@
 //! The overlays of a snapshot, and which rows of a part they give new values.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -94,7 +95,7 @@ impl Patch {
         (row - begin < run.count.into()).then(|| (run.overlay as usize, run.first + (row - begin)))
     }
 
-    /// Divide ascending rows, which are counted from row `begin`. Those without newer values go to `current`, the others to `newer` with
+    /// Divide rows in any order, which are counted from row `begin`. Those without newer values go to `current`, the others to `newer` with
     /// their overlay and the sample there. Returns false if no row has a newer value; `divided` then does not count.
     pub fn divide<T: Copy>(&self, begin: u64, rows: &[(u64, T)], divided: &mut Divided<T>) -> bool {
         if let [(row, place)] = rows {
@@ -102,9 +103,12 @@ impl Patch {
             divided.newer.extend(found.map(|(overlay, sample)| (overlay, (sample, *place))));
             return found.is_some();
         }
-        let (Some((first, _)), Some((last, _))) = (rows.first(), rows.last()) else { return false };
+        let (low, high) = rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
+        if low > high {
+            return false; // There are no rows.
+        }
         // A run may begin before the first row.
-        let runs = self.runs.at_most(begin + first).saturating_sub(1)..self.runs.at_most(begin + last);
+        let runs = self.runs.at_most(begin + low).saturating_sub(1)..self.runs.at_most(begin + high);
         if runs.len() > RUNS_PER_ROW * rows.len() {
             for (row, place) in rows {
                 match self.find(begin + row) {
@@ -114,7 +118,11 @@ impl Patch {
             }
             return !divided.newer.is_empty();
         }
-        let mut rest = rows;
+        let mut sorted = Cow::Borrowed(rows);
+        if !rows.is_sorted_by_key(|(row, _)| *row) {
+            sorted.to_mut().sort_by_key(|(row, _)| *row);
+        }
+        let mut rest = &sorted[..];
         for (row, PatchRun { count, overlay, first }) in &self.runs.entries()[runs] {
             let (before, later) = rest.split_at(rest.partition_point(|(found, _)| begin + found < *row));
             let (inside, later) = later.split_at(later.partition_point(|(found, _)| begin + found < row + u64::from(*count)));

@@ -1,7 +1,7 @@
 //! An open store, its dataset's identity, and this process's caches of verified objects. All snapshots of a handle share one
 //! context.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
@@ -11,6 +11,7 @@ use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
 use penstock_format::names::Folded;
 use penstock_format::record::Record;
 use penstock_format::rows::{RowIds, RowIdsRef};
+use penstock_format::schema::Schema;
 use penstock_storage::Storage;
 use penstock_storage::process::PerProcess;
 use quick_cache::Weighter;
@@ -65,6 +66,19 @@ pub struct Caches {
     pub files: Cache<Id, Arc<DataFile>, ByHeld>,
     pub words: Cache<WordsSegment, Arc<Strings>>,
     pub row_ids: Cache<RowIdsRef, Arc<RowIds>, ByObject>,
+    /// The last schema that was parsed, and its text.
+    schema: Mutex<Option<(String, Arc<Schema>)>>,
+}
+
+impl Caches {
+    /// Parse the schema of a root. All commits until the next change of the schema have the same text.
+    pub fn schema(&self, text: &str) -> Result<Arc<Schema>> {
+        let mut last = self.schema.lock().unwrap_or_else(PoisonError::into_inner);
+        match last.as_ref().filter(|(known, _)| known == text) {
+            Some((_, schema)) => Ok(schema.clone()),
+            None => Ok(last.insert((text.to_owned(), Arc::new(Schema::parse(text)?))).1.clone()),
+        }
+    }
 }
 
 fn caches() -> Caches {
@@ -72,7 +86,7 @@ fn caches() -> Caches {
     let weigher = ByHeld { least: held_bytes / MAPPED_FILES as u64 };
     let files = cache(MAPPED_FILES, held_bytes, weigher);
     let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByObject);
-    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids }
+    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids, schema: Mutex::default() }
 }
 
 /// Return how many bytes each open dataset's cached data files may use: tails, and whole small files that are not mapped.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{Input, Isolation, Validate, check_texts, generation};
+use penstock_dataset::{Input, Isolation, Receipt, Validate, check_texts, generation};
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::stage::Stage;
@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::OrRaise;
+use crate::input::NO_OWNER;
 use crate::versions::snapshot::Snapshot;
 use crate::view::View;
 use crate::{input, media};
@@ -24,6 +25,36 @@ pub struct Transaction {
     /// Detects a forked child, where a thread that no longer exists may hold the lock.
     generation: u64,
     options: Options,
+}
+
+/// What a commit returns: the snapshot's id, the first row id, the number of samples, and the new snapshot.
+type Committed = (String, i64, u64, Snapshot);
+
+fn committed((receipt, snapshot): (Receipt, penstock_dataset::Snapshot), options: &Options) -> Committed {
+    let snapshot = Snapshot { inner: Arc::new(snapshot), options: options.clone() };
+    (receipt.snapshot.to_string(), receipt.first_row_id, receipt.samples, snapshot)
+}
+
+/// Append samples to a snapshot as one commit, without the GIL from its beginning to its end. `columns` maps names to prepared values (see
+/// `input`).
+#[pyfunction]
+pub fn append(
+    py: Python<'_>,
+    snapshot: &Snapshot,
+    message: &str,
+    author: &str,
+    columns: &Bound<'_, PyDict>,
+    validate: &str,
+) -> PyResult<Committed> {
+    let properties = "{}";
+    let append = |inputs, validate| {
+        check_texts(message, author, properties)?;
+        let mut transaction = penstock_dataset::Transaction::begin(snapshot.inner.clone(), Isolation::Serializable)?;
+        transaction.append(inputs, validate)?;
+        transaction.commit(message, author, properties)
+    };
+    // No caller has this transaction, so a value cannot use it while it is read.
+    Ok(committed(with_inputs(py, columns, validate, (0, NO_OWNER), append)?, &snapshot.options))
 }
 
 /// Begin a transaction on a snapshot. `mode` is whether it is serialisable, and the path of its journal. The commit's message, author and properties are checked now, before any data are
@@ -177,21 +208,14 @@ impl Transaction {
         self.locked(py, |inner| inner.note_read(&columns, row_ids))
     }
 
-    /// Commit. Returns (snapshot id, first row id, number of samples, new snapshot).
-    fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<(String, i64, u64, Snapshot)> {
+    /// Commit all changes.
+    fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<Committed> {
         self.check_caller(py)?;
-        let (receipt, snapshot) = py
-            .detach(|| {
-                let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-                inner.ok_or_else(closed)?.commit(message, author, properties)
-            })
-            .or_raise(py)?;
-        Ok((
-            receipt.snapshot.to_string(),
-            receipt.first_row_id,
-            receipt.samples,
-            Snapshot { inner: Arc::new(snapshot), options: self.options.clone() },
-        ))
+        let done = py.detach(|| {
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            inner.ok_or_else(closed)?.commit(message, author, properties)
+        });
+        Ok(committed(done.or_raise(py)?, &self.options))
     }
 
     /// Return how many calls of an earlier process were repeated from the journal.
@@ -230,20 +254,32 @@ impl Transaction {
         write: impl FnOnce(&mut penstock_dataset::Transaction, Vec<Input>, Validate) -> Result<T> + Send,
     ) -> PyResult<T> {
         self.check_caller(py)?;
-        let validate = media::validate(py, validate)?;
-        let raised = input::Raised::default();
-        let mut inputs = Vec::with_capacity(columns.len());
-        for (name, values) in columns {
-            let name: String = name.extract()?;
-            inputs.push(input::input(py, &values, &name, first_row, &raised, self.address())?);
-        }
-        let written = py.detach(|| {
+        with_inputs(py, columns, validate, (first_row, self.address()), |inputs, validate| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
             write(inner.as_mut().ok_or_else(closed)?, inputs, validate)
-        });
-        match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(error) => Err(error),
-            None => written.map_err(|error| error.shift_rows(first_row)).or_raise(py),
-        }
+        })
+    }
+}
+
+/// Convert columns and pass them to `write`, which runs without the GIL. `place` is the first row's number in the user's input, and the
+/// owner of the values that `write` pulls.
+fn with_inputs<T: Send>(
+    py: Python<'_>,
+    columns: &Bound<'_, PyDict>,
+    validate: &str,
+    (first_row, owner): (u64, usize),
+    write: impl FnOnce(Vec<Input>, Validate) -> Result<T> + Send,
+) -> PyResult<T> {
+    let validate = media::validate(py, validate)?;
+    let raised = input::Raised::default();
+    let mut inputs = Vec::with_capacity(columns.len());
+    for (name, values) in columns {
+        let name: String = name.extract()?;
+        inputs.push(input::input(py, &values, &name, first_row, &raised, owner)?);
+    }
+    let written = py.detach(|| write(inputs, validate));
+    match raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(error) => Err(error),
+        None => written.map_err(|error| error.shift_rows(first_row)).or_raise(py),
     }
 }

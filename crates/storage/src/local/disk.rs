@@ -90,11 +90,13 @@ impl FileSystem for Disk {
         path.try_exists()
     }
 
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<bool> {
         match kernel::rename_new(from, to) {
             // Some file systems (NFS, some FUSE) can only replace the target, but have hard links.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)) => fs::hard_link(from, to),
-            other => other,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                fs::hard_link(from, to).map(|()| true)
+            }
+            other => other.map(|()| false),
         }
     }
 

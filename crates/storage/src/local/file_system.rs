@@ -29,9 +29,9 @@ pub trait FileSystem: Send + Sync + Debug {
     /// Hint how a whole mapped file will be read.
     fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
     fn exists(&self, path: &Path) -> io::Result<bool>;
-    /// Give a file its final name, and remove the first one unless the file system can only link. Fails with `AlreadyExists` if the name
-    /// is taken.
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Give a file its final name. Returns whether the first one remains, because the file system can only link. Fails with
+    /// `AlreadyExists` if the name is taken.
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<bool>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Overwrite the bytes of a file. Returns false, without any effect, unless the file has the same length and no other name.
     fn overwrite(&self, path: &Path, body: &[u8]) -> io::Result<bool>;

@@ -196,13 +196,15 @@ impl Storage for Local {
         let path = self.path(name);
         let temporary = self.write_temporary(name, body, Durability::Synced)?;
         let linked = self.files.publish(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
-            Some(true) => Ok(()),
+            Some(true) => Ok(true),
             Some(false) => Err(Some(error)),
             None => Err(None),
         });
-        let _ = self.files.remove(&temporary); // After a rename, the temporary file is gone; after a link, its name is redundant.
+        if !matches!(linked, Ok(false)) {
+            let _ = self.files.remove(&temporary); // A leftover temporary file is harmless.
+        }
         let answer = match linked {
-            Ok(()) => Created::Created,
+            Ok(_) => Created::Created,
             Err(Some(error)) if error.kind() == io::ErrorKind::AlreadyExists => Created::Exists,
             Err(Some(error)) if refused(&error) => return Err(self.failure("create", &path, &error)),
             // After any other error, the name may or may not exist.
@@ -317,7 +319,7 @@ impl Storage for Local {
         let probe = self.temporary("probe")?;
         let (first, second) =
             (self.write_temporary("probe", b"1", Durability::Cached)?, self.write_temporary("probe", b"2", Durability::Cached)?);
-        let tried = self.files.publish(&first, &probe).and_then(|()| Ok((self.files.publish(&second, &probe), self.files.read(&probe)?)));
+        let tried = self.files.publish(&first, &probe).and_then(|_| Ok((self.files.publish(&second, &probe), self.files.read(&probe)?)));
         for path in [&first, &second, &probe] {
             let _ = self.files.remove(path); // A leftover probe is harmless.
         }
@@ -326,7 +328,7 @@ impl Storage for Local {
                 *proven = true;
                 Ok(())
             }
-            Ok((Ok(()), _)) => Err(refused("a create-only put of an existing name was not rejected".into())),
+            Ok((Ok(_), _)) => Err(refused("a create-only put of an existing name was not rejected".into())),
             Ok((Err(error), kept)) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(refused(format!("after a rejected put, the object has {} bytes that differ from those of the first put", kept.len())))
             }

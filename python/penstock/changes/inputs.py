@@ -1,0 +1,53 @@
+"""Columns that callers pass to a transaction: checks names and lengths, cuts large inputs, and prepares values for the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.changes.checks import named_pull, naming
+from penstock.errors import InvalidInputError, NotFoundError
+from penstock.schema import Schema
+from penstock.values.slices import slices
+
+
+def ready(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
+    """Check the columns' names and lengths. Returns values that can be sliced, and the number of samples."""
+    if not isinstance(columns, Mapping):
+        raise InvalidInputError(f"cannot {verb} a {type(columns).__name__}: expected a dict of column names to values")
+    found = {}
+    for name, values in columns.items():
+        if name not in schema:
+            raise NotFoundError(
+                f"cannot {verb} column `{name}`: the dataset has no such column",
+                code="column-not-found",
+                hint=f"columns: {', '.join(schema)}",
+            )
+        with naming(name, 0, verb):
+            schema[name].check_whole(values)
+            found[name] = schema[name].rows(values)
+    lengths = {name: len(values) for name, values in found.items()}
+    if len(set(lengths.values())) > 1:
+        differing = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+        raise InvalidInputError(
+            f"cannot {verb.split()[0]}: columns differ in length: {differing}",
+            code="column-lengths-differ",
+            hint="give every column the same number of samples; use None for a null",
+        )
+    return found, next(iter(lengths.values()), 0)
+
+
+def parts(schema: Schema, found: Mapping[str, Any], samples: int) -> list[tuple[int, int]]:
+    """Cut the result of `ready` into parts that each fit into memory, given as first rows and ends."""
+    return list(slices(found.values(), samples, [schema[name].row_bytes() for name in found]))
+
+
+def prepared(schema: Schema, found: Mapping[str, Any], start: int, end: int, verb: str) -> dict[str, Any]:
+    """Convert rows start…end to forms that the core accepts."""
+    made = {}
+    for name, values in found.items():
+        with naming(name, start, verb):
+            made[name] = schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
+            if made[name][0] == "pulled":
+                made[name] = ("pulled", named_pull(name, start, verb, made[name][1]), *made[name][2:])
+    return made
