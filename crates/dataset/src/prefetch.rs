@@ -21,14 +21,20 @@ pub fn prefetch(map: &[u8], offset: usize, bytes: usize) {
     let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());
     let next_page = (map.as_ptr() as usize + offset + 1).next_multiple_of(PAGE_BYTES) - map.as_ptr() as usize;
     for start in [offset, next_page] {
-        for line in (start..end).step_by(LINE_BYTES).take(LINES_A_PAGE) {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the address lies inside `map`; a prefetch reads nothing and cannot fault.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(map.as_ptr().add(line).cast());
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = line;
+        (start..end).step_by(LINE_BYTES).take(LINES_A_PAGE).for_each(|line| prefetch_item(map, line));
+    }
+}
+
+/// Hint that one item of a list will be needed soon. An index beyond the list has no effect.
+#[inline]
+pub fn prefetch_item<T>(list: &[T], index: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(item) = list.get(index) {
+        // SAFETY: the address is that of an item; a prefetch reads nothing and cannot fault.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(item).cast());
         }
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (list, index);
 }

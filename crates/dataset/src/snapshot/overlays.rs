@@ -18,6 +18,7 @@ use super::Snapshot;
 use super::live::runs_of;
 use super::ranks::Ranks;
 use crate::config::Config;
+use crate::prefetch::ROWS_AHEAD;
 use crate::store::blocks::cache;
 use crate::store::context::file_cache_bytes;
 
@@ -110,7 +111,9 @@ impl Patch {
         // A run may begin before the first row.
         let runs = self.runs.at_most(begin + low).saturating_sub(1)..self.runs.at_most(begin + high);
         if runs.len() > RUNS_PER_ROW * rows.len() {
-            for (row, place) in rows {
+            let ahead = |index: usize| rows.get(index).map(|(row, _)| begin + row);
+            for (index, (row, place)) in rows.iter().enumerate() {
+                self.runs.expect(ahead(index + ROWS_AHEAD), ahead(index + 2 * ROWS_AHEAD));
                 match self.find(begin + row) {
                     Some((overlay, sample)) => divided.newer.push((overlay, (sample, *place))),
                     None => divided.current.push((*row, *place)),

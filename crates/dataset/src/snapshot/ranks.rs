@@ -1,5 +1,7 @@
 //! Fast look-ups in sorted lists: which rows of a part are deleted, and how many live rows precede each.
 
+use crate::prefetch::prefetch_item;
+
 /// A list sorted by number, with a table that narrows each search to a few entries. A number and its value share a cache line.
 #[derive(Debug)]
 pub struct Ranks<T> {
@@ -33,6 +35,17 @@ impl<T> Ranks<T> {
         let Some([begin, end]) = self.buckets.get(bucket..).and_then(|rest| rest.first_chunk()) else { return self.entries.len() };
         let (begin, end) = (*begin as usize, *end as usize);
         begin + self.entries[begin..end].iter().take_while(|(number, _)| *number <= limit).count()
+    }
+
+    /// Prepare to look up these numbers soon: the first one next, the second one later.
+    #[inline]
+    pub fn expect(&self, next: Option<u64>, later: Option<u64>) {
+        if let Some(bucket) = later {
+            prefetch_item(&self.buckets, (bucket >> self.shift) as usize);
+        }
+        if let Some(begin) = next.and_then(|next| self.buckets.get((next >> self.shift) as usize)) {
+            prefetch_item(&self.entries, *begin as usize);
+        }
     }
 
     pub fn entries(&self) -> &[(u64, T)] {
