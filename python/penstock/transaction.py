@@ -137,7 +137,8 @@ class Transaction(SchemaChanges):
                 code="column-lengths-differ",
                 hint="give at least one column, and one value for each row id",
             )
-        for start, end in self._parts(ready, samples):
+        ready, ids = inputs.last(self._schema, ready, ids)
+        for start, end in self._parts(ready, len(ids)):
             with self._failing(start > 0):
                 self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
 

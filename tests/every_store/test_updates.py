@@ -195,3 +195,32 @@ def test_new_samples_that_were_changed_are_read_as_they_are_after_a_spill(root):
     finally:
         ps.configure(memory_bytes=before)
     assert newest(ps.open(root), 2003)["n"][2000:].tolist() == [11, 7, 2000]
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_the_last_value_of_a_repeated_row_id_counts_in_reads_inside_and_after(root, count):
+    schema = {"n": "int64", "b": "bool", "v": ps.Tensor((3,), "float32"), "t": "timestamp", "label": ps.Label(["cat", "dog"])}
+    ds, rng = ps.create(root, schema), np.random.default_rng(count)
+    rows = {"n": np.arange(8), "b": np.zeros(8, bool), "v": np.zeros((8, 3), np.float32), "t": np.zeros(8, "M8[us]"), "label": ["cat"] * 8}
+    ids = ds.append(rows).row_ids
+    model = {name: list(values) for name, values in rows.items() if name != "label"}
+    with ds.transaction() as tx:
+        for turn in range(6):
+            which = rng.integers(0, 8, count)
+            given = {"n": rng.integers(-5, 5, count), "b": rng.random(count) < 0.5, "v": rng.random((count, 3), dtype=np.float32)}
+            given["t"] = rng.integers(0, 9, count).astype("M8[us]")
+            names = list(given) if turn % 3 == 0 else ["n", "v"] if turn % 3 == 1 else ["b", "t"]
+            tx.update({name: given[name] for name in names}, row_ids=ids[which])
+            for place, row in enumerate(which):
+                for name in names:
+                    model[name][row] = given[name][place]
+            found = tx.take(ids[::-1])
+            for name, values in model.items():
+                np.testing.assert_array_equal(found[name], values[::-1], err_msg=f"{turn} {name}")
+        # A value that another one replaces is checked all the same.
+        with pytest.raises(ps.InvalidInputError, match="contains code 7, which is not a label"):
+            tx.update({"n": np.zeros(8, np.int64), "label": np.array([7] * 7 + [1])}, row_ids=[ids[0]] * 8)
+        with pytest.raises(ps.NotFoundError, match="row id 99"):
+            tx.update({"n": np.arange(8)}, row_ids=[*ids[:1].repeat(6), 99, 99])
+    for name, values in model.items():
+        np.testing.assert_array_equal(ds.take(np.arange(8))[name], values, err_msg=name)

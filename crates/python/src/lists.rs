@@ -1,7 +1,7 @@
 //! Converts lists of plain Python numbers and strings to arrays in one pass. `penstock/values/` calls these functions,
 //! and searches mixed lists for the offending row.
 
-use numpy::{Element, PyArray1};
+use numpy::{Element, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 
@@ -23,6 +23,18 @@ impl Validity {
     fn array<'py>(self, py: Python<'py>) -> Option<Bound<'py, PyArray1<bool>>> {
         (!self.0.is_empty()).then(|| PyArray1::from_vec(py, self.0))
     }
+}
+
+/// Return the places at which ids occur for the last time, in ascending order. Returns None if few ids are repeated.
+#[pyfunction]
+pub fn last_places<'py>(py: Python<'py>, ids: PyReadonlyArray1<'py, i64>) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
+    let ids = ids.as_slice()?;
+    let mut sorted: Vec<(i64, usize)> = ids.iter().enumerate().map(|(place, id)| (*id, place)).collect();
+    sorted.sort_unstable();
+    let same = |one: &(i64, usize), other: &(i64, usize)| one.0 == other.0;
+    let mut last: Vec<i64> = sorted.chunk_by(same).filter_map(|each| each.last()).map(|(_, place)| *place as i64).collect();
+    last.sort_unstable();
+    Ok((last.len() < ids.len() - ids.len() / 4).then(|| PyArray1::from_vec(py, last)))
 }
 
 /// Convert a list of None and either `int`, `float` or `bool`, as `kind` specifies ("i", "u", "f" or "b"). Returns None if the

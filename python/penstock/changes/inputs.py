@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
 from penstock.changes.checks import named_pull, naming
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.schema import Schema
 from penstock.values.slices import slices
+
+Ids = npt.NDArray[np.int64]
 
 
 def ready(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
@@ -35,6 +41,14 @@ def ready(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[s
             hint="give every column the same number of samples; use None for a null",
         )
     return found, next(iter(lengths.values()), 0)
+
+
+def last(schema: Schema, found: dict[str, Any], ids: Ids) -> tuple[dict[str, Any], Ids]:
+    """Leave out the values of ids that a later value replaces, if there are many and each of them is certain to be accepted."""
+    if len(ids) < 2 or not all(schema[name].fits(values) for name, values in found.items()):
+        return found, ids
+    places = _core.last_places(ids)
+    return (found, ids) if places is None else ({name: values[places] for name, values in found.items()}, ids[places])
 
 
 def parts(schema: Schema, found: Mapping[str, Any], samples: int) -> list[tuple[int, int]]:

@@ -43,6 +43,10 @@ class ColumnType:
         """Return the size in bytes of each prepared value, including nulls; 0 if the sizes differ."""
         return 0
 
+    def fits(self, values: Any) -> bool:
+        """Return whether it is certain, without a look at the values, that `prepare` will accept them."""
+        return False
+
     def prepare(self, values: Any) -> Prepared:
         """Convert one value per sample, or a slice of the result of `rows`, to a form that the core accepts."""
         raise NotImplementedError

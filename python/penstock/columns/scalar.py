@@ -11,7 +11,7 @@ import numpy as np
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.containers import rows_of
-from penstock.values.dense import dense
+from penstock.values.dense import dense, is_plain
 from penstock.values.dtypes import dtype_name, numpy_dtype
 from penstock.values.scalars import plain_numbers
 
@@ -41,6 +41,9 @@ class Scalar(ColumnType):
 
     def row_bytes(self) -> int:
         return numpy_dtype(self.dtype).itemsize
+
+    def fits(self, values: Any) -> bool:
+        return is_plain(values, (), self.dtype)
 
     def prepare(self, values: Any) -> Prepared:
         return dense(values, (), self.dtype)

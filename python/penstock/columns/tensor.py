@@ -11,7 +11,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared, is_whole
 from penstock.values.containers import rows_of, without_torch
-from penstock.values.dense import dense
+from penstock.values.dense import dense, is_plain
 from penstock.values.dtypes import dtype_name, numpy_dtype
 from penstock.values.large import pulled
 from penstock.values.ragged import ragged
@@ -64,6 +64,9 @@ class Tensor(ColumnType):
 
     def row_bytes(self) -> int:
         return math.prod(size or 0 for size in self.shape) * numpy_dtype(self.dtype).itemsize
+
+    def fits(self, values: Any) -> bool:
+        return is_plain(values, self.shape, self.dtype)
 
     def prepare(self, values: Any) -> Prepared:
         large = pulled(values, self.shape, self.dtype, self.tile)

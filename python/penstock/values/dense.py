@@ -15,6 +15,11 @@ from penstock.values.from_arrow import from_arrow
 from penstock.values.scalars import plain_numbers, stack
 
 
+def is_plain(values: Any, shape: tuple[int | None, ...], dtype: str) -> bool:
+    """Return whether values are an array of this dtype and of samples of this shape, and none of them can be refused."""
+    return type(values) is np.ndarray and values.shape[1:] == shape and values.dtype == numpy_dtype(dtype) and values.dtype.kind != "M"
+
+
 def fixed(array: Array, validity: npt.NDArray[np.bool_] | None) -> Prepared:
     """Prepare N samples of equal size."""
     contiguous = np.ascontiguousarray(array)

@@ -5,6 +5,7 @@ use penstock_format::cursor::{Strings, malformed};
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 
+use super::fixed::put_own;
 use super::reader::{Nulls, OnCorrupt, Reader, set_null};
 
 impl Reader {
@@ -12,9 +13,10 @@ impl Reader {
     pub fn codes(&self, column: &ColumnSpec, out: &mut [i64]) -> Result<Nulls> {
         let (dtype, _) = column.kind.stored()?;
         let mut stored = vec![0u8; self.plan.len() * dtype.size()];
-        let mut nulls = self.stored_fixed(column, &mut stored)?;
+        let mut nulls = self.stored_fixed(column, &mut stored, &[])?;
+        let own = self.own_values(column);
         if let ColumnKind::Label { .. } = column.kind {
-            self.put_own(column, &mut stored, &mut nulls);
+            put_own(&own, self.plan.len(), &mut stored, &mut nulls);
         }
         for (place, code) in out.iter_mut().enumerate() {
             *code = unpack(&stored, dtype.size() as u8, place) as i64;
@@ -31,16 +33,18 @@ impl Reader {
             _ => {
                 self.globalise(column, out, &mut nulls)?;
                 // The codes of a transaction are those of its vocabulary, which is also that of its reads.
-                self.each_own(column, |place, value| match value.bytes {
-                    None => {
-                        set_null(&mut nulls, self.plan.len(), place as u32, &mut []);
-                        out[place] = 0;
+                for (place, value) in own {
+                    match value.bytes {
+                        None => {
+                            set_null(&mut nulls, self.plan.len(), place as u32, &mut []);
+                            out[place] = 0;
+                        }
+                        Some(code) => {
+                            out[place] = unpack(code, dtype.size() as u8, 0) as i64;
+                            nulls.iter_mut().for_each(|nulls| nulls[place] = false);
+                        }
                     }
-                    Some(code) => {
-                        out[place] = unpack(code, dtype.size() as u8, 0) as i64;
-                        nulls.iter_mut().for_each(|nulls| nulls[place] = false);
-                    }
-                });
+                }
             }
         }
         Ok(nulls)

@@ -16,6 +16,7 @@ use super::reader::{ColumnRows, Nulls, Reader, set_null};
 use super::stream::{UnitRun, stream_runs, streams};
 use super::tiles::{Targets, Tiles};
 use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
+use crate::snapshot::own::OwnValue;
 use crate::store::blocks::BlockKey;
 use crate::store::datafile::{DataFile, Decoded};
 
@@ -122,35 +123,27 @@ impl Reader {
 
     /// Copy samples of fixed shape into `out`, which has room for `self.plan.len()` samples of equal size. Nulls become zero bytes.
     pub fn fixed(&self, column: &ColumnSpec, out: &mut [u8]) -> Result<Nulls> {
-        let mut nulls = self.stored_fixed(column, out)?;
-        self.put_own(column, out, &mut nulls);
+        let own = self.own_values(column);
+        let mut nulls = self.stored_fixed(column, out, &own)?;
+        put_own(&own, self.plan.len(), out, &mut nulls);
         Ok(nulls)
     }
 
-    /// Put the new values of a transaction in their places.
-    pub(super) fn put_own(&self, column: &ColumnSpec, out: &mut [u8], nulls: &mut Nulls) {
-        let bytes = out.len().checked_div(self.plan.len()).unwrap_or(0);
-        self.each_own(column, |place, value| {
-            let target = &mut out[place * bytes..(place + 1) * bytes];
-            match value.bytes {
-                None => set_null(nulls, self.plan.len(), place as u32, target),
-                Some(value) => {
-                    target.copy_from_slice(value);
-                    nulls.iter_mut().for_each(|nulls| nulls[place] = false);
-                }
-            }
-        });
-    }
-
-    /// Copy samples as `fixed` does, without the new values of a transaction.
-    pub(super) fn stored_fixed(&self, column: &ColumnSpec, out: &mut [u8]) -> Result<Nulls> {
+    /// Copy samples as `fixed` does, without the new values of a transaction. Those that have one may be left as they are.
+    pub(super) fn stored_fixed(&self, column: &ColumnSpec, out: &mut [u8], own: &[(usize, OwnValue<'_>)]) -> Result<Nulls> {
         let (dtype, shape) = column.kind.stored()?;
-        let mut nulls = self.fixed_of(column, dtype, out)?.0;
+        // Bools are checked all together.
+        let mut hidden = Vec::new();
+        if dtype != Dtype::Bool && !own.is_empty() {
+            hidden.resize(self.plan.len(), false);
+            own.iter().for_each(|(place, _)| hidden[*place] = true);
+        }
+        let mut nulls = self.fixed_of(column, dtype, out, &hidden)?.0;
         let bytes = shape.fixed_bytes(dtype)? as usize;
         for earlier in column.was.iter().filter_map(|was| Dtype::from_name(was)) {
             let narrow = shape.fixed_bytes(earlier)? as usize;
             let mut values = vec![0; self.plan.len() * narrow];
-            let (missing, places) = self.fixed_of(column, earlier, &mut values)?;
+            let (missing, places) = self.fixed_of(column, earlier, &mut values, &hidden)?;
             for place in places {
                 let target = &mut out[place as usize * bytes..][..bytes];
                 match missing.as_ref().is_some_and(|missing| missing[place as usize]) {
@@ -162,13 +155,13 @@ impl Reader {
         Ok(nulls)
     }
 
-    /// Copy the samples in files of this dtype. If it is an earlier one, samples that no file has are left out, and the places of
-    /// the others are returned.
-    fn fixed_of(&self, column: &ColumnSpec, dtype: Dtype, out: &mut [u8]) -> Result<(Nulls, Vec<u32>)> {
+    /// Copy the samples in files of this dtype, except those that are `hidden`. If it is an earlier dtype, samples that no file has are left
+    /// out as well, and the places of the others are returned.
+    fn fixed_of(&self, column: &ColumnSpec, dtype: Dtype, out: &mut [u8], hidden: &[bool]) -> Result<(Nulls, Vec<u32>)> {
         let (mut tiles, mut straight, mut places, mut scattered) = (Tiles::default(), Vec::new(), Vec::new(), Scattered::default());
         let is_earlier = column.kind.stored()?.0 != dtype;
         let mut cells = Cells::new(out, self.plan.len());
-        self.each_group(column, |source, rows| {
+        self.each_group_less(column, hidden, |source, rows| {
             let Some(source) = source else {
                 rows.iter().filter(|_| !is_earlier).for_each(|(_, place)| cells.set_null(*place));
                 return Ok(());
@@ -325,6 +318,21 @@ impl Reader {
             }
         }
         Ok(())
+    }
+}
+
+/// Put the new values of a transaction in their places.
+pub(super) fn put_own(own: &[(usize, OwnValue<'_>)], count: usize, out: &mut [u8], nulls: &mut Nulls) {
+    let bytes = out.len().checked_div(count).unwrap_or(0);
+    for (place, value) in own {
+        let target = &mut out[place * bytes..(place + 1) * bytes];
+        match value.bytes {
+            None => set_null(nulls, count, *place as u32, target),
+            Some(value) => {
+                target.copy_from_slice(value);
+                nulls.iter_mut().for_each(|nulls| nulls[*place] = false);
+            }
+        }
     }
 }
 

@@ -180,11 +180,11 @@ impl Reader {
                 values.replace(place, Some(wide.into()));
             }
         }
-        self.each_own(column, |place, value| {
+        for (place, value) in self.own_values(column) {
             values.replace(place, value.bytes.map(Bytes::copy_from_slice));
             let sizes = values.free[place * free_count..].iter_mut().zip(value.free);
             sizes.for_each(|(free, size)| *free = *size);
-        });
+        }
         Ok(values)
     }
 

@@ -157,6 +157,16 @@ impl Reader {
     pub(super) fn each_group(
         &self,
         column: &ColumnSpec,
+        read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
+    ) -> Result<()> {
+        self.each_group_less(column, &[], read)
+    }
+
+    /// Run `read` as `each_group` does, but leave out the rows that are `hidden`. This has a flag for each place in the result, or none.
+    pub(super) fn each_group_less(
+        &self,
+        column: &ColumnSpec,
+        hidden: &[bool],
         mut read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
         for group in &self.plan.groups {
@@ -168,7 +178,13 @@ impl Reader {
                 }
                 other => other.map_err(|error| self.locate(error, column, first(&group.rows)))?,
             };
-            for located in each {
+            for mut located in each {
+                if !hidden.is_empty() {
+                    located.rows.to_mut().retain(|(_, place)| !hidden[*place as usize]);
+                    if located.rows.is_empty() {
+                        continue;
+                    }
+                }
                 let source = match self.rows_of(&located, column) {
                     Err(error) if self.passes(&error) => None,
                     other => other.map_err(|error| self.locate(error, column, first(&located.rows)))?,
@@ -184,16 +200,13 @@ impl Reader {
         self.own.iter().any(|own| own.changes(column.id))
     }
 
-    /// Visit the samples of the plan that have a new value in a column, by their places in the result.
-    pub(super) fn each_own(&self, column: &ColumnSpec, mut visit: impl FnMut(usize, OwnValue<'_>)) {
+    /// Return the new values that a transaction has for this column, each with its place in the result.
+    pub(super) fn own_values(&self, column: &ColumnSpec) -> Vec<(usize, OwnValue<'_>)> {
         if !self.has_own(column) {
-            return;
+            return Vec::new();
         }
-        for (place, row_id) in self.plan.row_ids().into_iter().enumerate() {
-            if let Some(value) = self.own.iter().find_map(|own| own.find(column.id, row_id.cast_unsigned())) {
-                visit(place, value);
-            }
-        }
+        let find = |row_id: i64| self.own.iter().find_map(|own| own.find(column.id, row_id.cast_unsigned()));
+        self.plan.row_ids().into_iter().enumerate().filter_map(|(place, row_id)| Some((place, find(row_id)?))).collect()
     }
 
     /// Return a decoded block, either from an in-memory file or from the fetched blocks.

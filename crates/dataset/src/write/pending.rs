@@ -53,13 +53,17 @@ impl Pending {
         self.calls += 1;
         for (spec, column) in schema.columns.iter().zip(columns) {
             let Some(column) = column else { continue };
-            self.bytes += row_ids.len() * size_of::<(u64, usize)>() + column.value_bytes();
             match self.columns.entry(spec.id) {
                 Entry::Vacant(free) => {
                     let places = row_ids.iter().enumerate().map(|(place, row_id)| (*row_id, place)).collect();
-                    free.insert(Values { places, column, calls: self.calls });
+                    self.bytes += free.insert(Values { places, column, calls: self.calls }).bytes();
                 }
-                Entry::Occupied(mut known) => known.get_mut().push(row_ids, column, self.calls),
+                Entry::Occupied(mut known) => {
+                    let known = known.get_mut();
+                    let before = known.bytes();
+                    known.push(row_ids, column, self.calls);
+                    self.bytes += known.bytes().saturating_sub(before);
+                }
             }
         }
     }
@@ -159,6 +163,11 @@ impl Values {
             // Columns of one kind have one form, except for values that are pulled, which are written at once.
             (all, new) => *all = new,
         }
+    }
+
+    /// Return how many bytes the values occupy.
+    fn bytes(&self) -> usize {
+        self.places.len().max(self.column.len()) * size_of::<(u64, usize)>() + self.column.value_bytes()
     }
 
     fn get(&self, row_id: u64) -> Option<OwnValue<'_>> {
