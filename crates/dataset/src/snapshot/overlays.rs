@@ -106,7 +106,7 @@ impl Patch {
         }
         let (low, high) = rows.iter().fold((u64::MAX, 0), |(low, high), (row, _)| (low.min(*row), high.max(*row)));
         if low > high {
-            return false; // There are no rows.
+            return false; // `rows` is empty.
         }
         // A run may begin before the first row.
         let runs = self.runs.at_most(begin + low).saturating_sub(1)..self.runs.at_most(begin + high);
