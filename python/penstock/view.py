@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 import types
@@ -75,6 +76,12 @@ def one_position(key: Any) -> int | None:
     return position
 
 
+@functools.lru_cache(maxsize=64)
+def _forms_of(columns: str) -> Mapping[str, str]:
+    """Return the form that batches use for each column, given the schema's JSON."""
+    return {column["name"]: TYPES[column["type"]].form_of(column) for column in json.loads(columns)}
+
+
 class Sample(dict[str, Any]):
     """One sample as a dict. `forms` shows `ps.torch.collate` which columns are images, ragged, or of fixed shape ("fixed")."""
 
@@ -100,7 +107,7 @@ class View(Loadable):
     def __init__(self, snapshot: _core.Snapshot, view: _core.View) -> None:
         self._snapshot = snapshot
         self._view = view
-        self._forms = {column["name"]: TYPES[column["type"]].form_of(column) for column in json.loads(snapshot.columns)}
+        self._forms = _forms_of(snapshot.columns)
 
     @property
     def uri(self) -> str:

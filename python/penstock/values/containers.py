@@ -57,7 +57,8 @@ def container(values: Any) -> Any:
 
 def rows_of(values: Any) -> Any:
     """Convert values to a container that can be sliced. Arrays that read parts on demand are not read yet."""
-    if isinstance(values, Rows):
+    plain = type(values) is np.ndarray and values.ndim > 0 and values.dtype.kind != "O"
+    if plain or isinstance(values, Rows):
         return values
     if reads_its_parts(values):
         return Rows(values, 0, int(values.shape[0]))
