@@ -297,3 +297,25 @@ def test_a_merge_does_not_revive_samples_that_the_branch_has_under_other_ids(roo
     with pytest.raises(ps.ConflictError, match="both sides added one stage"):
         ds.merge("c", on_conflict="theirs")
     assert newest(ps.open(root), 3)["n"][:].tolist() == [0, 10, 11]
+
+
+@pytest.mark.parametrize("dead", ["own", "linked"])
+def test_a_stage_that_is_there_twice_has_the_row_ids_of_its_live_samples(root, dead):
+    ds = ps.create(root, SCHEMA)
+    ds.append(rows(0, 2))
+    branch, stage = ds.create_branch("exp"), ds.stage(rows(10, 3))
+    for handle in (branch, ds):
+        with handle.transaction() as tx:
+            tx.add(stage)
+    # One branch deletes its samples, and merges those of the other.
+    handle, other = (ds, "exp") if dead == "own" else (branch, "main")
+    with handle.transaction() as tx:
+        tx.delete(row_ids=handle.take(range(2, 5), columns=["_row_id"])["_row_id"])
+    handle.merge(other)
+    if dead == "linked":  # The third branch has the dead copy last.
+        ds.merge("exp", on_conflict="theirs")
+        handle = ds
+    live = handle.take(range(2, len(handle)), columns=["_row_id"])["_row_id"].tolist()
+    with handle.transaction() as tx:
+        assert sorted(tx.add(stage).tolist()) == sorted(live) and len(live) == 3
+    assert sorted(newest(ps.open(handle.uri, branch="main" if handle is ds else "exp"), 5)["n"][:].tolist()) == [0, 1, 10, 11, 12]

@@ -205,11 +205,9 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
             Ok(())
         })?;
     }
-    let deleted = ours.context.row_ids(&ours.overlays.deletions().collect::<Vec<_>>())?;
-    let deleted = RowIds::union(deleted.iter().map(AsRef::as_ref));
     let known = ours.fragments_with(&theirs.pages(), &files)?;
     let known: Vec<RowIds> = known.into_iter().map(|(_, fragment)| RowIds::Runs(fragment.runs)).collect();
-    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&deleted);
+    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&ours.deleted()?);
     if twice.is_empty() {
         return Ok(linked);
     }

@@ -206,12 +206,13 @@ impl<'a> Comparison<'a> {
     /// Return the overlays of `theirs` if they apply unchanged: no sample has changes on both sides, and `ours` gets all of their samples.
     fn unchanged_overlays(&self, linked: &RowIds, samples: &Samples) -> Result<Option<Vec<Overlay>>> {
         let Sides { base, ours, theirs, .. } = self.sides;
-        let is_new =
-            |overlay: &&Overlay| !overlay.is_deletion() && !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
-        if self.hides_shared(&is_new)? {
+        let is_new = |overlay: &Overlay| !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
+        let values: Vec<(&Overlay, bool)> =
+            theirs.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).map(|overlay| (overlay, is_new(overlay))).collect();
+        if self.hides_shared(&values)? {
             return Ok(None);
         }
-        let overlays: Vec<Overlay> = theirs.overlays.all().iter().filter(is_new).cloned().collect();
+        let overlays: Vec<Overlay> = values.into_iter().filter(|(_, is_new)| *is_new).map(|(overlay, _)| overlay.clone()).collect();
         let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
         let absent = self.unknown.minus(linked);
         let on_both = self.ours.added.and(&self.theirs.added);
@@ -233,19 +234,18 @@ impl<'a> Comparison<'a> {
     }
 
     /// Return whether a new overlay of `theirs` has values that a later, shared one replaces. On top of `ours`, it would hide that one. Roots
-    /// of one side may have joined overlays that the other side has one by one.
-    fn hides_shared(&self, is_new: &impl Fn(&&Overlay) -> bool) -> Result<bool> {
+    /// of one side may have joined overlays that the other side has one by one. `values` are its overlays, and whether each is new.
+    fn hides_shared(&self, values: &[(&Overlay, bool)]) -> Result<bool> {
         let theirs = &self.sides.theirs;
-        let all: Vec<&Overlay> = theirs.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).collect();
-        for (index, overlay) in all.iter().enumerate().filter(|(_, overlay)| is_new(overlay)) {
-            let meets = |later: &&&Overlay| {
+        for (index, (overlay, _)) in values.iter().enumerate().filter(|(_, (_, is_new))| *is_new) {
+            let meets = |(later, is_new): &&(&Overlay, bool)| {
                 let (one, other) = (overlay.rows.range(), later.rows.range());
-                !is_new(later)
+                !is_new
                     && overlay.columns.iter().any(|column| later.columns.contains(column))
                     && one.start < other.end
                     && other.start < one.end
             };
-            let later: Vec<&RowSet> = all[index + 1..].iter().filter(meets).map(|later| &later.rows).collect();
+            let later: Vec<&RowSet> = values[index + 1..].iter().filter(meets).map(|(later, _)| &later.rows).collect();
             if later.is_empty() {
                 continue;
             }

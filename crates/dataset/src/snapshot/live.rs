@@ -222,6 +222,12 @@ impl Snapshot {
         Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments)?, fragments })
     }
 
+    /// Return the row ids of all deleted samples. Cost: reads the sets of row ids.
+    pub fn deleted(&self) -> Result<RowIds> {
+        let sets = self.context.row_ids(&self.overlays.deletions().collect::<Vec<_>>())?;
+        Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
+    }
+
     /// Visit every fragment.
     pub fn each_fragment(&self, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
         (0..self.parts.len()).try_for_each(|part| self.fragments(part)?.as_slice().iter().try_for_each(&mut visit))

@@ -11,8 +11,24 @@ use penstock_format::manifest::Fragment;
 use penstock_format::transit::stage::Stage;
 
 use crate::commit::transaction::{State, Transaction};
+use crate::snapshot::Snapshot;
 use crate::snapshot::values::check_stored_as;
 use crate::store::datafile::DataFile;
+
+/// Return the row ids of the fragments with these data files. A merge may have added a fragment whose samples had been deleted under other
+/// row ids. Of such copies, the one with the most samples counts. Cost: reads the manifest.
+fn live_copies(snapshot: &Snapshot, files: &HashSet<Id>) -> Result<HashMap<Id, Vec<Run>>> {
+    let mut known: HashMap<Id, Vec<Run>> = HashMap::new();
+    for (file, fragment) in snapshot.fragments_with(&HashSet::new(), files)? {
+        let Some(runs) = known.insert(file, fragment.runs.clone()) else { continue };
+        let deleted = snapshot.deleted()?;
+        let live = |runs: &[Run]| runs.iter().map(|run| run.count - deleted.count_in(run.first..run.end())).sum::<u64>();
+        if live(&runs) > live(&fragment.runs) {
+            known.insert(file, runs);
+        }
+    }
+    Ok(known)
+}
 
 impl Transaction {
     /// End the transaction without a commit: write its new samples, and return them as a stage. Cost: as for `commit`, without the record.
@@ -38,8 +54,7 @@ impl Transaction {
         let (seen, _) = self.view()?;
         let first_files =
             stages.iter().flat_map(|stage| &stage.fragments).filter_map(|fragment| Some(fragment.files.first()?.id)).collect();
-        let mut known: HashMap<Id, Vec<Run>> =
-            seen.fragments_with(&HashSet::new(), &first_files)?.into_iter().map(|(file, fragment)| (file, fragment.runs)).collect();
+        let mut known = live_copies(&seen, &first_files)?;
         let mut new: Vec<&Fragment> = Vec::new();
         let mut added: HashSet<Id> = HashSet::new();
         for stage in stages {
