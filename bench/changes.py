@@ -88,11 +88,11 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return {"what": f"{samples} samples in {FRAGMENTS} fragments", "written": written, "times": times, "lines": lines, "bars": bars}
 
 
-CHANGES, COMMITS = 10_000, 1000
+CHANGES = COMMITS = 10_000
 
 
 def branches(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """Create branches, merge 10,000 disjoint changes of each side, made in one commit or in 1,000, and open any of thousands of snapshots.
+    """Create branches, merge 10,000 disjoint changes of each side, made in one commit or in 10,000, and open any of thousands of snapshots.
 
     The limit of each is a small file, synced with its folder, which is what a commit cannot do without.
     """
