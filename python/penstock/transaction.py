@@ -137,10 +137,10 @@ class Transaction(SchemaChanges):
                 code="column-lengths-differ",
                 hint="give at least one column, and one value for each row id",
             )
-        ready, ids = inputs.last(self._schema, ready, ids)
-        for start, end in self._parts(ready, len(ids)):
+        for start, end in self._parts(ready, samples):
+            columns, which, first, after = inputs.last(self._schema, ready, ids, start, end)
             with self._failing(start > 0):
-                self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
+                self._core.update(which, inputs.prepared(self._schema, columns, first, after, "update"), validate, start)
 
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
         """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.

@@ -43,12 +43,16 @@ def ready(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[s
     return found, next(iter(lengths.values()), 0)
 
 
-def last(schema: Schema, found: dict[str, Any], ids: Ids) -> tuple[dict[str, Any], Ids]:
-    """Leave out the values of ids that a later value replaces, if there are many and each of them is certain to be accepted."""
-    if len(ids) < 2 or not all(schema[name].fits(values) for name, values in found.items()):
-        return found, ids
-    places = _core.last_places(ids)
-    return (found, ids) if places is None else ({name: values[places] for name, values in found.items()}, ids[places])
+def last(schema: Schema, found: dict[str, Any], ids: Ids, start: int, end: int) -> tuple[dict[str, Any], Ids, int, int]:
+    """Leave out those of rows start…end whose id occurs again later, if there are many and each of them is certain to be accepted.
+
+    Returns columns and ids, and the rows of these columns that remain.
+    """
+    part = ids[start:end]
+    places = _core.last_places(part) if all(schema[name].fits(values) for name, values in found.items()) else None
+    if places is None:
+        return found, part, start, end
+    return {name: values[start:end][places] for name, values in found.items()}, part[places], 0, len(places)
 
 
 def parts(schema: Schema, found: Mapping[str, Any], samples: int) -> list[tuple[int, int]]:
