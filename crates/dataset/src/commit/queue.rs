@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const FIXED_BYTES: usize = 512;
 
 /// At most this many logs are remembered.
-const LINES: usize = 64;
+const MOST_LINES: usize = 64;
 
 /// The log of one branch: a local folder, or else a handle. Handles of one bucket may have different credentials or servers.
 type Key = (String, Option<u64>, usize, Id, u64);
@@ -46,10 +46,25 @@ enum Outcome {
     Lead,
 }
 
+/// Where a waiting thread gets its outcome.
+#[derive(Default)]
+struct Waiter {
+    outcome: Mutex<Option<Outcome>>,
+    settled: Condvar,
+}
+
+impl Waiter {
+    /// Wake the thread. The caller has locked the lines, so that the thread is either waiting or has not looked yet.
+    fn settle(&self, outcome: Outcome) {
+        *lock(&self.outcome) = Some(outcome);
+        self.settled.notify_one();
+    }
+}
+
 struct Waiting {
     /// None if the commit needs a record of its own.
     proposal: Option<Proposal>,
-    outcome: Arc<Mutex<Option<Outcome>>>,
+    waiter: Arc<Waiter>,
 }
 
 /// The threads that commit to one log.
@@ -68,13 +83,8 @@ impl Line {
     }
 }
 
-struct Queues {
-    lines: Mutex<HashMap<Key, Line>>,
-    /// A waiting thread has its outcome.
-    settled: Condvar,
-}
-
-static QUEUES: PerProcess<Queues> = PerProcess::new(|| Queues { lines: Mutex::default(), settled: Condvar::new() });
+/// The lines of this process.
+static LINES: PerProcess<Mutex<HashMap<Key, Line>>> = PerProcess::new(Mutex::default);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -118,14 +128,14 @@ fn key_of(base: &Snapshot) -> Key {
 /// Return the last snapshot that this process committed to a snapshot's branch, if it is later than the snapshot or the same. It is likely to
 /// be the newest one.
 pub fn seen(base: &Snapshot) -> Option<Seen> {
-    let seen = lock(&QUEUES.get().lines).get(&key_of(base))?.seen.clone();
+    let seen = lock(LINES.get()).get(&key_of(base))?.seen.clone();
     seen.filter(|seen| seen.entry.record.number >= base.id().number)
 }
 
 /// Remember a snapshot that was committed, unless other processes commit as well.
 pub fn note(snapshot: &Snapshot, alone: bool) {
-    let mut lines = lock(&QUEUES.get().lines);
-    if lines.len() >= LINES {
+    let mut lines = lock(LINES.get());
+    if lines.len() >= MOST_LINES {
         lines.retain(|_, line| !line.is_idle());
     }
     lines.entry(key_of(snapshot)).or_default().seen = alone.then(|| Seen { entry: snapshot.entry.clone(), root: snapshot.root.clone() });
@@ -133,22 +143,21 @@ pub fn note(snapshot: &Snapshot, alone: bool) {
 
 /// Wait until it is this thread's turn, or another one has settled its commit.
 fn wait_for_turn(key: &Key, proposal: &Proposal) -> Outcome {
-    let queues = QUEUES.get();
-    let mut lines = lock(&queues.lines);
+    let mut lines = lock(LINES.get());
     let line = lines.entry(key.clone()).or_default();
     if !line.led {
         line.led = true;
         return Outcome::Lead;
     }
-    let outcome = Arc::new(Mutex::new(None));
-    line.waiting.push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), outcome: outcome.clone() });
+    let waiter = Arc::new(Waiter::default());
+    line.waiting.push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), waiter: waiter.clone() });
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(outcome) = lock(&outcome).take() {
+        if let Some(outcome) = lock(&waiter.outcome).take() {
             return outcome;
         }
         let left = until.saturating_duration_since(Instant::now());
-        let own = |waiting: &Waiting| Arc::ptr_eq(&waiting.outcome, &outcome);
+        let own = |waiting: &Waiting| Arc::ptr_eq(&waiting.waiter, &waiter);
         // A thread that was taken along is not in the line, and must wait for the outcome.
         let line = lines.get_mut(key);
         let place = line.and_then(|line| line.waiting.iter().position(own).map(|place| (line, place)));
@@ -157,8 +166,8 @@ fn wait_for_turn(key: &Key, proposal: &Proposal) -> Outcome {
                 line.waiting.remove(place);
                 return Outcome::Alone;
             }
-            Some(_) => queues.settled.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0,
-            None => queues.settled.wait(lines).unwrap_or_else(PoisonError::into_inner),
+            Some(_) => waiter.settled.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => waiter.settled.wait(lines).unwrap_or_else(PoisonError::into_inner),
         };
     }
 }
@@ -167,18 +176,18 @@ fn wait_for_turn(key: &Key, proposal: &Proposal) -> Outcome {
 struct Turn {
     key: Key,
     /// The threads that were taken along and wait for the outcome.
-    others: Vec<Arc<Mutex<Option<Outcome>>>>,
+    others: Vec<Arc<Waiter>>,
 }
 
 impl Turn {
     /// Return the proposal with those commits of the line that fit into its record and do not depend on the others there. Returns None if
     /// there are none.
     fn take_along(&mut self, proposal: &Proposal) -> Option<Proposal> {
-        let mut lines = lock(&QUEUES.get().lines);
+        let mut lines = lock(LINES.get());
         let line = lines.get_mut(&self.key).filter(|line| may_share(proposal) && !line.waiting.is_empty())?;
         let mut joint = proposal.clone();
         let mut room = Room::after(&joint.own)?;
-        for Waiting { proposal, outcome } in std::mem::take(&mut line.waiting) {
+        for Waiting { proposal, waiter } in std::mem::take(&mut line.waiting) {
             match proposal {
                 Some(other) if are_apart(&joint, &other) && room.take(&other.own) => {
                     joint.row_ids.extend(other.row_ids);
@@ -187,9 +196,9 @@ impl Turn {
                     joint.base = joint.base.min(other.base);
                     joint.gc_epoch = joint.gc_epoch.min(other.gc_epoch);
                     joint.others.push(other.own);
-                    self.others.push(outcome);
+                    self.others.push(waiter);
                 }
-                proposal => line.waiting.push_back(Waiting { proposal, outcome }),
+                proposal => line.waiting.push_back(Waiting { proposal, waiter }),
             }
         }
         (!self.others.is_empty()).then_some(joint)
@@ -197,10 +206,8 @@ impl Turn {
 
     /// Pass the outcome to the threads that were taken along.
     fn settle(&mut self, mut outcome: impl FnMut() -> Outcome) {
-        let queues = QUEUES.get();
-        let _lines = lock(&queues.lines);
-        self.others.drain(..).for_each(|other| *lock(&other) = Some(outcome()));
-        queues.settled.notify_all();
+        let _lines = lock(LINES.get());
+        self.others.drain(..).for_each(|other| other.settle(outcome()));
     }
 }
 
@@ -210,14 +217,12 @@ impl Drop for Turn {
         let unknown =
             || Error::new("commit-state-unknown", "cannot determine whether the commit succeeded: the thread that made it failed");
         self.settle(|| Outcome::Failed(unknown()));
-        let queues = QUEUES.get();
-        let mut lines = lock(&queues.lines);
+        let mut lines = lock(LINES.get());
         let Some(line) = lines.get_mut(&self.key) else { return };
         match line.waiting.pop_front() {
-            Some(next) => *lock(&next.outcome) = Some(Outcome::Lead),
+            Some(next) => next.waiter.settle(Outcome::Lead),
             None => line.led = false,
         }
-        queues.settled.notify_all();
     }
 }
 
