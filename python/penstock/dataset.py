@@ -86,7 +86,8 @@ def open(
 ) -> Dataset:
     """Open a dataset at the newest snapshot of a branch, or at a snapshot given by its id, by a tag, or by a time.
 
-    A commit of a handle at an older snapshot follows the newest commit of its branch, and moves the handle there. A loader, a view and other
+    A commit of a handle at an older snapshot follows the newest commit of its branch, and moves the handle there, unless the branch was reset
+    in the meantime: then refresh the handle first. A loader, a view and other
     handles stay where they are.
 
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
@@ -194,7 +195,7 @@ class Dataset(Versions):
         parts = inputs.parts(schema, ready, samples)
         if len(parts) == 1:
             prepared = inputs.prepared(schema, ready, 0, samples, "append to")
-            receipt, snapshot = receipt_of(_core.append(snapshot, text_of(message, "message"), author_of(), prepared, validate))
+            receipt, snapshot = receipt_of(_core.append(snapshot, text_of(message, "message", "append"), author_of(), prepared, validate))
             self._move(snapshot)
             return receipt
         with self.transaction(message) as transaction:

@@ -11,7 +11,8 @@ from typing import Any
 class Error(Exception):
     """Base class for all Penstock errors. `code` is stable. `rows` lists the affected positions in the caller's request.
 
-    `row_ids` lists the samples concerned: those that cannot be read, or the first ones in conflict. `column` and `object` name the affected column and stored object, if known.
+    `row_ids` lists the samples concerned: those that cannot be read, or the first ones in conflict. `column` and `object` name the affected column and stored object,
+    and `commit` is the snapshot id of the other commit in a conflict, if known.
     Callers never need to parse the message.
 
     >>> import penstock as ps
@@ -28,6 +29,7 @@ class Error(Exception):
     row_ids: list[int]
     column: str | None = None
     object: str | None = None
+    commit: str | None = None
     # Parts of the message: `prefix: row n reason`.
     _prefix: str = ""
     _row: int | None = None
@@ -166,13 +168,15 @@ def make(
     hint: str | None,
     rows: list[int],
     row_ids: list[int],
-    column: str | None,
-    object: str | None,
+    place: tuple[str | None, str | None, str | None],
 ) -> Error:
-    """Build the exception for a core error; only `_core` calls this. `said` contains the prefix, the row and the reason."""
+    """Build the exception for a core error; only `_core` calls this. `said` contains the prefix, the row and the reason, `place` the column,
+    the object and the commit.
+    """
     prefix, row, reason = said
     error = _CLASSES.get(kind, InternalError)(reason, code=code, hint=hint, rows=list(rows), row=row)
-    error._prefix, error._placed, error.column, error.object = prefix, True, column, object
+    error._prefix, error._placed = prefix, True
+    error.column, error.object, error.commit = place
     error.row_ids = list(row_ids)
     error.args = (error.message,)
     return error

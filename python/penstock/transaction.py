@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -17,7 +18,7 @@ from penstock.changes import inputs
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
-from penstock.errors import ClosedError, InvalidInputError
+from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema, from_json
 from penstock.view import View, _names, row_ids_of
 
@@ -33,12 +34,20 @@ class Receipt:
     row_ids: npt.NDArray[np.int64]
 
 
+# A provisional row id consists of the sign bit, 0, 22 bits that mark the transaction, and the number of the sample.
+_EXISTING = -(1 << 62)
+_INDEX_BITS = 40
+_MARK_BITS = ((1 << 22) - 1) << _INDEX_BITS
+_MARKS = itertools.count(1)
+
+
 class Transaction(SchemaChanges):
     """Appends, updates and deletions that become one commit or are discarded.
 
     Other commits may be made in the meantime. The transaction is then committed after them. It is a ConflictError if one of them changed
     a value that this transaction read or changed, or deleted one of its samples; nothing is committed. With `isolation="snapshot"`,
-    values that were only read do not count.
+    values that were only read do not count. After a ConflictError, refresh the handle and run the transaction again. After any other error
+    of a call, the transaction is unchanged and may go on, unless parts of a large input had been written: then `commit` refuses.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
@@ -69,6 +78,8 @@ class Transaction(SchemaChanges):
             raise InvalidInputError(f"cannot begin a transaction: journal={journal!r}, expected a path")
         self._journal = None if journal is None else text_of(os.fspath(journal), "journal")
         mode = isolation == "serializable", self._journal
+        # Distinguishes its provisional row ids from those of other transactions. Those of a journal are the same after a crash.
+        self._mark = next(_MARKS) % (1 << 22) << _INDEX_BITS if journal is None else 0
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
         # A journal may continue a transaction that began with another schema.
         self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
@@ -95,8 +106,7 @@ class Transaction(SchemaChanges):
         final row ids are in `receipt`.
         """
         # Another thread may append between two slices.
-        runs = self.append_runs(columns, validate)
-        return _ids_of(runs)
+        return self._outward(_ids_of(self.append_runs(columns, validate)))
 
     def append_runs(self, columns: Mapping[str, Any], validate: str) -> list[tuple[int, int]]:
         """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length."""
@@ -129,7 +139,7 @@ class Transaction(SchemaChanges):
         >>> ds["label"][:2].tolist(), ds[2]["label"], ds["year"][:].tolist()
         ([0, 1], None, [2001, 2002, 2003])
         """
-        ids = row_ids_of(row_ids)
+        ids = self._inward(row_ids)
         ready, samples = inputs.ready(self._schema, columns, "update")
         if not ready or samples != len(ids):
             raise InvalidInputError(
@@ -138,9 +148,17 @@ class Transaction(SchemaChanges):
                 hint="give at least one column, and one value for each row id",
             )
         for start, end in self._parts(ready, samples):
-            columns, which, first, after = inputs.last(self._schema, ready, ids, start, end)
             with self._failing(start > 0):
-                self._core.update(which, inputs.prepared(self._schema, columns, first, after, "update"), validate, start)
+                rows = inputs.last(self._schema, ready, ids[start:end])
+                if rows is None:
+                    self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
+                    continue
+                columns = {name: values[start:end][rows] for name, values in ready.items()}
+                try:
+                    self._core.update(ids[start:end][rows], inputs.prepared(self._schema, columns, 0, len(rows), "update"), validate, 0)
+                except Error as error:
+                    error.rows = [start + int(rows[row]) for row in error.rows]
+                    raise
 
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
         """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.
@@ -167,7 +185,7 @@ class Transaction(SchemaChanges):
         for start, end in self._parts(ready, samples):
             with self._failing(start > 0):
                 ids.append(self._core.upsert(key, inputs.prepared(self._schema, ready, start, end, "upsert"), validate, start))
-        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+        return self._outward(np.concatenate(ids)) if ids else np.empty(0, np.int64)
 
     def delete(self, *, row_ids: npt.ArrayLike | None = None, where: str | None = None) -> int:
         """Delete samples by row id, or those for which an SQL condition is true. Returns how many. Later snapshots do not have them;
@@ -195,7 +213,7 @@ class Transaction(SchemaChanges):
         if (row_ids is None) == (where is None):
             raise InvalidInputError("cannot delete: expected either row_ids or where")
         if where is None:
-            ids = row_ids_of(row_ids)
+            ids = self._inward(row_ids)
         else:
             from penstock.query import predicate
 
@@ -227,7 +245,7 @@ class Transaction(SchemaChanges):
         for stage in listed:
             if not isinstance(stage, Stage) or not isinstance(stage._data, bytes):
                 raise InvalidInputError(f"cannot add a {type(stage).__name__}: expected what ds.stage returns")
-        return _ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs)
+        return self._outward(_ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs))
 
     def overwrite(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
         """Delete all samples that this transaction sees, and append these ones. Returns provisional row ids, as `append` does.
@@ -242,13 +260,15 @@ class Transaction(SchemaChanges):
         >>> ds["n"][:].tolist(), len(ps.open("memory://overwrite", snapshot=receipt.snapshot))
         ([7], 3)
         """
-        inputs.ready(self._schema, columns, "overwrite")
         if self._journal is not None:
             raise InvalidInputError("cannot overwrite: this transaction has a journal", hint="use a transaction without `journal=`")
         self._core.note_read(list(self._schema), None)
-        for batch in self._view().scan(["_row_id"], batch_size=1 << 16):
-            self._core.delete(batch.column("_row_id").to_numpy().astype(np.int64, copy=False))
-        return self.append(columns, validate=validate)
+        scanned = self._view().scan(["_row_id"], batch_size=1 << 16)
+        before = [batch.column("_row_id").to_numpy().astype(np.int64, copy=False) for batch in scanned]
+        new = self.append(columns, validate=validate)  # If a value is refused, nothing has been deleted.
+        for ids in before:
+            self._core.delete(ids)
+        return new
 
     def take(
         self, row_ids: npt.ArrayLike, *, columns: Sequence[str] | None = None, decode: bool = True, on_corrupt: str = "raise"
@@ -266,10 +286,13 @@ class Transaction(SchemaChanges):
         ...     print(tx.take(ids)["n"])
         [ 1 12 13]
         """
-        ids = row_ids_of(row_ids)
+        ids = self._inward(row_ids)
         # A missing sample is also something that was read.
         self._core.note_read(self._stored(columns), ids)
-        return self._view().take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
+        batch = self._view().take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
+        if "_row_id" in batch:
+            batch["_row_id"] = self._outward(batch["_row_id"])
+        return batch
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
         """Read all samples as this transaction sees them, as record batches. See `Dataset.scan`.
@@ -277,7 +300,36 @@ class Transaction(SchemaChanges):
         If another commit appends or deletes samples, or changes these columns, in the meantime, the commit is a ConflictError.
         """
         self._core.note_read(self._stored(columns), None)
-        return self._view().scan(columns, batch_size=batch_size)
+        return map(self._with_row_ids, self._view().scan(columns, batch_size=batch_size))
+
+    def _with_row_ids(self, batch: Any) -> Any:
+        """Convert the row ids of a record batch."""
+        at = batch.schema.get_field_index("_row_id")
+        if at < 0:
+            return batch
+        import pyarrow as pa
+
+        return batch.set_column(at, batch.schema.field(at), pa.array(self._outward(batch.column(at).to_numpy())))
+
+    def _outward(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Mark provisional row ids, which are negative, with this transaction."""
+        return np.where(ids < _EXISTING, ids | self._mark, ids) if self._mark else ids
+
+    def _inward(self, row_ids: Any) -> npt.NDArray[np.int64]:
+        """Return row ids without this transaction's mark. Raises: NotFoundError for a provisional row id of another transaction."""
+        ids = row_ids_of(row_ids)
+        provisional = ids < _EXISTING
+        if not provisional.any():
+            return ids
+        other = provisional & (ids & _MARK_BITS != self._mark)
+        if other.any():
+            wrong = int(ids[np.argmax(other)])
+            raise NotFoundError(
+                f"cannot find row id {wrong}: it is a provisional row id of another transaction",
+                code="row-id-not-found",
+                hint="after a commit, its receipt has the final row ids",
+            )
+        return np.where(provisional, ids & ~np.int64(_MARK_BITS), ids)
 
     def _stored(self, columns: Sequence[str] | None) -> list[str]:
         """Return the columns that a read needs."""
@@ -290,7 +342,7 @@ class Transaction(SchemaChanges):
         return self._view().vocabulary(column)
 
     def __len__(self) -> int:
-        """The number of samples that this transaction sees."""
+        """The number of samples that this transaction sees. This counts as a read of all samples: a concurrent append is a conflict."""
         self._core.note_read([], None)
         return len(self._core.view()[1])
 

@@ -107,7 +107,7 @@ def test_verbs_of_branches(root, table):
     assert "merged exp: 0 samples added" in run("merge", root, "exp", "--on-conflict", "fail", "--on-conflict", "age=theirs").stdout
     assert ps.open(root)[0]["age"] == 2
     drawn = run("log", root, "--graph").stdout.splitlines()
-    assert drawn[0].startswith("*  0-") and drawn[1] == "| \\" and drawn[-1].endswith("create") and "| *  1-2-" in "\n".join(drawn)
+    assert drawn[0].startswith("*  0-") and drawn[1] == "|\\" and drawn[-1].endswith("create") and "| *  1-2-" in "\n".join(drawn)
     assert f"reset to {first}: 2 samples" in run("reset", root, first).stdout
     assert json.loads(run("reset", root, "v1", "--json").stdout)["samples"] == 4
     numbers = json.loads(run("stats", root, "--json").stdout)
@@ -206,3 +206,15 @@ def test_what_data_says_does_not_command_the_terminal(root):
         [sys.executable, "-m", "penstock", "head", str(root)], capture_output=True, text=True, env={**os.environ, "COLUMNS": "0"}
     )
     assert "text" in narrow.stdout
+
+
+def test_the_graph_joins_lanes_above_their_common_parent():
+    from types import SimpleNamespace
+
+    from penstock.cli.versions import graph
+
+    commits = [SimpleNamespace(snapshot=name, parents=tuple(parents)) for name, parents in (
+        ("r", "mb"), ("m", "ce"), ("e", "b"), ("c", "b"), ("b", "a"), ("a", ""),
+    )]  # fmt: skip
+    lines = [part for drawing in graph.lanes(commits) for part in drawing if part]
+    assert lines == ["*", "|\\", "* |", "|_|\\", "| | *", "* | |", "|/_/", "*", "*"]

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import threading
+import time
 
 import numpy as np
 import penstock as ps
@@ -73,3 +75,54 @@ def test_an_interrupted_append_is_not_committed_in_part(root, monkeypatch):
     with pytest.raises(ps.ClosedError, match="an earlier change failed"), ds.transaction() as tx, contextlib.suppress(KeyboardInterrupt):
         tx.append({"x": np.zeros((40, 1 << 20), np.uint8)})
     assert len(slices) == 2 and len(ps.open(root)) == 0
+
+
+class Calling:
+    """A large array that calls a function when it is read."""
+
+    dtype, shape, ndim = np.dtype("float32"), (2500, 1500), 2
+
+    def __init__(self, call):
+        self.call = call
+
+    def __getitem__(self, key):
+        self.call()
+        return np.zeros(self.shape, np.float32)[key]
+
+
+@pytest.mark.parametrize("middle", ["append", "transaction"])
+def test_a_value_cannot_use_the_transaction_that_reads_it_through_another_value(tmp_path, middle):
+    ds, refused = ps.create(tmp_path / "set", {"x": ps.Tensor((None, None), "float32"), "y": "int32"}), []
+
+    def innermost():
+        with pytest.raises(ps.ClosedError, match="while it is reading a value"):
+            outer.append({"y": [3]})
+        refused.append(True)
+
+    def between():
+        if not refused:
+            inner = ds.transaction()
+            (ds.append if middle == "append" else inner.append)({"x": [Calling(innermost)]})
+
+    outer = ds.transaction()
+    outer.append({"x": [Calling(between)]})
+    outer.commit()
+    assert refused and len(ds) == (2 if middle == "append" else 1)
+
+
+@pytest.mark.local
+def test_an_append_that_was_interrupted_before_its_commit_adds_nothing(tmp_path):
+    """The core looks for signals between the encoding of images and the commit."""
+    handler = signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+
+    try:
+        reader = threading.Thread(target=lambda: (time.sleep(0.2), signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)))
+        reader.start()
+        pictures = [np.random.default_rng(0).integers(0, 255, (700, 700, 3), np.uint8)] * 30
+        images = ps.create(tmp_path / "images", {"image": ps.Image()})
+        with pytest.raises(KeyboardInterrupt):
+            images.append({"image": pictures})
+        reader.join()
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert len(images.refresh()) == 0 and not list((tmp_path / "images").glob("d/*"))

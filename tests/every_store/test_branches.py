@@ -526,3 +526,22 @@ def test_a_merge_does_not_bring_back_values_that_a_shared_overlay_replaced(root)
     expected = main.take(row_ids=[row_ids[6]])["x"][0]
     branch.merge("main")
     assert branch.take(row_ids=[row_ids[6]])["x"][0] == expected == 10 and not branch.verify()["problems"]
+
+
+@pytest.mark.parametrize("dropper", ["ours", "theirs"])
+def test_the_policy_of_a_dropped_column_can_be_given_by_its_name(root, dropper):
+    ds = ps.create(root, {"n": "int32", "t": ps.Text()})
+    ids = ds.append({"n": [1, 2], "t": ["a", "b"]}).row_ids
+    branch = ds.create_branch("exp")
+    one, other = (ds, branch) if dropper == "ours" else (branch, ds)
+    with one.transaction() as tx:
+        tx.drop_column("t", force=True)
+    with other.transaction() as tx:
+        tx.update({"t": ["x"]}, row_ids=ids[:1])
+    with pytest.raises(ps.ConflictError, match="dropped column `t`") as caught:
+        ds.merge(branch.snapshot)
+    assert f'on_conflict="{dropper}"' in caught.value.hint
+    with pytest.raises(ps.NotFoundError, match="no such column"):
+        ds.merge(branch.snapshot, on_conflict={"gone": "ours"})
+    ds.merge(branch.snapshot, on_conflict={"t": dropper})
+    assert list(newest(ps.open(root), 2).schema) == ["n"]

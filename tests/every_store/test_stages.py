@@ -319,3 +319,19 @@ def test_a_stage_that_is_there_twice_has_the_row_ids_of_its_live_samples(root, d
     with handle.transaction() as tx:
         assert sorted(tx.add(stage).tolist()) == sorted(live) and len(live) == 3
     assert sorted(newest(ps.open(handle.uri, branch="main" if handle is ds else "exp"), 5)["n"][:].tolist()) == [0, 1, 10, 11, 12]
+
+
+def test_a_stage_with_a_wider_dtype_is_refused_until_the_column_is_widened(root):
+    ds = ps.create(root, {"a": "int32"})
+    ds.append({"a": [1]})
+    wide = ds.create_branch("wide")
+    with wide.transaction() as tx:
+        tx.widen_column("a", "int64")
+    stage = wide.stage({"a": [2**40]})
+    with pytest.raises(ps.InvalidInputError, match="it has column `a` as int64, but here it is int32") as caught, ds.transaction() as tx:
+        tx.add(stage)
+    assert caught.value.column == "a" and "widen column `a` to int64" in caught.value.hint
+    with ds.transaction() as tx:
+        tx.widen_column("a", "int64")
+        tx.add(stage)
+    assert newest(ps.open(root), 2)["a"][:].tolist() == [1, 2**40]

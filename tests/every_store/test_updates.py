@@ -217,10 +217,68 @@ def test_the_last_value_of_a_repeated_row_id_counts_in_reads_inside_and_after(ro
             found = tx.take(ids[::-1])
             for name, values in model.items():
                 np.testing.assert_array_equal(found[name], values[::-1], err_msg=f"{turn} {name}")
-        # A value that another one replaces is checked all the same.
+        # A value that another one replaces is checked all the same, and errors count all rows.
         with pytest.raises(ps.InvalidInputError, match="contains code 7, which is not a label"):
             tx.update({"n": np.zeros(8, np.int64), "label": np.array([7] * 7 + [1])}, row_ids=[ids[0]] * 8)
-        with pytest.raises(ps.NotFoundError, match="row id 99"):
-            tx.update({"n": np.arange(8)}, row_ids=[*ids[:1].repeat(6), 99, 99])
+        for values in (np.arange(8), list(range(8))):
+            with pytest.raises(ps.NotFoundError, match="row id 99") as caught:
+                tx.update({"n": values}, row_ids=[*ids[:1].repeat(7), 99])
+            assert (caught.value.rows, caught.value.row_ids) == ([7], [99])
     for name, values in model.items():
         np.testing.assert_array_equal(ds.take(np.arange(8))[name], values, err_msg=name)
+
+
+def test_a_refused_overwrite_deletes_nothing(root):
+    ds, ids = numbers(root, 5)
+    with ds.transaction() as tx:
+        tx.update({"n": [70]}, row_ids=[ids[0]])
+        with pytest.raises(ps.InvalidInputError, match="row 1 is 'x'"):
+            tx.overwrite({"n": [1, "x"]})
+        assert len(tx) == 5
+    assert newest(ps.open(root), 5)["n"][:].tolist() == [70, 1, 2, 3, 4]
+    with ds.transaction() as tx:
+        new = tx.overwrite({"n": [8, 9]})
+        tx.update({"n": [90]}, row_ids=new[1:])
+    assert newest(ps.open(root), 2)["n"][:].tolist() == [8, 90]
+
+
+def test_provisional_row_ids_belong_to_one_transaction(root):
+    ds, _ = numbers(root, 2)
+    one, other = ds.transaction(), ds.transaction()
+    ours, theirs = (tx.append({"n": [number]}) for tx, number in ((one, 100), (other, 200)))
+    assert ours[0] < 0 and theirs[0] < 0
+    for refused in (lambda: other.update({"n": [1]}, row_ids=ours), lambda: other.delete(row_ids=ours), lambda: other.take(ours)):
+        with pytest.raises(ps.NotFoundError, match="provisional row id of another transaction"):
+            refused()
+    with pytest.raises(ps.NotFoundError, match="cannot find row id -5"):
+        other.update({"n": [1]}, row_ids=[-5])
+    taken = other.take([0, *theirs], columns=["_row_id", "n"])
+    scanned = [row_id for batch in other.scan(["_row_id"]) for row_id in batch.column("_row_id").to_pylist()]
+    assert taken["_row_id"].tolist() == [0, theirs[0]] and taken["n"].tolist() == [0, 200] and scanned == [0, 1, theirs[0]]
+    keys = other.upsert({"n": [200, 300]}, key="n")
+    other.update({"t": ["seen", "new"]}, row_ids=keys)
+    assert keys[0] == theirs[0] and other.commit().row_ids.tolist() == [2, 3]
+    assert newest(ps.open(root), 4)["t"][2:] == ["seen", "new"]
+
+
+def test_a_conflict_names_the_commit_the_column_and_the_samples(root):
+    ds, ids = numbers(root, 6)
+    stage = ds.stage({"n": [500]})
+    cases = [
+        (lambda tx: tx.update({"n": [1]}, row_ids=ids[:1]), lambda tx: tx.update({"n": [2]}, row_ids=ids[:1]), "n", [0]),
+        (lambda tx: tx.delete(where="n = 9"), lambda tx: tx.update({"n": [9]}, row_ids=ids[3:4]), "n", [3]),
+        (lambda tx: tx.delete(where="n = 77"), lambda tx: tx.append({"n": [78]}), None, [6]),
+        (lambda tx: tx.upsert({"n": [79]}, key="n"), lambda tx: tx.append({"n": [79]}), "n", [7]),
+        (lambda tx: tx.drop_column("t", force=True), lambda tx: tx.update({"t": ["z"]}, row_ids=ids[4:5]), "t", [4]),
+        (lambda tx: tx.add(stage), lambda tx: tx.add(stage), None, []),
+    ]
+    for ours, theirs, column, row_ids in cases:
+        late = newest(ps.open(root), len(ds.refresh())).transaction()
+        ours(late)
+        with ds.transaction() as tx:
+            theirs(tx)
+        with pytest.raises(ps.ConflictError) as caught:
+            late.commit()
+        error = caught.value
+        assert (error.column, error.row_ids, error.commit) == (column, row_ids, tx.receipt.snapshot), error
+        assert tx.receipt.snapshot in error.message and "ds.refresh()" in error.hint

@@ -111,6 +111,7 @@ struct Inner {
     row_ids: Vec<i64>,
     column: Option<String>,
     object: Option<String>,
+    commit: Option<String>,
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -134,6 +135,7 @@ impl Error {
             row_ids: Vec::new(),
             column: None,
             object: None,
+            commit: None,
         }))
     }
 
@@ -192,6 +194,12 @@ impl Error {
         self
     }
 
+    /// Record the other commit of a conflict, by its snapshot id.
+    pub fn commit(mut self, snapshot: impl fmt::Display) -> Error {
+        self.0.commit = Some(snapshot.to_string());
+        self
+    }
+
     /// Prepend the operation that failed: `cannot …: <old message>`.
     pub fn context(mut self, what: impl fmt::Display) -> Error {
         let colon = if self.0.prefix.is_empty() { "" } else { ": " };
@@ -239,6 +247,10 @@ impl Error {
 
     pub fn object_name(&self) -> Option<&str> {
         self.0.object.as_deref()
+    }
+
+    pub fn commit_id(&self) -> Option<&str> {
+        self.0.commit.as_deref()
     }
 }
 

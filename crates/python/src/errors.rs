@@ -51,11 +51,11 @@ pub fn interrupted() -> bool {
 pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let code = error.code();
     let (rows, row_ids) = (error.row_list().to_vec(), error.row_id_list().to_vec());
-    let (column, object) = (error.column_name(), error.object_name());
+    let place = (error.column_name(), error.object_name(), error.commit_id());
     let said = (error.prefix(), error.row(), error.reason());
     let made = MAKE
         .import(py, "penstock.errors", "make")
-        .and_then(|make| make.call1((error.kind().name(), error.code(), said, error.hint_text(), rows, row_ids, column, object)));
+        .and_then(|make| make.call1((error.kind().name(), error.code(), said, error.hint_text(), rows, row_ids, place)));
     let made = match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,

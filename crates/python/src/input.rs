@@ -1,7 +1,7 @@
 //! Converts prepared Python values to columns. `penstock/columns/` prepares dtypes, nulls and shapes, and this file copies the
 //! bytes.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -31,13 +31,13 @@ struct PythonParts {
 pub const NO_OWNER: usize = 0;
 
 thread_local! {
-    /// The transaction that is pulling a value in this thread.
-    static PULLS: Cell<usize> = const { Cell::new(NO_OWNER) };
+    /// The transactions that are pulling a value in this thread, outermost first.
+    static PULLS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Return whether transaction `owner` is pulling a value in this thread.
 pub fn is_pulled_by(owner: usize) -> bool {
-    PULLS.get() == owner
+    PULLS.with_borrow(|pulls| pulls.contains(&owner))
 }
 
 impl std::fmt::Debug for PythonParts {
@@ -54,12 +54,12 @@ impl Pull for PythonParts {
         take: &mut dyn FnMut(&[u8]) -> penstock_error::Result<()>,
     ) -> penstock_error::Result<()> {
         let wanted: Vec<(u64, u64)> = window.iter().map(|range| (range.start, range.end)).collect();
-        let before = PULLS.replace(self.owner);
+        PULLS.with_borrow_mut(|pulls| pulls.push(self.owner));
         let pulled = Python::attach(|py| {
             let array = self.pull.bind(py).call1((row, wanted))?.cast_into::<PyArray1<u8>>()?;
             Ok::<_, PyErr>(array.readonly().as_slice()?.to_vec())
         });
-        PULLS.set(before);
+        PULLS.with_borrow_mut(Vec::pop);
         match pulled {
             Ok(bytes) => take(&bytes),
             Err(error) => {

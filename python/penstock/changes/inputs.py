@@ -43,16 +43,11 @@ def ready(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[s
     return found, next(iter(lengths.values()), 0)
 
 
-def last(schema: Schema, found: dict[str, Any], ids: Ids, start: int, end: int) -> tuple[dict[str, Any], Ids, int, int]:
-    """Leave out those of rows start…end whose id occurs again later, if there are many and each of them is certain to be accepted.
-
-    Returns columns and ids, and the rows of these columns that remain.
+def last(schema: Schema, found: Mapping[str, Any], ids: Ids) -> Ids | None:
+    """Return the rows that remain if those are left out whose id occurs again later. Returns None if there are few, or if a value might be
+    refused, which must not depend on other rows.
     """
-    part = ids[start:end]
-    places = _core.last_places(part) if all(schema[name].fits(values) for name, values in found.items()) else None
-    if places is None:
-        return found, part, start, end
-    return {name: values[start:end][places] for name, values in found.items()}, part[places], 0, len(places)
+    return _core.last_places(ids) if all(schema[name].fits(values) for name, values in found.items()) else None
 
 
 def parts(schema: Schema, found: Mapping[str, Any], samples: int) -> list[tuple[int, int]]:

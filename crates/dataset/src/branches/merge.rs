@@ -40,9 +40,9 @@ const RACES: u32 = 50;
 pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, texts: Texts) -> Result<Merged> {
     let merged = retried(handle, |written| {
         let ours = written.base.clone();
-        let policies = policies.resolved(&ours)?;
         let store = ours.context.storage.as_ref();
         let theirs = records::named(store, theirs)?;
+        let policies = policies.resolved(&ours, || ours.near(theirs.clone()))?;
         let bases = merge_bases(store, &ours.entry, &theirs)?;
         let is_base = |snapshot: SnapshotId| bases.iter().any(|base| base.record.snapshot() == snapshot);
         if is_base(theirs.record.snapshot()) {
@@ -63,9 +63,9 @@ pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, t
 /// `merge`, without the search for a merge base.
 pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Policies, texts: Texts) -> Result<Merged> {
     let merged = retried(handle, |written| {
-        let policies = policies.resolved(&written.base)?;
         let store = written.base.context.storage.as_ref();
         let theirs = records::named(store, commit)?;
+        let policies = policies.resolved(&written.base, || written.base.near(theirs.clone()))?;
         let parent = theirs
             .record
             .parents

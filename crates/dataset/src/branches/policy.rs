@@ -39,9 +39,13 @@ impl Policies {
         Policies { others, columns, ids: HashMap::new() }
     }
 
-    /// Return the policies by column id of a snapshot.
-    pub fn resolved(&self, snapshot: &Snapshot) -> Result<Policies> {
-        let ids = self.columns.iter().map(|(name, policy)| Ok((snapshot.column(name)?.id, *policy))).collect::<Result<_>>()?;
+    /// Return the policies by column id. Names are those of `ours`, or of `theirs` for columns that `ours` lacks.
+    pub fn resolved(&self, ours: &Snapshot, theirs: impl Fn() -> Result<Snapshot>) -> Result<Policies> {
+        let id_of = |name: &str| match ours.column(name) {
+            Ok(spec) => Ok(spec.id),
+            Err(error) => theirs()?.column(name).map(|spec| spec.id).map_err(|_| error),
+        };
+        let ids = self.columns.iter().map(|(name, policy)| Ok((id_of(name)?, *policy))).collect::<Result<_>>()?;
         Ok(Policies { ids, ..self.clone() })
     }
 

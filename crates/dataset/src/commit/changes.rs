@@ -193,7 +193,8 @@ impl Proposal {
 /// How a transaction changed the schema.
 #[derive(Default)]
 pub struct Altered {
-    pub dropped: Vec<u64>,
+    /// The ids and names of columns.
+    pub dropped: Vec<(u64, String)>,
     /// Feature bits required to read the fill values.
     pub features: u64,
 }
@@ -201,7 +202,7 @@ pub struct Altered {
 impl Altered {
     /// Return the entry of the change set. It conflicts with other schema changes, and with changes of dropped columns.
     pub fn change(&self) -> Change {
-        schema_change(self.dropped.clone())
+        schema_change(self.dropped.iter().map(|(column, _)| *column).collect())
     }
 }
 

@@ -22,6 +22,8 @@ pub struct Conflict {
     pub samples: u64,
     /// The first rows that both changed, or that one read and the other changed.
     pub rows: Vec<u64>,
+    /// Rows that the other commit changed. They are named if there are no such rows.
+    pub others: Vec<u64>,
 }
 
 /// Whether a transaction may follow another commit.
@@ -32,6 +34,9 @@ pub enum Verdict {
     /// The answer depends on these sets of row ids.
     Depends(Vec<RowIdsRef>),
 }
+
+/// What to do after a conflict. A handle stays at its snapshot.
+pub const AGAIN: &str = "refresh the handle (ds.refresh()), and run the transaction again";
 
 /// At most this many row ids are named in an error.
 const NAMED: usize = 10;
@@ -47,8 +52,9 @@ pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
                 Meets::No => {}
                 Meets::Unknown(sets) => missing.extend(sets),
                 Meets::Yes(rows) => {
-                    let samples = change.rows.ids();
-                    return Verdict::Conflict(Conflict { kind: change.kind, columns: change.columns.clone(), samples, rows });
+                    let (kind, columns, samples) = (change.kind, change.columns.clone(), change.rows.ids());
+                    let others = found(&change.rows, known).map_or_else(|_| Vec::new(), |rows| rows.first(0, NAMED));
+                    return Verdict::Conflict(Conflict { kind, columns, samples, rows, others });
                 }
             }
         }
@@ -60,7 +66,8 @@ pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
 pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Error {
     let samples = conflict.samples;
     let what = match conflict.kind {
-        ChangeKind::Append => format!("it appended {samples} samples, and this transaction read all samples"),
+        ChangeKind::Append if conflict.rows.is_empty() => format!("this transaction read all samples, and it appended {samples} more"),
+        ChangeKind::Append => format!("it appended {samples} samples"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
         ChangeKind::Delete => format!("it deleted {samples} samples"),
         ChangeKind::Schema => "it changed the schema".to_owned(),
@@ -80,13 +87,15 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         several => format!(" in columns {}", several.iter().map(name).collect::<Vec<_>>().join(", ")),
     };
     let rows = match &conflict.rows[..] {
-        [] => String::new(),
+        [] if conflict.others.is_empty() => String::new(),
+        [] => format!(" (row ids {:?}{})", conflict.others, if samples > conflict.others.len() as u64 { ", …" } else { "" }),
         [row] => format!(", among them row id {row}, which this transaction also needs"),
         several => format!(", among them row ids {several:?}, which this transaction also needs"),
     };
     let text = format!("cannot commit: commit {} was made in the meantime: {what}{columns}{rows}", other.snapshot());
-    let row_ids = conflict.rows.iter().map(|row| *row as i64).collect();
-    let error = Error::new("conflict", text).row_ids(row_ids).hint("run the transaction again on the newest snapshot");
+    let rows = if conflict.rows.is_empty() { &conflict.others } else { &conflict.rows };
+    let row_ids = rows.iter().map(|row| *row as i64).collect();
+    let error = Error::new("conflict", text).row_ids(row_ids).commit(other.snapshot()).hint(AGAIN);
     match names.iter().find(|(id, _)| named == [*id]) {
         Some((_, name)) => error.column(name),
         None => error,

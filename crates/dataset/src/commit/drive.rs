@@ -200,7 +200,7 @@ impl Driver<'_> {
         for ids in parent.context.row_ids(&keys.iter().collect::<Vec<_>>())? {
             for keys in self.keys {
                 if let Some((row_id, key)) = keys.other_with_key(&parent, &ids)? {
-                    return Ok(Some(Taken::Key(row_id, key)));
+                    return Ok(Some(Taken::Key { row_id, key, column: keys.column.name.clone() }));
                 }
             }
         }

@@ -9,6 +9,7 @@ use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Column;
 
+use super::conflict::AGAIN;
 use super::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
@@ -48,7 +49,7 @@ impl Keys {
         let now = snapshot.schema.columns.iter().find(|spec| spec.id == column.id);
         if now.is_some_and(|now| now.kind.dtype() != column.kind.dtype()) {
             let text = format!("cannot commit: another commit, made in the meantime, widened the key column `{}`", column.name);
-            return Err(Error::new("conflict", text).column(&column.name).hint("run the transaction again on the newest snapshot"));
+            return Err(Error::new("conflict", text).column(&column.name).hint(AGAIN));
         }
         snapshot.each_position_of(row_ids, |positions| {
             each_key(snapshot, &[], column, positions, |row_id, key| {

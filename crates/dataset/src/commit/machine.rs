@@ -8,11 +8,11 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
-use penstock_format::record::{Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
+use penstock_format::record::{Change, ChangeKind, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use super::changes::Proposal;
-use super::conflict::{self, Verdict};
+use super::conflict::{self, AGAIN, Verdict};
 use crate::log::records::LogEntry;
 
 /// Maximum number of uncertain responses for one record; one more fails with `commit-state-unknown`.
@@ -64,8 +64,8 @@ pub enum Event {
 /// Something unique that another commit has as well.
 #[derive(Debug, Clone)]
 pub enum Taken {
-    /// A row that has one of the keys, and the key as text.
-    Key(u64, String),
+    /// A row that has one of the keys, the key as text, and its column.
+    Key { row_id: u64, key: String, column: String },
     /// A data file of a stage.
     Stage(Id),
 }
@@ -141,15 +141,16 @@ impl Machine {
                 self.proposal.row_ids.extend(sets);
                 self.check()
             }
-            Event::Appended(None) => self.propose(Deltas::Joined),
-            Event::Appended(Some(Taken::Stage(file))) => {
-                let text = format!("cannot commit: another commit, made in the meantime, added the stage with data file `{file}`");
-                Err(Error::new("conflict", text).hint("run the transaction again; tx.add then returns the row ids of that commit"))
+            Event::Appended(None) => {
+                self.unseen.clear();
+                self.propose(Deltas::Joined)
             }
-            Event::Appended(Some(Taken::Key(row_id, key))) => {
-                let text = format!("cannot commit: another commit, made in the meantime, added the key {key} (row id {row_id})");
-                let error = Error::new("conflict", text).row_ids(vec![row_id.cast_signed()]);
-                Err(error.hint("run the transaction again on the newest snapshot, which then updates that sample"))
+            Event::Appended(Some(Taken::Stage(file))) => Err(self
+                .taken(None, &format!("added the stage with data file `{file}`"))
+                .hint(format!("{AGAIN}; tx.add then returns the row ids of that commit"))),
+            Event::Appended(Some(Taken::Key { row_id, key, column })) => {
+                let error = self.taken(Some(row_id), &format!("added the key {key} in column `{column}` (row id {row_id})"));
+                Err(error.column(column).row_ids(vec![row_id.cast_signed()]).hint(format!("{AGAIN}, which then updates that sample")))
             }
             Event::RootWritten(root) => self.propose(Deltas::Alone(root)),
             Event::WholeWritten(root) => self.propose(Deltas::InRoot(root)),
@@ -190,6 +191,24 @@ impl Machine {
             .hint(format!("nothing was deleted; ds.resolve(\"{snapshot}\") finds out when the storage responds again"))
     }
 
+    /// Make the error for something that another commit has taken. It names the commit that changed the row, or that appended anything, if
+    /// there is only one.
+    fn taken(&self, row_id: Option<u64>, what: &str) -> Error {
+        let may_be = |change: &Change| match row_id {
+            Some(row_id) => change.rows.range().contains(&row_id),
+            None => change.kind == ChangeKind::Append,
+        };
+        let mut commits = self.unseen.iter().filter(|entry| entry.record.changes.iter().any(may_be));
+        match (commits.next(), commits.next()) {
+            (Some(entry), None) => {
+                let snapshot = entry.record.snapshot();
+                let text = format!("cannot commit: commit {snapshot}, made in the meantime, {what}");
+                Error::new("conflict", text).commit(snapshot)
+            }
+            _ => Error::new("conflict", format!("cannot commit: another commit, made in the meantime, {what}")),
+        }
+    }
+
     fn sent(&self) -> Result<&Arc<Record>> {
         self.sent.as_ref().ok_or_else(|| Error::new("internal", "a response arrived before anything was put"))
     }
@@ -228,11 +247,14 @@ impl Machine {
         if !missing.is_empty() {
             return Ok(Request::ReadRowIds(missing));
         }
-        let unseen = std::mem::take(&mut self.unseen);
-        let keys: Vec<RowSet> = unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
-        let stages = unseen.iter().any(|entry| own.changes.may_share_stage(&entry.record.changes));
+        let keys: Vec<RowSet> = self.unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
+        let stages = self.unseen.iter().any(|entry| own.changes.may_share_stage(&entry.record.changes));
         self.checked = self.parent()?.record.number;
-        if keys.is_empty() && !stages { self.propose(Deltas::Joined) } else { Ok(Request::CheckAppended { keys, stages }) }
+        if !keys.is_empty() || stages {
+            return Ok(Request::CheckAppended { keys, stages });
+        }
+        self.unseen.clear();
+        self.propose(Deltas::Joined)
     }
 
     /// Build the record that follows the parent, and request that it be put. If its deltas exceed the limits, request a root

@@ -311,12 +311,13 @@ impl Transaction {
             changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);
         }
         let named = |spec: &ColumnSpec| (spec.id, spec.name.clone());
+        let dropped = self.altered.iter().flat_map(|altered| altered.dropped.iter().cloned());
         let proposal = Proposal {
             kind: if self.altered.is_some() { RecordKind::Schema } else { RecordKind::Data },
             own: Member { transaction, deltas, changes },
             others: Vec::new(),
             row_ids: known,
-            columns: self.base.schema.columns.iter().map(named).collect(),
+            columns: self.base.schema.columns.iter().map(named).chain(dropped).collect(),
             features,
             base: self.base.id().number,
             gc_epoch: self.gc_epoch,

@@ -30,6 +30,7 @@ def diff(
 
     if until and (snapshot or tag or as_of or branch != "main"):
         raise typer.BadParameter("give the later snapshot as an argument or by options, not both")
+    chosen = snapshot or tag or (f"{branch} as of {as_of}" if as_of else branch)
     counts: Counter[tuple[str, str]] = Counter()
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
@@ -44,7 +45,7 @@ def diff(
     if not counts:
         print("the snapshots have the same samples and columns", file=sys.stderr)
         return
-    table = show.table(f"{uri}: {since} to {until or 'the newest snapshot'}", "what", "column", "samples")
+    table = show.table(f"{uri}: {since} to {until or chosen}", "what", "column", "samples")
     for (kind, column), samples in counts.items():
         table.add_row(kind, show.plain(column), f"{samples:,}")
     show.console.print(table)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from penstock.history.log import Commit
 
 
-def lanes(commits: Iterable[Commit]) -> list[str]:
+class Drawing(NamedTuple):
+    """The line of a commit, and those above and below it, which are empty unless lanes meet or part."""
+
+    above: str
+    line: str
+    below: str
+
+
+def lanes(commits: Iterable[Commit]) -> list[Drawing]:
     """Return the drawing of each commit. Commits must come after all of their descendants.
 
-    A second line shows lanes that begin (`\\`, a merge) or end (`/`, where a branch was created) below the commit.
+    Lanes meet above the commit that is the parent of each (`/`). A lane begins below a commit with several parents (`\\`).
     """
     waiting: list[str] = []  # For each lane, the snapshot that comes next in it.
     drawings = []
@@ -18,17 +27,25 @@ def lanes(commits: Iterable[Commit]) -> list[str]:
         if commit.snapshot not in waiting:
             waiting.append(commit.snapshot)
         at = waiting.index(commit.snapshot)
-        drawing = " ".join("*" if lane == at else "|" for lane in range(len(waiting)))
         ends = [lane for lane, snapshot in enumerate(waiting) if snapshot == commit.snapshot and lane != at]
-        below = ["/" if lane in ends else "|" for lane in range(len(waiting))]
+        above = _joints(len(waiting), at, ends, "/")
+        waiting = [snapshot for lane, snapshot in enumerate(waiting) if lane not in ends]
+        line = " ".join("*" if lane == at else "|" for lane in range(len(waiting)))
         waiting[at : at + 1] = commit.parents[:1]
-        if not commit.parents:
-            below[at] = " "
-        shift = 0 if commit.parents else 1
-        for lane in reversed(ends):
-            del waiting[lane - (shift if lane > at else 0)]
-        begins = [parent for parent in commit.parents[1:] if parent not in waiting]
-        waiting += begins
-        below += ["\\"] * len(begins)
-        drawings.append(drawing + ("\n" + " ".join(below).rstrip() if ends or begins else ""))
+        begins = range(len(waiting), len(waiting) + len(commit.parents[1:]))
+        waiting += commit.parents[1:]
+        drawings.append(Drawing(above, line, _joints(len(waiting), at, begins, "\\")))
     return drawings
+
+
+def _joints(count: int, at: int, others: Sequence[int], mark: str) -> str:
+    """Draw `count` lanes, of which some meet lane `at`."""
+    row = list(" ".join("|" * count))
+    for lane in others:
+        row[2 * lane - 1 : 2 * lane + 1] = mark, " "
+    if not others:
+        return ""
+    # Lanes in between are crossed.
+    for place in range(2 * at + 1, 2 * max(others) - 1):
+        row[place] = "_" if row[place] == " " else row[place]
+    return "".join(row).rstrip()

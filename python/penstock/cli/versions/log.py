@@ -37,11 +37,13 @@ def log(
         return
     if graphic:
         for drawing, commit in zip(graph.lanes(commits), commits, strict=True):
-            first, *below = drawing.split("\n")
+            if drawing.above:
+                print(drawing.above)
             # Messages may contain line breaks and control characters.
-            show.console.print(Text(f"{first}  {commit.snapshot}  {' '.join(show.printable(commit.message).split())}"), soft_wrap=True)
-            for line in below:
-                print(line)
+            message = " ".join(show.printable(commit.message).split())
+            show.console.print(Text(f"{drawing.line}  {commit.snapshot}  {message}"), soft_wrap=True)
+            if drawing.below:
+                print(drawing.below)
         return
     table = show.table(str(uri), "snapshot", "time", "author", "samples", "added", "deleted", "message")
     for commit in commits:

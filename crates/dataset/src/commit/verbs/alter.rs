@@ -57,7 +57,7 @@ impl Transaction {
             return Err(Error::new("invalid-argument", text).hint("pass force=True; earlier snapshots keep the column"));
         }
         self.keys.retain(|keys| keys.column.id != spec.id);
-        self.altered.get_or_insert_default().dropped.push(spec.id);
+        self.altered.get_or_insert_default().dropped.push((spec.id, spec.name.clone()));
         self.set_schema(schema)
     }
 

@@ -8,7 +8,9 @@ use penstock_format::Id;
 use penstock_format::files::FileRef;
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
+use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::stage::Stage;
+use penstock_tensor::Dtype;
 
 use crate::commit::transaction::{State, Transaction};
 use crate::snapshot::Snapshot;
@@ -28,6 +30,13 @@ fn live_copies(snapshot: &Snapshot, files: &HashSet<Id>) -> Result<HashMap<Id, V
         }
     }
     Ok(known)
+}
+
+/// Make the error for a stage whose column has another dtype.
+fn wider(spec: &ColumnSpec, staged: Dtype, here: Dtype) -> Error {
+    let (name, staged, here) = (&spec.name, staged.name(), here.name());
+    let text = format!("it has column `{name}` as {staged}, but here it is {here}");
+    Error::new("invalid-argument", text).column(name).hint(format!("widen column `{name}` to {staged} first, or stage the samples again"))
 }
 
 impl Transaction {
@@ -112,8 +121,12 @@ impl Transaction {
         let open = |(file, samples): &(&FileRef, u64)| {
             let opened = context.file(file, *samples)?;
             for chunk in &opened.tail.chunks {
-                let spec = self.base.schema.columns.iter().find(|spec| spec.id == chunk.column);
-                spec.map_or(Ok(()), |spec| check_stored_as(&opened, chunk, spec))?;
+                let Some(spec) = self.base.schema.columns.iter().find(|spec| spec.id == chunk.column) else { continue };
+                if let Err(error) = check_stored_as(&opened, chunk, spec) {
+                    let (dtype, _) = spec.kind.stored()?;
+                    // Another branch may have a wider dtype.
+                    return Err(if chunk.dtype == dtype { error } else { wider(spec, chunk.dtype, dtype) });
+                }
             }
             Ok(opened)
         };
