@@ -86,8 +86,8 @@ def open(
 ) -> Dataset:
     """Open a dataset at the newest snapshot of a branch, or at a snapshot given by its id, by a tag, or by a time.
 
-    A commit of a handle at an older snapshot follows the newest commit of its branch, and moves the handle there, unless the branch was reset
-    in the meantime: then refresh the handle first. A loader, a view and other
+    A commit of a handle at an older snapshot follows the newest commit of its branch, and moves the handle there. If the branch was reset in
+    the meantime, refresh the handle first. A loader, a view and other
     handles stay where they are.
 
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
@@ -217,7 +217,7 @@ class Dataset(Versions):
         author 256, and properties 1,024 as JSON; this is checked now.
 
         `journal` is the path of a local file that makes uncommitted changes survive a crash: each `append`, `update`, `upsert` and `delete` is
-        durable there before it returns (one sync each). Schema changes, stages and values of tiled columns are refused. If the file exists, the transaction continues: it begins at the same
+        durable there before it returns (one sync each). Schema changes, stages, `overwrite` and values of tiled columns are refused. If the file exists, the transaction continues: it begins at the same
         snapshot and repeats the changes, whose number is `tx.restored`. The file is deleted by the commit and by `tx.abort()`. It remains after
         an exception. Raises: UnavailableError (journal-in-use), InvalidInputError for a journal of another dataset or branch.
 

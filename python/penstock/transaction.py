@@ -47,7 +47,7 @@ class Transaction(SchemaChanges):
     Other commits may be made in the meantime. The transaction is then committed after them. It is a ConflictError if one of them changed
     a value that this transaction read or changed, or deleted one of its samples; nothing is committed. With `isolation="snapshot"`,
     values that were only read do not count. After a ConflictError, refresh the handle and run the transaction again. After any other error
-    of a call, the transaction is unchanged and may go on, unless parts of a large input had been written: then `commit` refuses.
+    of a call, the transaction is unchanged and continues, unless parts of a large input had been written: then `commit` refuses.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})

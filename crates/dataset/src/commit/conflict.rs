@@ -22,7 +22,7 @@ pub struct Conflict {
     pub samples: u64,
     /// The first rows that both changed, or that one read and the other changed.
     pub rows: Vec<u64>,
-    /// Rows that the other commit changed. They are named if there are no such rows.
+    /// Rows that the other commit changed. They are named if `rows` is empty.
     pub others: Vec<u64>,
 }
 
