@@ -14,7 +14,7 @@ from servers import left_empty
 def test_codes_and_classes_are_in_step():
     assert set(kind for _, kind in _core.CODES) <= set(errors._CLASSES)
     for code, kind in _core.CODES:
-        made = errors.make(kind, code, ("", None, "m"), "h", [1], [], None, None)
+        made = errors.make(kind, code, ("", None, "m"), "h", [1], [], (None, None, None))
         assert type(made).__name__ in (kind + "Error",) and made.code == code and str(made) == "m\nhint: h"
     defaults = {cls.code for cls in errors._CLASSES.values()}
     assert defaults <= {code for code, _ in _core.CODES}

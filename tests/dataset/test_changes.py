@@ -71,7 +71,7 @@ def test_what_is_refused_changes_nothing(tmp_path):
         ("update", {"n": [1]}, [99], ps.NotFoundError, "row id 99: no such sample exists in snapshot"),
         ("update", {"n": [1]}, [ids[4]], ps.NotFoundError, "row id 4: its sample was deleted in snapshot"),
         ("update", {"n": [1]}, [-1], ps.NotFoundError, "no such sample was appended in this transaction"),
-        ("update", {"n": [1]}, [-(1 << 63)], ps.NotFoundError, "no such sample was appended in this transaction"),
+        ("update", {"n": [1]}, [-(1 << 63)], ps.NotFoundError, "provisional row id of another transaction"),
         ("update", {"n": [1]}, [1 << 63], ps.NotFoundError, "does not fit int64"),
         ("update", {"n": [1, 2]}, [1], ps.InvalidInputError, "1 row ids for 2 values"),
         ("update", {}, [1], ps.InvalidInputError, "at least one column"),

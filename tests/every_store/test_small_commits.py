@@ -96,8 +96,7 @@ def test_an_abandoned_transaction_leaves_nothing(root):
     ds = ps.create(root, {"n": "int64"})
     before = sorted(path for path in root.rglob("*") if path.is_file())
     with pytest.raises(ZeroDivisionError), ds.transaction() as tx:
-        tx.append({"n": [1]})
-        tx.update({"n": [2]}, row_ids=[-(1 << 63)])
+        tx.update({"n": [2]}, row_ids=tx.append({"n": [1]}))
         raise ZeroDivisionError
     assert sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("hint")) == [
         path for path in before if not path.name.startswith("hint")

@@ -213,7 +213,7 @@ def test_a_condition_conflicts_with_appended_samples(root):
     ds, ids = sources(root)
     stale = ps.open(root)
     ds.append({"year": [5]})
-    with pytest.raises(ps.ConflictError, match="it appended 1 samples"), stale.transaction() as tx:
+    with pytest.raises(ps.ConflictError, match="it appended 1 more"), stale.transaction() as tx:
         tx.delete(where="year = 5")
     with stale.refresh().transaction() as tx:
         tx.update({"kind": ["x"]}, row_ids=[ids[0]])
