@@ -338,7 +338,12 @@ fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Re
     };
     let first = entry(&log, 1)?.record.snapshot();
     assert_eq!(error.code(), "conflict");
-    assert!(error.message().contains(&format!("commit {first} was made in the meantime: it appended 2 samples")), "{error:?}");
+    assert!(
+        error
+            .message()
+            .contains(&format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more")),
+        "{error:?}"
+    );
     Ok(())
 }
 
