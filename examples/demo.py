@@ -268,8 +268,8 @@ def show_branches(ds: ps.Dataset) -> None:
     if ds.take(row_ids=rows["_row_id"][3:], columns=["label"])["label"].tolist() != [2]:
         sys.exit("FAILED: the branch's label should have won")
     for drawing, commit in zip(lanes(ds.log(7)), ds.log(7), strict=True):
-        first, *below = drawing.splitlines()
-        console.print("  " + "\n  ".join([f"{first}  {commit.message}", *below]), markup=False, highlight=False)
+        lines = [line for line in (drawing.above, f"{drawing.line}  {commit.message}", drawing.below) if line]
+        console.print("  " + "\n  ".join(lines), markup=False, highlight=False)
 
 
 def measure(ds: ps.View) -> None:

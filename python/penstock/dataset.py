@@ -182,7 +182,7 @@ class Dataset(Versions):
         of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
         Raises: InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable, with `.rows`),
         NotFoundError (column-not-found), UnavailableError (commit-state-unknown). On any other error, nothing is committed.
-        After a KeyboardInterrupt, check `log()`: Ctrl-C may arrive just after the commit.
+        After a KeyboardInterrupt, check `log()`: Ctrl-C ends a long append before its commit, but may also arrive just after it.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://append", {"year": "int32"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -16,11 +15,12 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.changes import inputs
 from penstock.changes.checks import json_of, text_of
+from penstock.changes.provisional import Mark
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
-from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
+from penstock.errors import ClosedError, Error, InvalidInputError
 from penstock.schema import Schema, from_json
-from penstock.view import View, _names, row_ids_of
+from penstock.view import View, _names
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
@@ -32,13 +32,6 @@ class Receipt:
 
     snapshot: str
     row_ids: npt.NDArray[np.int64]
-
-
-# A provisional row id consists of the sign bit, 0, 22 bits that mark the transaction, and the number of the sample.
-_EXISTING = -(1 << 62)
-_INDEX_BITS = 40
-_MARK_BITS = ((1 << 22) - 1) << _INDEX_BITS
-_MARKS = itertools.count(1)
 
 
 class Transaction(SchemaChanges):
@@ -78,8 +71,7 @@ class Transaction(SchemaChanges):
             raise InvalidInputError(f"cannot begin a transaction: journal={journal!r}, expected a path")
         self._journal = None if journal is None else text_of(os.fspath(journal), "journal")
         mode = isolation == "serializable", self._journal
-        # Distinguishes its provisional row ids from those of other transactions. Those of a journal are the same after a crash.
-        self._mark = next(_MARKS) % (1 << 22) << _INDEX_BITS if journal is None else 0
+        self._mark = Mark(self._journal)
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
         # A journal may continue a transaction that began with another schema.
         self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
@@ -106,7 +98,7 @@ class Transaction(SchemaChanges):
         final row ids are in `receipt`.
         """
         # Another thread may append between two slices.
-        return self._outward(_ids_of(self.append_runs(columns, validate)))
+        return self._mark.outward(_ids_of(self.append_runs(columns, validate)))
 
     def append_runs(self, columns: Mapping[str, Any], validate: str) -> list[tuple[int, int]]:
         """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length."""
@@ -139,7 +131,7 @@ class Transaction(SchemaChanges):
         >>> ds["label"][:2].tolist(), ds[2]["label"], ds["year"][:].tolist()
         ([0, 1], None, [2001, 2002, 2003])
         """
-        ids = self._inward(row_ids)
+        ids = self._mark.inward(row_ids)
         ready, samples = inputs.ready(self._schema, columns, "update")
         if not ready or samples != len(ids):
             raise InvalidInputError(
@@ -148,7 +140,7 @@ class Transaction(SchemaChanges):
                 hint="give at least one column, and one value for each row id",
             )
         for start, end in self._parts(ready, samples):
-            with self._failing(start > 0):
+            with self._failing(start > 0), self._mark.in_errors():
                 rows = inputs.last(self._schema, ready, ids[start:end])
                 if rows is None:
                     self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
@@ -183,9 +175,9 @@ class Transaction(SchemaChanges):
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
         ids = []
         for start, end in self._parts(ready, samples):
-            with self._failing(start > 0):
+            with self._failing(start > 0), self._mark.in_errors():
                 ids.append(self._core.upsert(key, inputs.prepared(self._schema, ready, start, end, "upsert"), validate, start))
-        return self._outward(np.concatenate(ids)) if ids else np.empty(0, np.int64)
+        return self._mark.outward(np.concatenate(ids)) if ids else np.empty(0, np.int64)
 
     def delete(self, *, row_ids: npt.ArrayLike | None = None, where: str | None = None) -> int:
         """Delete samples by row id, or those for which an SQL condition is true. Returns how many. Later snapshots do not have them;
@@ -213,12 +205,14 @@ class Transaction(SchemaChanges):
         if (row_ids is None) == (where is None):
             raise InvalidInputError("cannot delete: expected either row_ids or where")
         if where is None:
-            ids = self._inward(row_ids)
+            ids = self._mark.inward(row_ids)
         else:
             from penstock.query import predicate
 
-            ids = predicate.matching(self._view(), where, "delete", lambda columns: self._core.note_read(columns, None))
-        self._core.delete(ids)
+            read = lambda columns: self._core.note_read(columns, None)  # noqa: E731
+            ids = self._mark.inward(predicate.matching(self._view(), where, "delete", read, self._mark.sql()))
+        with self._mark.in_errors():
+            self._core.delete(ids)
         return len(np.unique(ids))
 
     def add(self, stages: Stage | Iterable[Stage]) -> npt.NDArray[np.int64]:
@@ -245,12 +239,13 @@ class Transaction(SchemaChanges):
         for stage in listed:
             if not isinstance(stage, Stage) or not isinstance(stage._data, bytes):
                 raise InvalidInputError(f"cannot add a {type(stage).__name__}: expected what ds.stage returns")
-        return self._outward(_ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs))
+        return self._mark.outward(_ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs))
 
     def overwrite(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
         """Delete all samples that this transaction sees, and append these ones. Returns provisional row ids, as `append` does.
 
-        If another commit appends, changes or deletes any sample in the meantime, the commit is a ConflictError. Earlier snapshots keep the samples.
+        If another commit changes or deletes any of these samples in the meantime, or appends any, the commit is a ConflictError. (With
+        `isolation="snapshot"`, samples that it appends remain.) Earlier snapshots keep the samples. Memory: 8 bytes per deleted sample.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://overwrite", {"n": "int32"})
@@ -264,10 +259,15 @@ class Transaction(SchemaChanges):
             raise InvalidInputError("cannot overwrite: this transaction has a journal", hint="use a transaction without `journal=`")
         self._core.note_read(list(self._schema), None)
         scanned = self._view().scan(["_row_id"], batch_size=1 << 16)
-        before = [batch.column("_row_id").to_numpy().astype(np.int64, copy=False) for batch in scanned]
-        new = self.append(columns, validate=validate)  # If a value is refused, nothing has been deleted.
-        for ids in before:
-            self._core.delete(ids)
+        before = np.concatenate([np.empty(0, np.int64), *(batch.column("_row_id").to_numpy() for batch in scanned)])
+        samples = self._core.samples()
+        try:
+            new = self.append(columns, validate=validate)  # If a value is refused, nothing has been deleted.
+            self._core.delete(before)
+        except BaseException as error:
+            if self._core.samples() != samples:  # Also after Ctrl-C.
+                self._failed = error
+            raise
         return new
 
     def take(
@@ -286,12 +286,13 @@ class Transaction(SchemaChanges):
         ...     print(tx.take(ids)["n"])
         [ 1 12 13]
         """
-        ids = self._inward(row_ids)
+        ids = self._mark.inward(row_ids)
         # A missing sample is also something that was read.
         self._core.note_read(self._stored(columns), ids)
-        batch = self._view().take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
+        with self._mark.in_errors():
+            batch = self._view().take(row_ids=ids, columns=columns, decode=decode, on_corrupt=on_corrupt)
         if "_row_id" in batch:
-            batch["_row_id"] = self._outward(batch["_row_id"])
+            batch["_row_id"] = self._mark.outward(batch["_row_id"])
         return batch
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
@@ -300,36 +301,8 @@ class Transaction(SchemaChanges):
         If another commit appends or deletes samples, or changes these columns, in the meantime, the commit is a ConflictError.
         """
         self._core.note_read(self._stored(columns), None)
-        return map(self._with_row_ids, self._view().scan(columns, batch_size=batch_size))
-
-    def _with_row_ids(self, batch: Any) -> Any:
-        """Convert the row ids of a record batch."""
-        at = batch.schema.get_field_index("_row_id")
-        if at < 0:
-            return batch
-        import pyarrow as pa
-
-        return batch.set_column(at, batch.schema.field(at), pa.array(self._outward(batch.column(at).to_numpy())))
-
-    def _outward(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Mark provisional row ids, which are negative, with this transaction."""
-        return np.where(ids < _EXISTING, ids | self._mark, ids) if self._mark else ids
-
-    def _inward(self, row_ids: Any) -> npt.NDArray[np.int64]:
-        """Return row ids without this transaction's mark. Raises: NotFoundError for a provisional row id of another transaction."""
-        ids = row_ids_of(row_ids)
-        provisional = ids < _EXISTING
-        if not provisional.any():
-            return ids
-        other = provisional & (ids & _MARK_BITS != self._mark)
-        if other.any():
-            wrong = int(ids[np.argmax(other)])
-            raise NotFoundError(
-                f"cannot find row id {wrong}: it is a provisional row id of another transaction",
-                code="row-id-not-found",
-                hint="after a commit, its receipt has the final row ids",
-            )
-        return np.where(provisional, ids & ~np.int64(_MARK_BITS), ids)
+        scanned = self._view().scan(columns, batch_size=batch_size)
+        return (self._mark.batch(batch) for batch in scanned)
 
     def _stored(self, columns: Sequence[str] | None) -> list[str]:
         """Return the columns that a read needs."""

@@ -111,7 +111,7 @@ def test_a_value_cannot_use_the_transaction_that_reads_it_through_another_value(
 
 @pytest.mark.local
 def test_an_append_that_was_interrupted_before_its_commit_adds_nothing(tmp_path):
-    """The core looks for signals between the encoding of images and the commit."""
+    """The core looks for signals once all files are written."""
     handler = signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
 
     try:

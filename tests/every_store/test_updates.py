@@ -1,5 +1,6 @@
 """Test updates and deletions on every store: what readers see, conflicts, writers that race, and kill -9."""
 
+import gc
 import multiprocessing
 import random
 
@@ -242,6 +243,26 @@ def test_a_refused_overwrite_deletes_nothing(root):
     assert newest(ps.open(root), 2)["n"][:].tolist() == [8, 90]
 
 
+@pytest.mark.local
+def test_an_interrupted_overwrite_is_not_committed(tmp_path):
+    """Ctrl-C may come between the new samples and the deletions."""
+    ds, _ = numbers(tmp_path / "set", 5)
+    tx = ds.transaction()
+
+    class Interrupted:
+        def __getattr__(self, name):
+            if name == "delete":
+                raise KeyboardInterrupt
+            return getattr(core, name)
+
+    core, tx._core = tx._core, Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        tx.overwrite({"n": [8, 9]})
+    with pytest.raises(ps.ClosedError, match="an earlier change failed"):
+        tx.commit()
+    assert len(ds.refresh()) == 5
+
+
 def test_provisional_row_ids_belong_to_one_transaction(root):
     ds, _ = numbers(root, 2)
     one, other = ds.transaction(), ds.transaction()
@@ -252,13 +273,33 @@ def test_provisional_row_ids_belong_to_one_transaction(root):
             refused()
     with pytest.raises(ps.NotFoundError, match="cannot find row id -5"):
         other.update({"n": [1]}, row_ids=[-5])
+    assert other.append({"n": []}).tolist() == [] and len(other) == 3
+    gone = other.append({"n": [7, 8]})
+    assert other.delete(where=f"_row_id = {gone[1]}") == 1 and other.delete(where="n = 7") == 1
+    with pytest.raises(ps.NotFoundError, match=f"row id {gone[0]}: its sample was deleted") as caught:
+        other.take(gone)
+    assert caught.value.row_ids == gone[:1].tolist()
     taken = other.take([0, *theirs], columns=["_row_id", "n"])
-    scanned = [row_id for batch in other.scan(["_row_id"]) for row_id in batch.column("_row_id").to_pylist()]
+    scanned = [row_id for batch in other.scan(["n", "_row_id", "_row_id"]) for row_id in batch.column(2).to_pylist()]
     assert taken["_row_id"].tolist() == [0, theirs[0]] and taken["n"].tolist() == [0, 200] and scanned == [0, 1, theirs[0]]
     keys = other.upsert({"n": [200, 300]}, key="n")
     other.update({"t": ["seen", "new"]}, row_ids=keys)
-    assert keys[0] == theirs[0] and other.commit().row_ids.tolist() == [2, 3]
+    assert keys[0] == theirs[0] and other.commit().row_ids.tolist() == [2, 3, 4, 5]
     assert newest(ps.open(root), 4)["t"][2:] == ["seen", "new"]
+
+
+@pytest.mark.local
+def test_provisional_row_ids_of_a_journal_are_the_same_after_a_crash(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    one, other = (ds.transaction(journal=tmp_path / name) for name in ("a", "b"))
+    ours, theirs = one.append({"n": [1]}), other.append({"n": [2]})
+    with pytest.raises(ps.NotFoundError, match="of another transaction"):
+        one.delete(row_ids=theirs)
+    del one  # As a crash would.
+    gc.collect()  # The error above refers to it.
+    with ds.transaction(journal=tmp_path / "a") as tx:
+        tx.update({"n": [10]}, row_ids=ours)
+    assert ds["n"][:].tolist() == [10]
 
 
 def test_a_conflict_names_the_commit_the_column_and_the_samples(root):

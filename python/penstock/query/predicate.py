@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from penstock.view import View
 
 
-def matching(view: View, where: str, doing: str, read: Callable[[list[str]], None]) -> npt.NDArray[np.int64]:
-    """Return the row ids of the samples for which `where` is true. `read` gets the names of the columns that are read.
+def matching(view: View, where: str, doing: str, read: Callable[[list[str]], None], row_id: str) -> npt.NDArray[np.int64]:
+    """Return the row ids of the samples for which `where` is true. `read` gets the names of the columns that are read. `row_id` is an
+    SQL expression for row ids, both in `where` and in the result.
 
     Cost: scans these columns.
     """
@@ -37,7 +38,8 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
         columns = _columns(connection, view, where, doing)
         read(columns)
         names = ["_row_id", *columns]
-        connection.register("samples", _without_halves(arrow.reader(view, names, 1 << 16)))
+        connection.register("stored", _without_halves(arrow.reader(view, names, 1 << 16)))
+        connection.execute(f"CREATE TEMP VIEW samples AS SELECT * REPLACE ({row_id} AS _row_id) FROM stored")
         [(kind,)] = connection.execute(f"SELECT column_type FROM (DESCRIBE SELECT ({where}\n) FROM samples)").fetchall()
         if kind != "BOOLEAN":
             raise InvalidInputError(

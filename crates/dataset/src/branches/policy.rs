@@ -45,7 +45,13 @@ impl Policies {
             Ok(spec) => Ok(spec.id),
             Err(error) => theirs()?.column(name).map(|spec| spec.id).map_err(|_| error),
         };
-        let ids = self.columns.iter().map(|(name, policy)| Ok((id_of(name)?, *policy))).collect::<Result<_>>()?;
+        let mut ids = HashMap::new();
+        for (name, policy) in &self.columns {
+            if ids.insert(id_of(name)?, *policy).is_some_and(|other| other != *policy) {
+                let text = format!("cannot merge: on_conflict has two policies for column `{name}`, under both of its names");
+                return Err(Error::new("invalid-argument", text).column(name).hint("name the column as this branch does"));
+            }
+        }
         Ok(Policies { ids, ..self.clone() })
     }
 

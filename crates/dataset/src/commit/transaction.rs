@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use penstock_error::{Error, Result};
 use penstock_format::files::FileRef;
@@ -79,7 +80,11 @@ pub struct Transaction {
     pub(super) unkept: ReadSet,
     /// A local file with the changes so far.
     pub(super) journal: Option<Kept>,
+    began: Instant,
 }
+
+/// Nobody presses Ctrl-C to end a transaction that takes less time.
+const SOON: Duration = Duration::from_millis(5);
 
 /// Whether a transaction's reads count when it is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +133,7 @@ impl Transaction {
             gc_epoch,
             unkept: ReadSet::default(),
             journal: None,
+            began: Instant::now(),
         })
     }
 
@@ -325,6 +331,10 @@ impl Transaction {
             theirs: Theirs::default(),
             may_exist: self.journal.is_some(),
         };
+        // A look at the signals needs the GIL, so a quick transaction does without.
+        if self.began.elapsed() > SOON && process::interrupted() {
+            return Err(self.with_journal(Error::new("interrupted", "interrupted before the commit")));
+        }
         self.journal.as_mut().map_or(Ok(()), Kept::will_commit)?;
         let snapshot = match drive::commit(&self.home, &self.base, &mut self.puts, &self.keys, proposal) {
             Err(error) if error.code() == "commit-state-unknown" => {

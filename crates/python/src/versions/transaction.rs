@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{Input, Isolation, Receipt, Validate, check_texts, generation};
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::stage::Stage;
-use penstock_storage::{Options, process};
+use penstock_storage::Options;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -36,9 +35,6 @@ fn committed((receipt, snapshot): (Receipt, penstock_dataset::Snapshot), options
     (receipt.snapshot.to_string(), receipt.first_row_id, receipt.samples, snapshot)
 }
 
-/// Nobody presses Ctrl-C to end an append that takes less time.
-const SOON: Duration = Duration::from_millis(20);
-
 /// Append samples to a snapshot as one commit, without the GIL from its beginning to its end. `columns` maps names to prepared values (see
 /// `input`).
 #[pyfunction]
@@ -50,15 +46,11 @@ pub fn append(
     columns: &Bound<'_, PyDict>,
     validate: &str,
 ) -> PyResult<Committed> {
-    let (properties, began) = ("{}", Instant::now());
+    let properties = "{}";
     let append = |inputs, validate| {
         check_texts(message, author, properties)?;
         let mut transaction = penstock_dataset::Transaction::begin(snapshot.inner.clone(), Isolation::Serializable)?;
         transaction.append(inputs, validate)?;
-        // Only a long append is worth the GIL that a look at the signals needs.
-        if began.elapsed() > SOON && process::interrupted() {
-            return Err(Error::new("interrupted", "interrupted before the commit"));
-        }
         transaction.commit(message, author, properties)
     };
     // No caller has this transaction, so a value cannot use it while it is read.
