@@ -239,7 +239,7 @@ class Dataset(Versions):
     def stage(self, columns: Mapping[str, Any], *, validate: str = "header") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.
 
-        `columns` and errors are as for `append`. When this returns, the files are durable. They are not part of any snapshot.
+        `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape are refused. When this returns, the files are durable. They are not part of any snapshot.
         Cost: as for `append`, without the commit. The stage is picklable, and has a few hundred bytes.
 
         >>> import penstock as ps

@@ -174,6 +174,16 @@ def test_what_is_not_a_stage_of_this_dataset_is_refused(root):
 
 
 @pytest.mark.local
+def test_samples_without_any_value_are_not_staged(root):
+    """Nulls of a tiled column of fixed shape have no file, by which the stage would be known."""
+    ds = ps.create(root, {"n": "int64", "volume": ps.Tensor((2, 3), "uint8", tile=(1, 2))})
+    with pytest.raises(ps.InvalidInputError, match="cannot stage samples whose values are all null"):
+        ds.stage({"volume": [None, None]})
+    with ds.transaction() as tx:
+        tx.add([ds.stage({"n": [None, None]}), ds.stage({"volume": []}), ds.stage({"volume": [None], "n": [1]})])
+    assert newest(ps.open(root), 3)["n"][:].tolist() == [None, None, 1]
+
+
 def test_a_stage_whose_files_are_gone_is_refused(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     stage = ds.stage({"n": range(100)})

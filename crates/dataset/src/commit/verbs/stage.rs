@@ -44,6 +44,10 @@ impl Transaction {
     pub fn into_stage(mut self) -> Result<Stage> {
         self.check_open()?;
         self.close_fragment()?;
+        // A stage is known by its data files, and a fragment of nulls has none.
+        if self.writer.fragments.iter().any(|fragment| fragment.files.is_empty()) {
+            return Err(Error::new("invalid-argument", "cannot stage samples whose values are all null").hint("append them instead"));
+        }
         self.writer.store_small()?;
         self.sync()?;
         self.state = State::Closed;
