@@ -9,29 +9,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import secrets
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.changes.inputs import Ids
 from penstock.errors import Error, NotFoundError
 from penstock.view import row_ids_of
-
-Ids = npt.NDArray[np.int64]
 
 _EXISTING = -(1 << 62)
 _INDEX_BITS, _MARKS = 40, 1 << 22
 _MARK_BITS = (_MARKS - 1) << _INDEX_BITS
-_counts = itertools.count()
+_counts: itertools.count[int]
 
 
 def _restart() -> None:
     """Begin at another mark than other processes, also after a fork."""
     global _counts
-    _counts = itertools.count(secrets.randbelow(_MARKS))
+    _counts = itertools.count(int.from_bytes(os.urandom(4)))
 
 
 _restart()

@@ -333,7 +333,7 @@ impl Transaction {
         };
         // A look at the signals needs the GIL, so a quick transaction does without.
         if self.began.elapsed() > SOON && process::interrupted() {
-            return Err(self.with_journal(Error::new("interrupted", "interrupted before the commit")));
+            return Err(Error::new("interrupted", "interrupted before the commit"));
         }
         self.journal.as_mut().map_or(Ok(()), Kept::will_commit)?;
         let snapshot = match drive::commit(&self.home, &self.base, &mut self.puts, &self.keys, proposal) {

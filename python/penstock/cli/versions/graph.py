@@ -40,11 +40,11 @@ def lanes(commits: Iterable[Commit]) -> list[Drawing]:
 
 def _joints(count: int, at: int, others: Sequence[int], mark: str) -> str:
     """Draw `count` lanes, of which some meet lane `at`."""
+    if not others:
+        return ""
     row = list(" ".join("|" * count))
     for lane in others:
         row[2 * lane - 1 : 2 * lane + 1] = mark, " "
-    if not others:
-        return ""
     # Lanes in between are crossed.
     for place in range(2 * at + 1, 2 * max(others) - 1):
         row[place] = "_" if row[place] == " " else row[place]
