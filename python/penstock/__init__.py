@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from penstock.loader.order import Replacement, Window
     from penstock.ragged import Ragged
     from penstock.transaction import Receipt, Transaction
-    from penstock.view import Column, View
+    from penstock.views.column import Column
+    from penstock.views.view import View
 
 __all__ = [
     "AlreadyExistsError",
@@ -127,7 +128,8 @@ _NAMES = {
     "penstock.loader.mixture": "Mix mix",
     "penstock.loader.order": "Replacement Window",
     "penstock.ragged": "Ragged",
-    "penstock.view": "Column View",
+    "penstock.views.column": "Column",
+    "penstock.views.view": "View",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 # Leaf modules: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow, so `from penstock import *` leaves them out.

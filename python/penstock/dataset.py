@@ -12,7 +12,7 @@ from penstock.changes import backfill, inputs
 from penstock.changes.checks import text_of
 from penstock.changes.stage import Stage
 from penstock.errors import InvalidInputError
-from penstock.history.versions import Versions, author_of
+from penstock.history.versions import Versions, Which, author_of, snapshot_id_of
 from penstock.schema import from_json, to_json
 from penstock.transaction import Receipt, Transaction, receipt_of
 from penstock.values.checks import is_utf8
@@ -78,17 +78,19 @@ def open(
     uri: str | os.PathLike[str],
     *,
     branch: str = "main",
-    snapshot: str | None = None,
+    snapshot: Which | None = None,
     tag: str | None = None,
     as_of: datetime.datetime | str | None = None,
     io: str = "auto",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset at the newest snapshot of a branch, or at a snapshot given by its id, by a tag, or by a time.
+    """Open a dataset at the newest snapshot of a branch, or at a given snapshot, tag or time.
 
-    A commit of a handle at an older snapshot follows the newest commit of its branch, and moves the handle there. If the branch was reset in
-    the meantime, refresh the handle first. A loader, a view and other
-    handles stay where they are.
+    A commit of a handle whose branch has newer commits follows these, and moves the handle there. If the branch was reset in
+    the meantime, refresh the handle first. A loader, a view and other handles stay where they are. A handle that was opened at a snapshot, tag or
+    time refuses to append until `refresh()` has moved it to the newest snapshot. A transaction may begin at any snapshot.
+
+    `snapshot` is an id, or a beginning of it with the number (`0-12` or `0-12-9f3a`), or what has one: a receipt, a commit of `log()`, or a view.
 
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
     "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC.
@@ -109,8 +111,7 @@ def open(
     doubling of the number of commits. Raises: NotFoundError (dataset-not-found, snapshot-not-found, name-not-found, branch-not-found), CorruptError (log-incomplete,
     copy-incomplete), UnsupportedError (unknown-feature).
     """
-    if snapshot is not None and not isinstance(snapshot, str):
-        raise InvalidInputError(f"cannot open snapshot {snapshot!r}: expected a str", hint="use an id from ds.snapshot or ds.log()")
+    snapshot = None if snapshot is None else snapshot_id_of(snapshot, "open")
     if sum(given is not None for given in (snapshot, tag, as_of)) > 1:
         raise InvalidInputError(f"cannot open `{uri}`: expected only one of snapshot, tag and as_of")
     if text_of(branch, "branch", "open a dataset") != "main" and (snapshot is not None or tag is not None):
@@ -120,7 +121,9 @@ def open(
     if tag is not None:
         text_of(tag, "tag", "open a dataset")
     options, access = _options(storage_options), text_of(io, "io", "open a dataset")
-    return Dataset(_core.open(_uri(uri), snapshot, options, access, tag=tag, branch=(branch, _microseconds(as_of))))
+    opened = Dataset(_core.open(_uri(uri), snapshot, options, access, tag=tag, branch=(branch, _microseconds(as_of))))
+    opened._fixed = any(given is not None for given in (snapshot, tag, as_of))
+    return opened
 
 
 def _microseconds(time: datetime.datetime | str | None) -> int | None:
@@ -173,6 +176,7 @@ class Dataset(Versions):
     def refresh(self) -> Dataset:
         """Move to the newest snapshot and return self. Costs at most as much as `open`."""
         self._move(self._snapshot.refresh())
+        self._fixed = False
         return self
 
     def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
@@ -189,6 +193,11 @@ class Dataset(Versions):
         >>> ds.append({"year": [1999, None]}).row_ids.tolist()
         [0, 1]
         """
+        if self._fixed:  # The user may expect that the samples follow those of this snapshot.
+            raise InvalidInputError(
+                f"cannot append: this handle was opened at snapshot {self.snapshot}",
+                hint='call ds.refresh() to move to the newest snapshot, or ds.create_branch("name") to append to this one',
+            )
         snapshot = self._snapshot
         schema = from_json(snapshot.columns)
         ready, samples = inputs.ready(schema, columns, "append to")
@@ -322,8 +331,10 @@ class Dataset(Versions):
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, arguments = super().__reduce__()
-        return (_reopen_dataset, arguments[:3])
+        return (_reopen_dataset, (*arguments[:3], self._fixed))
 
 
-def _reopen_dataset(uri: str, snapshot: str, options: tuple[list[tuple[str, str]], str]) -> Dataset:
-    return Dataset(_core.open(uri, snapshot, *options))
+def _reopen_dataset(uri: str, snapshot: str, options: tuple[list[tuple[str, str]], str], fixed: bool) -> Dataset:
+    opened = Dataset(_core.open(uri, snapshot, *options))
+    opened._fixed = fixed
+    return opened

@@ -19,7 +19,8 @@ import torch
 from penstock.errors import InvalidInputError
 from penstock.loadable import LastBatch
 from penstock.ragged import Ragged
-from penstock.view import Batch, Sample, View, unwrap
+from penstock.views.sample import Sample, unwrap
+from penstock.views.view import Batch, View
 
 
 class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]

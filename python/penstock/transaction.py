@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,15 +13,19 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes import inputs
+from penstock.changes.call import Calls
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.provisional import Mark
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
 from penstock.errors import ClosedError, Error, InvalidInputError
 from penstock.schema import Schema, from_json
-from penstock.view import View, _names
+from penstock.views.keys import names_of
+from penstock.views.view import View
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from penstock.dataset import Dataset
 
 
@@ -40,7 +43,8 @@ class Transaction(SchemaChanges):
     Other commits may be made in the meantime. The transaction is then committed after them. It is a ConflictError if one of them changed
     a value that this transaction read or changed, or deleted one of its samples; nothing is committed. With `isolation="snapshot"`,
     values that were only read do not count. After a ConflictError, refresh the handle and run the transaction again. After any other error
-    of a call, the transaction is unchanged and continues, unless parts of a large input had been written: then `commit` refuses.
+    of a call, the transaction is unchanged and continues, unless parts of a large input had been written: then `commit` refuses. It also
+    refuses after Ctrl-C in a call, and while another thread is in one. After Ctrl-C in `commit`, look for the commit in the dataset's log.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://transaction", {"text": ps.Text()})
@@ -71,12 +75,12 @@ class Transaction(SchemaChanges):
             raise InvalidInputError(f"cannot begin a transaction: journal={journal!r}, expected a path")
         self._journal = None if journal is None else text_of(os.fspath(journal), "journal")
         mode = isolation == "serializable", self._journal
-        self._mark = Mark(self._journal)
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
+        self._mark = Mark(self._core.journal_mark())
         # A journal may continue a transaction that began with another schema.
         self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
         self._receipt: Receipt | None = None
-        self._failed: BaseException | None = None
+        self._calls = Calls()
         self._aborted = False
 
     @property
@@ -108,9 +112,10 @@ class Transaction(SchemaChanges):
     def append_parts(self, ready: Mapping[str, Any], parts: Iterable[tuple[int, int]], validate: str) -> list[tuple[int, int]]:
         """Add these parts of columns that can be sliced. Returns runs of provisional row ids, as `append_runs` does."""
         runs = []
-        for start, end in parts:
-            with self._failing(start > 0):
+        with self._calls.begin() as call:
+            for start, end in parts:
                 runs.append((self.append_slice(ready, start, end, validate), end - start))
+                call.changed = True
         return runs
 
     def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None:
@@ -139,18 +144,24 @@ class Transaction(SchemaChanges):
                 code="column-lengths-differ",
                 hint="give at least one column, and one value for each row id",
             )
-        for start, end in self._parts(ready, samples):
-            with self._failing(start > 0), self._mark.in_errors():
-                rows = inputs.last(self._schema, ready, ids[start:end])
-                if rows is None:
-                    self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
-                    continue
-                columns = {name: values[start:end][rows] for name, values in ready.items()}
-                try:
-                    self._core.update(ids[start:end][rows], inputs.prepared(self._schema, columns, 0, len(rows), "update"), validate, 0)
-                except Error as error:
-                    error.rows = [start + int(rows[row]) for row in error.rows]
-                    raise
+        parts = self._parts(ready, samples)
+        with self._calls.begin() as call, self._mark.in_errors():
+            for start, end in parts:
+                self._update_part(ids, ready, (start, end), validate)
+                call.changed = True
+
+    def _update_part(self, ids: npt.NDArray[np.int64], ready: Mapping[str, Any], part: tuple[int, int], validate: str) -> None:
+        start, end = part
+        rows = inputs.last(self._schema, ready, ids[start:end])
+        if rows is None:
+            self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
+            return
+        columns = {name: values[start:end][rows] for name, values in ready.items()}
+        try:
+            self._core.update(ids[start:end][rows], inputs.prepared(self._schema, columns, 0, len(rows), "update"), validate, 0)
+        except Error as error:
+            error.rows = [start + int(rows[row]) for row in error.rows]
+            raise
 
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
         """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.
@@ -173,10 +184,11 @@ class Transaction(SchemaChanges):
         ready, samples = inputs.ready(self._schema, columns, "upsert")
         if text_of(key, "key", "upsert") not in ready:
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
-        ids = []
-        for start, end in self._parts(ready, samples):
-            with self._failing(start > 0), self._mark.in_errors():
+        ids, parts = [], self._parts(ready, samples)
+        with self._calls.begin() as call, self._mark.in_errors():
+            for start, end in parts:
                 ids.append(self._core.upsert(key, inputs.prepared(self._schema, ready, start, end, "upsert"), validate, start))
+                call.changed = True
         return self._mark.outward(np.concatenate(ids)) if ids else np.empty(0, np.int64)
 
     def delete(self, *, row_ids: npt.ArrayLike | None = None, where: str | None = None) -> int:
@@ -211,7 +223,7 @@ class Transaction(SchemaChanges):
 
             read = lambda columns: self._core.note_read(columns, None)  # noqa: E731
             ids = self._mark.inward(predicate.matching(self._view(), where, "delete", read, self._mark.sql()))
-        with self._mark.in_errors():
+        with self._calls.begin(), self._mark.in_errors():
             self._core.delete(ids)
         return len(np.unique(ids))
 
@@ -239,7 +251,9 @@ class Transaction(SchemaChanges):
         for stage in listed:
             if not isinstance(stage, Stage) or not isinstance(stage._data, bytes):
                 raise InvalidInputError(f"cannot add a {type(stage).__name__}: expected what ds.stage returns")
-        return self._mark.outward(_ids_of(run for runs in self._core.add([stage._data for stage in listed]) for run in runs))
+        with self._calls.begin():
+            added = self._core.add([stage._data for stage in listed])
+        return self._mark.outward(_ids_of(run for runs in added for run in runs))
 
     def overwrite(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
         """Delete all samples that this transaction sees, and append these ones. Returns provisional row ids, as `append` does.
@@ -260,14 +274,10 @@ class Transaction(SchemaChanges):
         self._core.note_read(list(self._schema), None)
         scanned = self._view().scan(["_row_id"], batch_size=1 << 16)
         before = np.concatenate([np.empty(0, np.int64), *(batch.column("_row_id").to_numpy() for batch in scanned)])
-        samples = self._core.samples()
-        try:
+        with self._calls.begin() as call:
             new = self.append(columns, validate=validate)  # If a value is refused, nothing has been deleted.
+            call.changed = True
             self._core.delete(before)
-        except BaseException as error:
-            if self._core.samples() != samples:  # Also after Ctrl-C.
-                self._failed = error
-            raise
         return new
 
     def take(
@@ -295,18 +305,18 @@ class Transaction(SchemaChanges):
             batch["_row_id"] = self._mark.outward(batch["_row_id"])
         return batch
 
-    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> Iterator[Any]:
+    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> pa.RecordBatchReader:
         """Read all samples as this transaction sees them, as record batches. See `Dataset.scan`.
 
         If another commit appends or deletes samples, or changes these columns, in the meantime, the commit is a ConflictError.
         """
         self._core.note_read(self._stored(columns), None)
         scanned = self._view().scan(columns, batch_size=batch_size)
-        return (self._mark.batch(batch) for batch in scanned)
+        return type(scanned).from_batches(scanned.schema, self._mark.batches(scanned))
 
     def _stored(self, columns: Sequence[str] | None) -> list[str]:
         """Return the columns that a read needs."""
-        return list(self._schema) if columns is None else [name for name in _names(columns) or [] if name in self._schema]
+        return list(self._schema) if columns is None else [name for name in names_of(columns) or [] if name in self._schema]
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column in code order, with those that this transaction added."""
@@ -337,16 +347,6 @@ class Transaction(SchemaChanges):
             )
         return parts
 
-    @contextlib.contextmanager
-    def _failing(self, begun: bool) -> Iterator[None]:
-        """If an error occurs after earlier slices were written, the transaction can no longer be committed."""
-        try:
-            yield
-        except BaseException as error:
-            if begun:
-                self._failed = error
-            raise
-
     def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> int:
         """Append rows start…end of columns that can be sliced. One call to the core appends either all of these rows or none.
 
@@ -356,11 +356,12 @@ class Transaction(SchemaChanges):
 
     def commit(self) -> Receipt:
         """Commit now and move the dataset handle to the new snapshot. Cost on a local disk: two syncs for up to 2 KiB, else four."""
-        if self._failed is not None:
-            self._core.abort(True)
-            raise ClosedError(
-                f"cannot commit: an earlier change failed ({self._failed})", hint="begin another transaction; nothing was committed"
-            )
+        try:
+            self._calls.close()
+        except ClosedError:
+            if self._calls.failed is not None:
+                self._core.abort(True)
+            raise
         self._receipt, snapshot = receipt_of(self._core.commit(self._message, self._author, self._properties))
         self._dataset._move(snapshot)
         return self._receipt

@@ -63,8 +63,11 @@ class Refused(Exception):
     pass
 
 
-def three_way(base, ours, theirs, fragments, policy):
-    """Merge states cell by cell. `fragments` are groups of samples that were appended together. Raises Refused for a conflict."""
+def three_way(base, ours, theirs, fragments, policy, known):
+    """Merge states cell by cell. `fragments` are groups of samples that were appended together. Raises Refused for a conflict.
+
+    `known` are the samples, deleted ones included, that a common ancestor has.
+    """
     merged, refused, revived = ours.copy(), [], set()
     differs = lambda one, other, row, name: one.cell(row, name) != other.cell(row, name)  # noqa: E731
     for name in base.columns:
@@ -88,7 +91,8 @@ def three_way(base, ours, theirs, fragments, policy):
         elif chosen == {"theirs"}:
             (revived if row in ours.physical else added).add(row)
     for fragment in fragments:
-        if added & set(fragment) and not set(fragment) & set(ours.physical) and set(fragment) <= set(theirs.physical):
+        gone = not (added | known | theirs.alive) & set(fragment)  # It may be a stage, so it is not forgotten.
+        if (gone or added & set(fragment)) and not set(fragment) & set(ours.physical) and set(fragment) <= set(theirs.physical):
             merged.cells.update({row: dict(theirs.cells[row]) for row in fragment})
             merged.alive |= added & set(fragment)
     # The new fragments follow in their order in `theirs`.
@@ -271,7 +275,8 @@ class Program:
             if not pick and ours in bases and given is not ours:
                 state = given.state.copy()
             else:
-                states = [three_way(base.state, ours.state, given.state, self.fragments, policy) for base in bases]
+                known = {row for base in bases for row in base.state.physical}
+                states = [three_way(base.state, ours.state, given.state, self.fragments, policy, known) for base in bases]
                 state = states[0]
                 if any(set(other.columns) != set(state.columns) for other in states):
                     raise Refused([(row, "columns") for row in ours.state.physical])
@@ -330,7 +335,7 @@ class Program:
         for name in state.columns:
             words = ds.vocabulary(name) if name.startswith(("label", "word")) else None
             for place, row in enumerate(order):
-                found = batch[name][place] if isinstance(batch[name], list) else ps.view.unwrap(batch[name], place)
+                found = batch[name][place] if isinstance(batch[name], list) else ps.views.view.unwrap(batch[name], place)
                 if words and found is not None:
                     found = words[int(found)]
                 found = self.plain(found) if isinstance(found, np.ndarray) else found

@@ -66,7 +66,7 @@ def test_a_deleted_branch_takes_no_commits(root):
     ds = ps.create(root, {"n": "int32"})
     exp, stale = ds.create_branch("exp"), None
     exp.append({"n": [1]})
-    stale = ps.open(root, snapshot=exp.snapshot)
+    stale = ps.open(root, branch="exp")
     with pytest.raises(ps.NotFoundError, match="was deleted"), stale.transaction() as tx:
         tx.append({"n": [2]})
         ds.delete_branch("exp")
@@ -528,20 +528,27 @@ def test_a_merge_does_not_bring_back_values_that_a_shared_overlay_replaced(root)
     assert branch.take(row_ids=[row_ids[6]])["x"][0] == expected == 10 and not branch.verify()["problems"]
 
 
+@pytest.mark.parametrize("also", ["nothing", "renamed", "replaced"])
 @pytest.mark.parametrize("dropper", ["ours", "theirs"])
-def test_the_policy_of_a_dropped_column_can_be_given_by_its_name(root, dropper):
+def test_the_policy_of_a_dropped_column_can_be_given_by_its_name(root, dropper, also):
     ds = ps.create(root, {"n": "int32", "t": ps.Text()})
     ids = ds.append({"n": [1, 2], "t": ["a", "b"]}).row_ids
     branch = ds.create_branch("exp")
     one, other = (ds, branch) if dropper == "ours" else (branch, ds)
     with one.transaction() as tx:
         tx.drop_column("t", force=True)
+        if also == "replaced":
+            tx.add_column("t", "int8")
     with other.transaction() as tx:
         tx.update({"t": ["x"]}, row_ids=ids[:1])
+        if also == "renamed":
+            tx.rename_column("t", "text")
     with pytest.raises(ps.ConflictError, match="dropped column `t`") as caught:
         ds.merge(branch.snapshot)
     assert f'on_conflict="{dropper}"' in caught.value.hint
     with pytest.raises(ps.NotFoundError, match="no such column"):
         ds.merge(branch.snapshot, on_conflict={"gone": "ours"})
+    with pytest.raises(ps.ConflictError, match="dropped column `t`"):
+        ds.merge(branch.snapshot, on_conflict={"*": dropper, "t": "fail"})
     ds.merge(branch.snapshot, on_conflict={"t": dropper})
-    assert list(newest(ps.open(root), 2).schema) == ["n"]
+    assert list(newest(ps.open(root), 2).schema) == (["n", "t"] if also == "replaced" else ["n"])

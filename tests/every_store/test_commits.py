@@ -28,10 +28,14 @@ def test_time_travel_and_log(root):
     for receipt, count in zip(receipts, (3, 3, 8), strict=True):
         then = ps.open(root, snapshot=receipt.snapshot)
         assert len(then) == count and then.snapshot == receipt.snapshot
-    old = ps.open(root, snapshot=receipts[0].snapshot)
-    assert old.append({"n": [9]}).row_ids.tolist() == [8], "a stale handle rebases"
+    old = ps.open(root, snapshot=receipts[0])
+    with pytest.raises(ps.InvalidInputError, match="cannot append: this handle was opened at snapshot"):
+        old.append({"n": [9]})
+    with old.transaction() as tx:
+        tx.append({"n": [9]})
+    assert tx.receipt.row_ids.tolist() == [8], "a stale handle rebases"
     assert len(newest(ps.open(root), 9)) == 9
-    for wrong in ("nonsense", "0-1", "0-1-" + "0" * 32, "0-99-" + "0" * 32, "7-0-" + "0" * 32):
+    for wrong in ("nonsense", "0-", "0-1-" + "0" * 32, "0-99-" + "0" * 32, "7-0-" + "0" * 32):
         with pytest.raises((ps.NotFoundError, ps.InvalidInputError)):
             ps.open(root, snapshot=wrong)
 

@@ -149,11 +149,11 @@ def slowly():
     entered.set()
     forking.wait(30)
 
-when_imported("penstock.arrow", slowly)
+when_imported("penstock.frameworks.arrow", slowly)
 os.register_at_fork(before=forking.set)  # Runs before the hook of penstock, which was registered earlier.
 
 def imports():
-    import penstock.arrow
+    import penstock.frameworks.arrow
     ps.importers
 
 thread = threading.Thread(target=imports)
@@ -162,7 +162,7 @@ assert entered.wait(30)
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)
-    import penstock.arrow
+    import penstock.frameworks.arrow
     os._exit(0 if ps.importers.import_data else 1)
 assert os.waitpid(pid, 0)[1] == 0
 thread.join()
@@ -224,7 +224,7 @@ def test_fork_while_another_thread_imports_a_leaf_module():
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("module", ["penstock.arrow", "pandas"])
+@pytest.mark.parametrize("module", ["penstock.frameworks.arrow", "pandas"])
 def test_fork_while_another_thread_imports_what_needs_the_lock_of_logging(module):
     subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_WHEN_LOGGING_CAME_LATER, module], check=True, timeout=60)
 

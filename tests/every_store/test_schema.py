@@ -35,9 +35,9 @@ def test_a_new_column_has_its_fill_value_everywhere(root):
         new = tx.append({"n": [10, 11], "score": [3.0, None], "cloud": [None, np.zeros((0, 2), np.int16)]})
         tx.append({"n": [12]})
         inside = [
-            plain(ps.view.View(*tx._core.view()), sample)
+            plain(ps.views.view.View(*tx._core.view()), sample)
             for sample in [
-                dict(zip(tx.take([row]), map(lambda values: ps.view.unwrap(values, 0), tx.take([row]).values()), strict=True))
+                dict(zip(tx.take([row]), map(lambda values: ps.views.view.unwrap(values, 0), tx.take([row]).values()), strict=True))
                 for row in (*ids, *new)
             ]
         ]

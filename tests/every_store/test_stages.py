@@ -177,11 +177,30 @@ def test_what_is_not_a_stage_of_this_dataset_is_refused(root):
 def test_samples_without_any_value_are_not_staged(root):
     """Nulls of a tiled column of fixed shape have no file, by which the stage would be known."""
     ds = ps.create(root, {"n": "int64", "volume": ps.Tensor((2, 3), "uint8", tile=(1, 2))})
-    with pytest.raises(ps.InvalidInputError, match="cannot stage samples whose values are all null"):
+    with pytest.raises(ps.InvalidInputError, match="cannot stage: a run of samples has only nulls"):
         ds.stage({"volume": [None, None]})
     with ds.transaction() as tx:
         tx.add([ds.stage({"n": [None, None]}), ds.stage({"volume": []}), ds.stage({"volume": [None], "n": [1]})])
     assert newest(ps.open(root), 3)["n"][:].tolist() == [None, None, 1]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["", "own commits"])
+def test_a_stage_whose_samples_were_deleted_is_not_added_again_after_merges(root, own):
+    ds = ps.create(root, {"n": "int64"})
+    stage, exp = ds.stage({"n": [1, 2]}), ds.create_branch("exp")
+    with ds.transaction() as tx:
+        tx.add(stage)
+    with ds.transaction() as tx:
+        ids = tx.add(stage)
+        tx.delete(row_ids=ids)
+    if own:
+        exp.append({"n": [3]})
+    exp.merge(ds)
+    ds.merge(exp)
+    for side in (exp, ds):
+        with side.transaction() as tx:
+            assert tx.add(stage).tolist() == ids.tolist()
+        assert side["n"][:].tolist() == [3] * own and not side.verify()["problems"]
 
 
 def test_a_stage_whose_files_are_gone_is_refused(tmp_path):

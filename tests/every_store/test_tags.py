@@ -29,7 +29,8 @@ def test_a_tag_names_one_snapshot_until_it_is_deleted(root):
     ds.create_tag("first", receipts[1].snapshot)
     assert len(ps.open(root, tag="first")) == 2 and not ds.verify()["problems"]
     old = ps.open(root, tag="empty")
-    old.append({"n": [9]})
+    with old.transaction() as tx:
+        tx.append({"n": [9]})
     assert len(old) == 4, "a handle opened by a tag commits to the branch"
 
 

@@ -300,6 +300,21 @@ def test_provisional_row_ids_of_a_journal_are_the_same_after_a_crash(tmp_path):
     with ds.transaction(journal=tmp_path / "a") as tx:
         tx.update({"n": [10]}, row_ids=ours)
     assert ds["n"][:].tolist() == [10]
+    with ds.transaction(journal=tmp_path / "a") as tx:  # Another transaction with a journal of this name.
+        tx.append({"n": [11]})
+        with pytest.raises(ps.NotFoundError, match="of another transaction"):
+            tx.update({"n": [12]}, row_ids=ours)
+    assert ds["n"][:].tolist() == [10, 11]
+
+
+def test_only_row_ids_are_marked_in_errors():
+    """The key is equal to a row id as the core knows it."""
+    ds = ps.create("memory://marked-errors", {"n": "int64"})
+    with ds.transaction() as tx:
+        ids = tx.append({"n": [-(2**63), -(2**63)]})
+        with pytest.raises(ps.InvalidInputError, match="two samples have -9223372036854775808") as caught:
+            tx.upsert({"n": [-(2**63)]}, key="n")
+        assert caught.value.row_ids == ids.tolist()
 
 
 def test_a_conflict_names_the_commit_the_column_and_the_samples(root):

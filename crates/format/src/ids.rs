@@ -31,11 +31,27 @@ impl SnapshotId {
             let uuid = Id::parse(parts.next()?)?;
             parts.next().is_none().then_some(SnapshotId { branch, number, uuid })
         })();
-        parsed.ok_or_else(|| {
-            Error::new("invalid-argument", format!("cannot read snapshot id `{text}`: expected <branch>-<number>-<32 hex digits>"))
-                .hint("take it from ds.snapshot, receipt.snapshot or ds.log()")
-        })
+        parsed.ok_or_else(|| no_snapshot_id(text))
     }
+
+    /// Parse the beginning of a snapshot id: the branch, the number, and some or none of the digits of the uuid.
+    pub fn parse_beginning(text: &str) -> Result<(u64, u64, &str)> {
+        let mut parts = text.splitn(3, '-');
+        let parsed = (|| {
+            let branch = u64::from_str_radix(parts.next()?, 16).ok()?;
+            let number = parts.next()?.parse().ok()?;
+            let digits = parts.next().unwrap_or("");
+            let hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+            (hex && digits.len() <= 32).then_some((branch, number, digits))
+        })();
+        parsed.ok_or_else(|| no_snapshot_id(text))
+    }
+}
+
+fn no_snapshot_id(text: &str) -> Error {
+    let wanted = "expected <branch>-<number>-<32 hex digits>, or a beginning of it with the number";
+    Error::new("invalid-argument", format!("cannot read snapshot id `{text}`: {wanted}"))
+        .hint("take it from ds.snapshot, receipt.snapshot or ds.log()")
 }
 
 /// Return the crc that a parent stores for a sealed object. It excludes the object's own trailing crc, because the CRC of any message

@@ -1,5 +1,6 @@
 //! Checks media before they are stored.
 
+use numpy::PyReadonlyArray1;
 use penstock_dataset::{Media, Validate, check_media as check};
 use penstock_error::Error;
 use pyo3::prelude::*;
@@ -14,6 +15,14 @@ pub fn validate(py: Python<'_>, name: &str) -> PyResult<Validate> {
         "decode" => Ok(Validate::Decode),
         other => Err(Error::new("invalid-argument", format!("validate=`{other}`, expected `header` or `decode`"))).or_raise(py),
     }
+}
+
+/// Encode the pixels of an image as PNG. `shape` is (height, width, channels) of uint8.
+#[pyfunction]
+pub fn encode_png<'py>(py: Python<'py>, shape: (usize, usize, usize), pixels: PyReadonlyArray1<'py, u8>) -> PyResult<Bound<'py, PyBytes>> {
+    let (height, width, channels) = shape;
+    let encoded = penstock_codec::encode_png(height, width, channels, 8, pixels.as_slice()?).or_raise(py)?;
+    Ok(PyBytes::new(py, &encoded))
 }
 
 /// Check values. Returns an exception for each invalid value and None for each valid one. Parses all headers or decodes all

@@ -70,7 +70,7 @@ fn check(seed: u64) -> Result<u64> {
     }
     for record in numbers.iter().rev().take(acknowledged) {
         let expected = &told.contents[record.number as usize];
-        let then = Snapshot::open_at(snapshot.context.clone(), &record.snapshot())?;
+        let then = Snapshot::open_at(snapshot.context.clone(), &record.snapshot().to_string())?;
         if !expected.is_empty() && samples::contents(&then)? != *expected {
             return Err(fail(format!("commit {} has changed since it was acknowledged", record.number)));
         }

@@ -128,7 +128,7 @@ fn a_change_set_of_2_to_the_62_rows_does_not_stop_an_upsert() -> Result<()> {
         let newest = Snapshot::open(context.clone(), 0)?;
         let link = &newest.record().parents[0];
         let parent = SnapshotId { branch: 0, number: link.number, uuid: link.uuid };
-        let mut transaction = Transaction::begin(Arc::new(Snapshot::open_at(context, &parent)?), Isolation::Serializable)?;
+        let mut transaction = Transaction::begin(Arc::new(Snapshot::open_at(context, &parent.to_string())?), Isolation::Serializable)?;
         let batch = samples::batch(3, 2)?.into_iter().filter(|input| input.name == "text").collect();
         assert_eq!(transaction.upsert("text", batch, Validate::Header)?.len(), 2);
         assert_eq!(transaction.commit("upsert", "records", "{}")?.1.len(), 14, "the rows that exist were looked through");

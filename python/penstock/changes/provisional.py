@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import zlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.changes.inputs import Ids
 from penstock.errors import Error, NotFoundError
-from penstock.view import row_ids_of
+from penstock.views.keys import row_ids_of
 
 _EXISTING = -(1 << 62)
 _INDEX_BITS, _MARKS = 40, 1 << 22
@@ -36,11 +36,10 @@ os.register_at_fork(after_in_child=_restart)
 
 
 class Mark:
-    """The mark of one transaction. With a journal, it follows from the path, because the transaction may continue in another process."""
+    """The mark of one transaction. With a journal, the journal determines it, because the transaction may continue in another process."""
 
-    def __init__(self, journal: str | None) -> None:
-        number = next(_counts) if journal is None else zlib.crc32(os.path.abspath(journal).encode(errors="surrogateescape"))
-        self._bits = number % _MARKS << _INDEX_BITS
+    def __init__(self, journal: int | None) -> None:
+        self._bits = (next(_counts) if journal is None else journal) % _MARKS << _INDEX_BITS
 
     def outward(self, ids: Ids) -> Ids:
         """Mark provisional row ids of the core."""
@@ -65,14 +64,16 @@ class Mark:
             raise error
         return np.where(provisional, ids & ~np.int64(_MARK_BITS), ids)
 
-    def batch(self, batch: Any) -> Any:
-        """Mark the row ids of a record batch."""
+    def batches(self, batches: Any) -> Iterator[Any]:
+        """Mark the row ids of record batches, and those in errors while they are read."""
         import pyarrow as pa
 
-        for at, field in enumerate(batch.schema):
-            if field.name == "_row_id":
-                batch = batch.set_column(at, field, pa.array(self.outward(batch.column(at).to_numpy())))
-        return batch
+        with self.in_errors():
+            for batch in batches:
+                for at, field in enumerate(batch.schema):
+                    if field.name == "_row_id":
+                        batch = batch.set_column(at, field, pa.array(self.outward(batch.column(at).to_numpy())))
+                yield batch
 
     def sql(self) -> str:
         """Return an SQL expression for the marked form of `_row_id`."""
@@ -80,16 +81,22 @@ class Mark:
 
     @contextlib.contextmanager
     def in_errors(self) -> Iterator[None]:
-        """Mark the row ids that errors of the core name."""
+        """Mark the row ids that errors of the core name. Other numbers in their texts, such as keys, are the user's."""
+
+        def marked(found: re.Match[str]) -> str:
+            return found[1] + str(self._of(int(found[2])))
+
         try:
             yield
         except Error as error:
-            for row_id in error.row_ids:
-                error._reason = error._reason.replace(str(row_id), str(self._of(row_id)))
-                error._prefix = error._prefix.replace(str(row_id), str(self._of(row_id)))
+            own = [row_id for row_id in error.row_ids if self._of(row_id) != row_id]
+            named = re.compile(rf"(row id )({'|'.join(map(str, own))})\b")
+            if own:
+                error._reason, error._prefix = named.sub(marked, error._reason), named.sub(marked, error._prefix)
             error.row_ids = [self._of(row_id) for row_id in error.row_ids]
             error.args = (error.message,)
             raise
 
     def _of(self, row_id: int) -> int:
-        return row_id | self._bits if row_id < _EXISTING else row_id
+        """Mark a row id of the core. One that has a mark already, of another transaction whose error passes through, is unchanged."""
+        return row_id | self._bits if row_id < _EXISTING and not row_id & _MARK_BITS else row_id

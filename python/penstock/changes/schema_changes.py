@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import _core
+from penstock.changes.call import Calls
 from penstock.changes.checks import naming, text_of
 from penstock.schema import Schema, from_json, to_json
 from penstock.values.dtypes import dtype_name
@@ -14,6 +15,7 @@ class SchemaChanges:
     """Adds, drops, renames and widens columns. Nothing is rewritten, and nobody sees the change before the commit."""
 
     _core: _core.Transaction
+    _calls: Calls
     _schema: Schema
 
     def add_column(self, name: str, kind: Any, *, fill: Any = None) -> None:
@@ -40,8 +42,9 @@ class SchemaChanges:
             with naming(name, 0, "add"):
                 made.check_whole([fill])
                 ready[name] = made.prepare(made.rows([fill]))
-        self._core.add_column(column, ready)
-        self._schema = from_json(self._core.columns())
+        with self._calls.begin():
+            self._core.add_column(column, ready)
+            self._schema = from_json(self._core.columns())
 
     def drop_column(self, name: str, *, force: bool = False) -> None:
         """Drop a column. Earlier snapshots keep it, and no file is rewritten. A column with values needs `force=True`.
@@ -58,8 +61,9 @@ class SchemaChanges:
         >>> list(ds.schema), list(ps.open("memory://drop-column", snapshot=receipt.snapshot).schema)
         (['n'], ['n', 't'])
         """
-        self._core.drop_column(text_of(name, "column", "drop a column"), bool(force))
-        self._schema = from_json(self._core.columns())
+        with self._calls.begin():
+            self._core.drop_column(text_of(name, "column", "drop a column"), bool(force))
+            self._schema = from_json(self._core.columns())
 
     def rename_column(self, old: str, new: str) -> None:
         """Rename a column. Its values, and boxes, masks and keypoints that belong to it, follow. No file is rewritten.
@@ -74,8 +78,9 @@ class SchemaChanges:
         >>> ds["number"][:].tolist()
         [1]
         """
-        self._core.rename_column(text_of(old, "column", "rename a column"), text_of(new, "column", "rename a column"))
-        self._schema = from_json(self._core.columns())
+        with self._calls.begin():
+            self._core.rename_column(text_of(old, "column", "rename a column"), text_of(new, "column", "rename a column"))
+            self._schema = from_json(self._core.columns())
 
     def widen_column(self, name: str, dtype: Any) -> None:
         """Give a column of numbers a dtype that represents all of its values exactly, such as int16 to int32, or float16 to float32.
@@ -95,5 +100,6 @@ class SchemaChanges:
         """
         with naming(text_of(name, "column", "widen a column"), 0, "widen"):
             wider = dtype_name(dtype)
-        self._core.widen_column(name, wider)
-        self._schema = from_json(self._core.columns())
+        with self._calls.begin():
+            self._core.widen_column(name, wider)
+            self._schema = from_json(self._core.columns())

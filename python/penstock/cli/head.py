@@ -20,7 +20,7 @@ def head(
 ) -> None:
     """Show the first samples."""
     from penstock.cli.terminal import show
-    from penstock.view import unwrap
+    from penstock.views.sample import unwrap
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch)
     names = columns or list(dataset.schema)

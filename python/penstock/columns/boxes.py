@@ -34,6 +34,12 @@ class Boxes(ColumnType):
     def form_of(cls, spec: Mapping[str, Any]) -> str:
         return "ragged"
 
+    def read_dtype(self) -> str | None:
+        return "float32"
+
+    def sample_shape(self) -> tuple[int | None, ...]:
+        return (None, 4)
+
     def arrow_type(self) -> pa.DataType:
         from penstock.values import to_arrow
 

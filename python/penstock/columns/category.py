@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.columns.coded import Coded
 
 if TYPE_CHECKING:
-    from penstock.view import View
+    from penstock.views.view import View
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

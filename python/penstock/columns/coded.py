@@ -30,6 +30,9 @@ class Coded(ColumnType):
     def form_of(cls, spec: Mapping[str, Any]) -> str:
         return "fixed"
 
+    def read_dtype(self) -> str | None:
+        return "int64"
+
     def arrow_type(self) -> pa.DataType:
         from penstock.values import to_arrow
 

@@ -13,7 +13,7 @@ from penstock.values.containers import rows_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.view import View
+    from penstock.views.view import View
 
 
 CODECS = ("none", "lz4", "zstd")
@@ -57,6 +57,14 @@ class ColumnType:
         method `spec`.
         """
         return cls.type
+
+    def read_dtype(self) -> str | None:
+        """Return the dtype of the values that reads return, or None if they have none in common."""
+        return None
+
+    def sample_shape(self) -> tuple[int | None, ...]:
+        """Return the shape of one sample, with None for each dimension whose size differs between samples."""
+        return ()
 
     def arrow_type(self) -> pa.DataType:
         """Return the Arrow type of the column in a scan. Column types that do not override this method become binary."""

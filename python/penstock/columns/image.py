@@ -39,5 +39,8 @@ class Image(ColumnType):
     def check_whole(self, values: Any) -> None:
         refuse_one_image(values)
 
+    def sample_shape(self) -> tuple[int | None, ...]:
+        return (None, None, None)
+
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=False)

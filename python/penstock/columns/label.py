@@ -10,7 +10,7 @@ from penstock.columns.coded import Coded
 from penstock.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from penstock.view import View
+    from penstock.views.view import View
 
 
 @dataclasses.dataclass(frozen=True)

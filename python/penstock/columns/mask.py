@@ -24,5 +24,8 @@ class Mask(ColumnType):
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "of": self.of}
 
+    def sample_shape(self) -> tuple[int | None, ...]:
+        return (None, None)
+
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=True)

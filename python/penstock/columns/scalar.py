@@ -52,6 +52,9 @@ class Scalar(ColumnType):
     def form_of(cls, spec: Mapping[str, Any]) -> str:
         return "fixed"
 
+    def read_dtype(self) -> str | None:
+        return self.dtype
+
     def arrow_type(self) -> pa.DataType:
         from penstock.values import to_arrow
 

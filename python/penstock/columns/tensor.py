@@ -85,6 +85,12 @@ class Tensor(ColumnType):
         sizes = [size for size in self.shape if size is not None]
         return sizes if len(sizes) == len(self.shape) else None
 
+    def read_dtype(self) -> str | None:
+        return self.dtype
+
+    def sample_shape(self) -> tuple[int | None, ...]:
+        return self.shape
+
     def arrow_type(self) -> pa.DataType:
         from penstock.values import to_arrow
 

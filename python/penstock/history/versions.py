@@ -15,9 +15,12 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.changes.checks import json_of, text_of
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.history.log import Difference, Log
+from penstock.history.log import Commit, Difference, Log
 from penstock.transaction import Receipt
-from penstock.view import View
+from penstock.views.view import View
+
+# What names a snapshot: an id or the beginning of one, a branch, a tag, a receipt, a commit, or a view.
+Which = str | View | Receipt | Commit
 
 
 def author_of() -> str:
@@ -33,8 +36,21 @@ def _user(_uid: int) -> str:
     return getpass.getuser()
 
 
+def snapshot_id_of(which: Any, doing: str) -> str:
+    """Return the snapshot id of a receipt, a commit or a view. Text is returned unchanged."""
+    found = getattr(which, "snapshot", which)
+    if not isinstance(found, str):
+        raise InvalidInputError(
+            f"cannot {doing} snapshot {which!r}: expected an id, a receipt or a commit", hint="use an id from ds.snapshot or ds.log()"
+        )
+    return text_of(found, "snapshot", f"{doing} a snapshot")
+
+
 class Versions(View):
     """A view of one snapshot that can move to other snapshots of its branch."""
+
+    # Whether this handle was opened at a snapshot, tag or time, and has not moved since.
+    _fixed = False
 
     def __init__(self, snapshot: _core.Snapshot) -> None:
         super().__init__(snapshot, snapshot.view())
@@ -63,7 +79,7 @@ class Versions(View):
             raise InvalidInputError(f"cannot list {limit!r} commits: expected a whole number")
         return Log(self._snapshot.log(), limit)
 
-    def diff(self, since: str | View, until: str | View | None = None) -> Iterator[Difference]:
+    def diff(self, since: Which, until: Which | None = None) -> Iterator[Difference]:
         """Compare two snapshots of this dataset: which samples were added or deleted, and which have other values, and in which columns.
 
         Each snapshot is an id, a branch, a tag, or a handle; `until` is this handle's snapshot by default. Yields groups of at most 65,536 samples.
@@ -88,7 +104,7 @@ class Versions(View):
         while (found := diff.next()) is not None:
             yield Difference(*found)
 
-    def _at(self, which: str | View) -> _core.Snapshot:
+    def _at(self, which: Which) -> _core.Snapshot:
         """Return the snapshot with this id, or the newest one of this branch, or the one of this tag."""
         if isinstance(which, View):
             if which._snapshot.dataset_id != self._snapshot.dataset_id:
@@ -96,9 +112,16 @@ class Versions(View):
             if which._view.positions() is not None:
                 raise InvalidInputError("cannot use a selection of samples as a snapshot", hint="give the dataset that was selected from")
             return which._snapshot
-        text = text_of(which, "snapshot", "find a snapshot")
-        is_id = re.fullmatch(r"[0-9a-f]+-\d+-[0-9a-f]{32}", text) is not None
-        return self._snapshot.at(text if is_id else None, None if is_id else text)
+        text = snapshot_id_of(which, "find")
+        digits = re.fullmatch(r"[0-9a-f]+-\d+(?:-([0-9a-f]{0,32}))?", text)
+        if digits is not None and len(digits[1] or "") == 32:
+            return self._snapshot.at(text, None)
+        try:
+            return self._snapshot.at(None, text)
+        except NotFoundError as error:
+            if digits is None or error.code != "name-not-found":
+                raise
+            return self._snapshot.at(text, None)  # No branch and no tag has this name, so it is the beginning of an id.
 
     def resolve(self, snapshot: str) -> bool:
         """Return whether a commit succeeded that raised `commit-state-unknown`, given the snapshot that its message names.
@@ -113,7 +136,7 @@ class Versions(View):
         """
         return self._snapshot.resolve(text_of(snapshot, "snapshot", "resolve a commit"))
 
-    def create_tag(self, name: str, snapshot: str | View | None = None) -> None:
+    def create_tag(self, name: str, snapshot: Which | None = None) -> None:
         """Name this handle's snapshot, or another one, until the tag is deleted. `ps.open(tag=)` opens it.
 
         `snapshot` is an id, a branch, a tag or a handle. A name has 1 to 255 bytes. If several processes create one tag, one of them succeeds. Cost: a few requests and one put, however many tags there are.
@@ -171,7 +194,7 @@ class Versions(View):
         """Return a dict of branches to the ids of their newest snapshots. Cost: as for `tags`, and two reads per branch."""
         return _core.branches(self._snapshot)
 
-    def create_branch(self, name: str, snapshot: str | View | None = None) -> Self:
+    def create_branch(self, name: str, snapshot: Which | None = None) -> Self:
         """Create a branch that begins at this handle's snapshot, or at another one, and return a handle for it.
 
         Commits to the handle go to the branch; `merge` brings them back. `snapshot` is an id, a branch, a tag or a handle. Branches and
@@ -200,7 +223,7 @@ class Versions(View):
     # Over 6 parameters: callers pass them by name, except the first.
     def merge(
         self,
-        other: str | View,
+        other: Which,
         *,
         on_conflict: str | Mapping[str, str] = "fail",
         message: str | None = None,
@@ -211,7 +234,7 @@ class Versions(View):
 
         The branch gets the samples that the other side added since both were one, without those that it deleted, and its new values. Row
         ids remain the same. A value that both sides changed differently is a conflict. So is a sample that one side changed and the other
-        one deleted. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
+        one deleted. A sample that was deleted before a merge brought it remains deleted. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
         Returns the new snapshot and the row ids of the samples that the branch got. If the branch has all commits of the other side already,
         no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. If both
         sides added one stage, one of them must delete its samples first.
@@ -244,7 +267,7 @@ class Versions(View):
     # Over 6 parameters: callers pass them by name, except the first.
     def cherry_pick(
         self,
-        commit: str | View,
+        commit: Which,
         *,
         on_conflict: str | Mapping[str, str] = "fail",
         message: str | None = None,
@@ -268,7 +291,7 @@ class Versions(View):
         texts = self._texts(f"copy of {theirs.id}" if message is None else message, author, properties, "copy a commit")
         return self._moved(*_core.cherry_pick(self._snapshot, theirs.id, _policies(on_conflict), texts))
 
-    def reset(self, snapshot: str | View, *, message: str | None = None, author: str | None = None) -> Receipt:
+    def reset(self, snapshot: Which, *, message: str | None = None, author: str | None = None) -> Receipt:
         """Give this handle's branch the state of another snapshot, as a new commit, and move the handle there.
 
         `snapshot` is an id, a branch, a tag or a handle. The commits in between remain in the log. Any transaction that began before is a

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import pathlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
+from penstock.columns.json_text import Json
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
@@ -34,7 +37,15 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
     typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
     if len(typed) != len(schema.names):
         raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
-    kinds = {name: options.types.get(name) or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()}
+    own = {name: tables.restored([found.field(name) for found in schemas if name in found.names]) for name in typed}
+    kinds = {
+        name: options.types.get(name) or own[name] or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()
+    }
+    # An exported column may belong to an image column that was not exported.
+    kinds = {
+        name: dataclasses.replace(kind, of=None) if getattr(kind, "of", None) not in (None, *kinds) else kind
+        for name, kind in kinds.items()
+    }
     for file, found in zip(files, schemas, strict=True):
         _check_columns(file, found, files[0], typed, options)
     for name, theirs in typed.items():
@@ -154,6 +165,9 @@ def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnTyp
             texts = tables.decoded(array).cast(pa.string())
             array, bad = tables.timestamps(texts)
             problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
+        if isinstance(kind, Json) and isinstance(tables.restored([batch.schema.field(name)]), Json):
+            columns[name] = [None if text is None else json.loads(text) for text in array.to_pylist()]
+            continue
         try:
             columns[name] = _guard(file, partial(tables.values, array, kind))
         except InvalidInputError as error:

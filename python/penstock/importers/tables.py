@@ -12,17 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from penstock.columns.blob import Bytes
+from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.json_text import Json
+from penstock.columns.keypoints import Keypoints
 from penstock.columns.label import Label
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
-from penstock.errors import UnsupportedError
+from penstock.errors import Error, UnsupportedError
+from penstock.frameworks.arrow import COLUMN
 from penstock.importers.images import begins_as_image
 from penstock.importers.source import Refusal
+from penstock.schema import from_json
 from penstock.values.checks import fail
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
@@ -75,6 +79,22 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     )
 
 
+def restored(fields: list[pa.Field]) -> ColumnType | None:
+    """Return the column type that Penstock noted in the metadata of a field when it wrote the values. Returns None if there is none, if it
+    does not fit the values, or if several files disagree.
+    """
+    noted = {(field.metadata or {}).get(COLUMN) for field in fields}
+    text = noted.pop() if len(noted) == 1 else None
+    if text is None:
+        return None
+    try:
+        kind = from_json(json.dumps([{"name": "noted", **json.loads(text)}]))["noted"]
+        fits = all(kind.arrow_type() == field.type for field in fields)
+    except (Error, ValueError, KeyError, TypeError):
+        return None  # Other programs may write any text there.
+    return kind if fits else None
+
+
 def _is_binary(kind: pa.DataType) -> bool:
     return any(
         test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
@@ -117,7 +137,9 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if isinstance(array, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if offsets would overflow.
         return array.to_pylist()
-    if isinstance(kind, Tensor):
+    if isinstance(kind, Scalar | Tensor) and kind.dtype in ("complex64", "complex128") and (numbers := _complex(array)) is not None:
+        return numbers
+    if isinstance(kind, Tensor | Boxes | Keypoints):
         return array  # `prepare` accepts tensors and lists of numbers unchanged.
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -146,6 +168,24 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
     if isinstance(kind, Json):
         return [_plain(value) for value in array.to_pylist()]
     return array if isinstance(kind, Text | Bytes | Category | Label | Scalar | Image) else array.to_pylist()
+
+
+def _complex(array: pa.Array) -> list[Any] | None:
+    """Convert complex numbers as `scan` returns them, pairs of floats or tensors of pairs. Returns None for other values."""
+    kind = array.type
+    shape = tuple(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else ()
+    pairs = kind.value_type if isinstance(kind, pa.FixedShapeTensorType) else kind
+    ragged = pa.types.is_struct(kind) and [field.name for field in kind] == ["data", "shape"]
+    pairs = kind.field(0).type.value_type if ragged else pairs
+    if not (pa.types.is_fixed_size_list(pairs) and pairs.list_size == 2 and pa.types.is_floating(pairs.value_type)):
+        return None
+    dtype = pairs.value_type.to_pandas_dtype()
+    values = (array.storage if isinstance(array, pa.ExtensionArray) else array).to_pylist()
+    each = (None if value is None else (value["data"], tuple(value["shape"])) if ragged else (value, shape) for value in values)
+    return [
+        None if one is None else np.array(one[0], dtype).reshape(-1).view(np.result_type(dtype, np.complex64)).reshape(one[1])[()]
+        for one in each
+    ]
 
 
 def microseconds(times: pa.Array) -> pa.Array:

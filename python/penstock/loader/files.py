@@ -27,7 +27,7 @@ from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
 from penstock.schema import Schema
 from penstock.values.checks import is_utf8
 from penstock.values.dtypes import dtype_name
-from penstock.view import View
+from penstock.views.view import View
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -110,7 +110,8 @@ class Files(View):
     def __reduce__(self) -> tuple[Any, ...]:
         return (Files, self._given)
 
-    take = select = scan = torch = __getitem__ = __iter__ = __arrow_c_stream__ = _unsupported
+    take = select = select_columns = scan = torch = __getitem__ = __iter__ = __arrow_c_stream__ = _unsupported
+    _repr_html_: Any = None
 
 
 def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:

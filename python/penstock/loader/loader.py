@@ -26,7 +26,7 @@ from penstock.loader.source import Source
 from penstock.loader.stages import Stages, check_masks, check_nulls, stages_of
 from penstock.loader.totals import Totals, sums
 from penstock.values.checks import whole, whole_seed
-from penstock.view import Batch, View
+from penstock.views.view import Batch, View
 
 if TYPE_CHECKING:
     from penstock.loader.workers import Pool
@@ -64,6 +64,8 @@ class Loader:
             shares = shares_of({name: weight for name, (_, weight) in views.items()})
             mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
         block, read = options.ints.order_block_samples, list(dict.fromkeys(outputs.values()))
+        for view, _ in views.values():
+            view._named(read)
         sources = [Source.ordered(name, view, options.shuffle, read, block) for name, (view, _) in views.items()]
         self.options = options
         recipe = Recipe(

@@ -13,7 +13,7 @@ from penstock.errors import InvalidInputError
 from penstock.loadable import Loadable
 from penstock.loader.order import EXHAUSTED
 from penstock.values.checks import whole
-from penstock.view import View
+from penstock.views.view import View
 
 
 def shares_of(weights: Mapping[str, float]) -> list[int]:

@@ -15,7 +15,7 @@ from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.loader.order import LANES, Replacement, Window, checked_order
 from penstock.values.checks import whole
-from penstock.view import View
+from penstock.views.view import View
 
 
 @dataclasses.dataclass

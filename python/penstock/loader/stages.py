@@ -17,7 +17,7 @@ from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Transform
 from penstock.values.dtypes import filler
-from penstock.view import Batch, View
+from penstock.views.view import Batch, View
 
 
 @dataclasses.dataclass

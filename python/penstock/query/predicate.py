@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock import arrow
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
+from penstock.frameworks import arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.view import View
+    from penstock.views.view import View
 
 
 def matching(view: View, where: str, doing: str, read: Callable[[list[str]], None], row_id: str) -> npt.NDArray[np.int64]:
@@ -34,11 +34,12 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
     except ImportError as error:
         raise UnsupportedError(f"cannot {doing}: predicates need DuckDB", hint="pip install duckdb") from error
     connection = duckdb.connect(config={"enable_external_access": False})
+    raised: list[BaseException] = []
     try:
         columns = _columns(connection, view, where, doing)
         read(columns)
         names = ["_row_id", *columns]
-        connection.register("stored", _without_halves(arrow.reader(view, names, 1 << 16)))
+        connection.register("stored", _noting(_without_halves(arrow.reader(view, names, 1 << 16)), raised))
         connection.execute(f"CREATE TEMP VIEW samples AS SELECT * REPLACE ({row_id} AS _row_id) FROM stored")
         [(kind,)] = connection.execute(f"SELECT column_type FROM (DESCRIBE SELECT ({where}\n) FROM samples)").fetchall()
         if kind != "BOOLEAN":
@@ -47,7 +48,11 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
                 hint="compare it, as in year < 2000",
             )
         found = connection.execute(f"SELECT _row_id FROM samples WHERE ({where}\n)").fetchnumpy()["_row_id"]
-    except duckdb.Error as error:
+    except (duckdb.Error, RuntimeError) as error:
+        if raised:
+            raise raised[0] from None
+        if isinstance(error, duckdb.InterruptException) or not isinstance(error, duckdb.Error):
+            raise KeyboardInterrupt from error  # DuckDB raises a RuntimeError if Ctrl-C ends a query.
         raise InvalidInputError(
             f"cannot {doing}: {error}", hint="a predicate is an SQL condition over columns, such as year < 2000"
         ) from error
@@ -84,6 +89,22 @@ def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
             )
     names.pop("_row_id", None)
     return list(names)
+
+
+def _noting(batches: pa.RecordBatchReader, raised: list[BaseException]) -> pa.RecordBatchReader:
+    """Keep what is raised while DuckDB reads: a KeyboardInterrupt, or an error of a damaged block, which DuckDB turns into an error of its own."""
+    import pyarrow as pa
+
+    def noted() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    return pa.RecordBatchReader.from_batches(batches.schema, noted())
 
 
 def _without_halves(batches: pa.RecordBatchReader) -> pa.RecordBatchReader:

@@ -24,8 +24,8 @@ def element_type(dtype: str) -> pa.DataType:
 
 def elements(values: Any, dtype: str, nulls: Any) -> pa.Array:
     """Convert a NumPy array of elements."""
-    if dtype == "bfloat16":
-        values = values.astype(np.float32)
+    if element_type(dtype) == pa.float32():  # bfloat16 has no Arrow type. A reader may also ask for float16 as float32.
+        values = values.astype(np.float32, copy=False)
     if dtype in ("complex64", "complex128"):
         half = values.view(np.float32 if dtype == "complex64" else np.float64)
         return pa.FixedSizeListArray.from_arrays(pa.array(half.reshape(-1)), 2, mask=None if nulls is None else pa.array(nulls))

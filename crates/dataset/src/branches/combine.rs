@@ -4,10 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
+use penstock_format::Id;
 use penstock_format::cursor::{Writer, malformed};
 use penstock_format::files::FileRef;
 use penstock_format::ids::ObjectRef;
-use penstock_format::manifest::{Fragment, WordsSegment};
+use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Delta;
 use penstock_format::rows::{RowIds, RowSet};
@@ -62,18 +63,29 @@ pub struct Linked {
     pub row_ids: RowIds,
 }
 
-/// Choose the fragments of `theirs` that `ours` needs for the samples `added`. `unknown` are the row ids that `ours` lacks. Cost: reads the
-/// pages that `ours` lacks.
-pub fn linked(ours: &Snapshot, theirs: &Snapshot, added: &RowIds, unknown: &RowIds) -> Result<Linked> {
+/// Which fragments a merge needs.
+pub struct Wanted<'a> {
+    /// Samples of `theirs` that the merge adds.
+    pub added: &'a RowIds,
+    /// Row ids that `ours` lacks.
+    pub unknown: &'a RowIds,
+    /// Row ids in fragments that `theirs` got since all common ancestors.
+    pub new: &'a RowIds,
+}
+
+/// Choose the fragments of `theirs` that `ours` needs. A fragment all of whose samples were deleted is needed as well, because it may be a stage,
+/// which must not be added again. Cost: reads the pages that `ours` lacks and, for fragments without samples, those that `theirs` lacks.
+pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Linked> {
     let known = ours.pages();
     let (mut parts, mut row_ids) = (Vec::new(), Vec::new());
-    let needed = |fragment: &Fragment| {
-        let count = |ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
-        match count(unknown) {
-            0 => Ok(false),
-            all if all == fragment.samples => Ok(count(added) > 0),
-            some => Err(malformed(format!("{some} of the {} samples of a fragment are in another fragment as well", fragment.samples))),
-        }
+    let count = |fragment: &Fragment, ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
+    let gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
+    let own = names_in(ours, theirs, &known, gone)?;
+    let needed = |fragment: &Fragment| match count(fragment, wanted.unknown) {
+        0 => Ok(false),
+        all if all == fragment.samples && gone(fragment) => Ok(fragment.files.first().is_some_and(|file| !own.contains(&file.id))),
+        all if all == fragment.samples => Ok(count(fragment, wanted.added) > 0),
+        some => Err(malformed(format!("{some} of the {} samples of a fragment are in another fragment as well", fragment.samples))),
     };
     for (index, part) in theirs.parts.iter().enumerate() {
         if part.page().is_some_and(|page| known.contains(&page)) {
@@ -86,6 +98,20 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, added: &RowIds, unknown: &RowI
         parts.push((index, wanted));
     }
     Ok(Linked { parts, row_ids: RowIds::union(row_ids.iter()) })
+}
+
+/// Return which data files of the fragments that `gone` selects in `theirs` are also in fragments of `ours`. `known` are the pages of `ours`.
+fn names_in(ours: &Snapshot, theirs: &Snapshot, known: &HashSet<PageRef>, gone: impl Fn(&Fragment) -> bool) -> Result<HashSet<Id>> {
+    let mut files = HashSet::new();
+    for (index, part) in theirs.parts.iter().enumerate() {
+        if part.page().is_none_or(|page| !known.contains(&page)) {
+            let fragments = theirs.fragments(index)?;
+            files.extend(
+                fragments.as_slice().iter().filter(|fragment| gone(fragment)).filter_map(|fragment| Some(fragment.files.first()?.id)),
+            );
+        }
+    }
+    Ok(ours.fragments_with(&theirs.pages(), &files)?.into_iter().map(|(file, _)| file).collect())
 }
 
 /// Visit the data files of the chosen fragments. Cost: reads the pages of these fragments, unless they are cached.

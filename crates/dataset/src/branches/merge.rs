@@ -8,7 +8,7 @@ use penstock_format::record::{Change, ChangeKind, FEATURE_MERGES, FEATURE_OVERLA
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::{Id, SnapshotId};
 
-use super::combine::{Additions, Linked, combined, copied_values, deletion, linked, linked_files, new_parts, new_words};
+use super::combine::{Additions, Linked, Wanted, combined, copied_values, deletion, linked, linked_files, new_parts, new_words};
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
@@ -42,8 +42,8 @@ pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, t
         let ours = written.base.clone();
         let store = ours.context.storage.as_ref();
         let theirs = records::named(store, theirs)?;
-        let policies = policies.resolved(&ours, || ours.near(theirs.clone()))?;
         let bases = merge_bases(store, &ours.entry, &theirs)?;
+        let policies = policies.resolved(&ours, &theirs, bases.first().unwrap_or(&theirs))?;
         let is_base = |snapshot: SnapshotId| bases.iter().any(|base| base.record.snapshot() == snapshot);
         if is_base(theirs.record.snapshot()) {
             return Ok(None);
@@ -65,7 +65,6 @@ pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Polic
     let merged = retried(handle, |written| {
         let store = written.base.context.storage.as_ref();
         let theirs = records::named(store, commit)?;
-        let policies = policies.resolved(&written.base, || written.base.near(theirs.clone()))?;
         let parent = theirs
             .record
             .parents
@@ -73,6 +72,7 @@ pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Polic
             .ok_or_else(|| Error::new("invalid-argument", "it created the dataset").hint("give a later commit"))?;
         let parent = SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid };
         let base = records::named(store, &parent)?;
+        let policies = policies.resolved(&written.base, &theirs, &base)?;
         let (proposal, added) = three_way(written, RecordKind::Data, &[base], &theirs, &policies, texts)?;
         Ok((!proposal.own.changes.writes.is_empty()).then_some((proposal, added)))
     });
@@ -135,7 +135,8 @@ fn three_way(
     let puts = &mut written.puts;
     let found = Comparison::of(sides)?;
     let others = all[1..].iter().map(Comparison::of).collect::<Result<Vec<Comparison>>>()?;
-    let choose = |added: &RowIds| linked(&ours, &sides.theirs, added, &found.unknown);
+    let new = others.iter().fold(found.new_there().clone(), |new, other| new.and(other.new_there()));
+    let choose = |added: &RowIds| linked(&ours, &sides.theirs, &Wanted { added, unknown: &found.unknown, new: &new });
     let mut chosen = choose(found.added())?;
     let (Samples { added, removed, revived }, values) = match others.is_empty() {
         true => found.decide(&chosen.row_ids, policies)?,

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
 
+use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
 
 /// Whose value counts if both sides changed it, or if one side changed a sample that the other one deleted.
@@ -39,17 +41,27 @@ impl Policies {
         Policies { others, columns, ids: HashMap::new() }
     }
 
-    /// Return the policies by column id. Names are those of `ours`, or of `theirs` for columns that `ours` lacks.
-    pub fn resolved(&self, ours: &Snapshot, theirs: impl Fn() -> Result<Snapshot>) -> Result<Policies> {
-        let id_of = |name: &str| match ours.column(name) {
-            Ok(spec) => Ok(spec.id),
-            Err(error) => theirs()?.column(name).map(|spec| spec.id).map_err(|_| error),
-        };
+    /// Return the policies by column id. A name means the column of `ours`, and a column of `theirs` that `ours` lacks. If there is neither, it
+    /// means the column of their common ancestor. Cost: reads the roots of these two, if columns are listed.
+    pub fn resolved(&self, ours: &Snapshot, theirs: &LogEntry, base: &LogEntry) -> Result<Policies> {
         let mut ids = HashMap::new();
+        if self.columns.is_empty() {
+            return Ok(Policies { ids, ..self.clone() });
+        }
+        let (theirs, base) = (ours.near(theirs.clone())?, ours.near(base.clone())?);
         for (name, policy) in &self.columns {
-            if ids.insert(id_of(name)?, *policy).is_some_and(|other| other != *policy) {
-                let text = format!("cannot merge: on_conflict has two policies for column `{name}`, under both of its names");
-                return Err(Error::new("invalid-argument", text).column(name).hint("name the column as this branch does"));
+            let own = ours.column(name).map(|spec| spec.id);
+            let lacked = |spec: &&ColumnSpec| ours.schema.columns.iter().all(|known| known.id != spec.id);
+            let other = theirs.column(name).ok().filter(lacked).map(|spec| spec.id);
+            let mut named: Vec<u64> = own.iter().copied().chain(other).collect();
+            if named.is_empty() {
+                named.push(base.column(name).map(|spec| spec.id).or(own)?);
+            }
+            for id in named {
+                if ids.insert(id, *policy).is_some_and(|other| other != *policy) {
+                    let text = format!("on_conflict has two policies for column `{name}`, under both of its names");
+                    return Err(Error::new("invalid-argument", text).column(name).hint("name the column as this branch does"));
+                }
             }
         }
         Ok(Policies { ids, ..self.clone() })

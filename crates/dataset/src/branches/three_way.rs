@@ -121,6 +121,11 @@ impl<'a> Comparison<'a> {
         })
     }
 
+    /// Return the row ids in fragments that `theirs` got since the ancestor, deleted ones included.
+    pub fn new_there(&self) -> &RowIds {
+        &self.theirs.rows
+    }
+
     /// Return the samples that `theirs` has added since the ancestor.
     pub fn added(&self) -> &RowIds {
         &self.theirs.added

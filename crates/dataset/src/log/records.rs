@@ -62,16 +62,26 @@ pub fn is_there(storage: &dyn Storage, entry: &LogEntry) -> Result<bool> {
 
 /// Return the record identified by a snapshot id.
 pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
-    let missing = || {
-        Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
-            .hint("see `penstock log`")
-    };
     match read_record(storage, snapshot.branch, snapshot.number) {
         Ok(entry) if entry.record.uuid() == snapshot.uuid => Ok(entry),
-        Ok(_) => Err(missing()),
-        Err(error) if error.kind() == Kind::NotFound => Err(missing()),
-        Err(error) => Err(error),
+        Err(error) if error.kind() != Kind::NotFound => Err(error),
+        _ => Err(without_snapshot(storage, snapshot)),
     }
+}
+
+/// Return the record whose snapshot id begins with a text: its branch and number, which identify it, and any digits of its uuid.
+pub fn beginning(storage: &dyn Storage, text: &str) -> Result<LogEntry> {
+    let (branch, number, digits) = SnapshotId::parse_beginning(text)?;
+    match read_record(storage, branch, number) {
+        Ok(entry) if entry.record.uuid().to_string().starts_with(digits) => Ok(entry),
+        Err(error) if error.kind() != Kind::NotFound => Err(error),
+        _ => Err(without_snapshot(storage, text)),
+    }
+}
+
+fn without_snapshot(storage: &dyn Storage, snapshot: impl std::fmt::Display) -> Error {
+    Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
+        .hint("see `penstock log`")
 }
 
 /// Return whether a commit succeeded whose state was unknown, given the snapshot that it would be. Fails with `commit-state-unknown` if it

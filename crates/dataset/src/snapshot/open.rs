@@ -93,9 +93,11 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, written_in)
     }
 
-    pub fn open_at(context: Arc<Context>, snapshot: &SnapshotId) -> Result<Snapshot> {
-        let entry = records::named(context.storage.as_ref(), snapshot).map_err(|error| absent(&context, error))?;
-        let written_in = written_in(context.storage.as_ref(), snapshot.branch);
+    /// Open the snapshot whose id this is, or the beginning of it with the number.
+    pub fn open_at(context: Arc<Context>, snapshot: &str) -> Result<Snapshot> {
+        let storage = context.storage.as_ref();
+        let entry = records::beginning(storage, snapshot).map_err(|error| absent(&context, error))?;
+        let written_in = written_in(storage, entry.record.branch);
         Snapshot::at_whole(context, entry, written_in)
     }
 

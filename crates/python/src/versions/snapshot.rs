@@ -72,7 +72,7 @@ pub fn open(
         let incomplete = if incomplete { Incomplete::Permit } else { Incomplete::Refuse };
         let context = Context::with(penstock_storage::open(uri, &options)?, incomplete);
         match (snapshot, tag, &branch) {
-            (Some(id), ..) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
+            (Some(id), ..) => penstock_dataset::Snapshot::open_at(context, id),
             (_, Some(tag), _) => penstock_dataset::Snapshot::open_tag(context, tag),
             (_, _, (name, time_us)) => penstock_dataset::Snapshot::open_branch(context, name, *time_us),
         }
@@ -155,7 +155,7 @@ impl Snapshot {
     fn at(&self, py: Python<'_>, snapshot: Option<&str>, name: Option<&str>) -> PyResult<Snapshot> {
         let context = self.inner.context.clone();
         let opened = py.detach(|| match (snapshot, name) {
-            (Some(id), _) => penstock_dataset::Snapshot::open_at(context, &SnapshotId::parse(id)?),
+            (Some(id), _) => penstock_dataset::Snapshot::open_at(context, id),
             (None, name) => penstock_dataset::Snapshot::open_name(context, name.unwrap_or_default()),
         });
         Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options: self.options.clone() })
@@ -192,7 +192,7 @@ impl Snapshot {
             let target = match snapshot {
                 None => self.inner.id(),
                 // The snapshot must exist.
-                Some(id) => penstock_dataset::Snapshot::open_at(self.inner.context.clone(), &SnapshotId::parse(id)?)?.id(),
+                Some(id) => penstock_dataset::Snapshot::open_at(self.inner.context.clone(), id)?.id(),
             };
             penstock_dataset::create_tag(&self.inner.context, name, target)
         })

@@ -223,6 +223,11 @@ impl Transaction {
         self.locked(py, |inner| Ok(inner.restored()))
     }
 
+    /// Return a number that the journal determines, if there is one.
+    fn journal_mark(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        self.locked(py, |inner| Ok(inner.journal_mark()))
+    }
+
     /// Abort and discard all changes, or all except those in a journal.
     fn abort(&self, py: Python<'_>, keep: bool) -> PyResult<()> {
         if self.generation != generation() {

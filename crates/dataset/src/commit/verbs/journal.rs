@@ -136,6 +136,12 @@ impl Transaction {
         if self.journal.is_some() { Err(unable(what)) } else { Ok(()) }
     }
 
+    /// Return a number that the journal determines, or None if there is none.
+    pub fn journal_mark(&self) -> Option<u32> {
+        let [first, second, third, fourth, ..] = self.uuid.0;
+        self.journal.as_ref().map(|_| u32::from_be_bytes([first, second, third, fourth]))
+    }
+
     /// Return how many calls of an earlier process were repeated from the journal.
     pub fn restored(&self) -> u64 {
         self.journal.as_ref().map_or(0, |kept| kept.restored)

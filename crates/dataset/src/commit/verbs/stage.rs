@@ -49,7 +49,8 @@ impl Transaction {
         self.close_fragment()?;
         // A stage is known by its data files, and a fragment of nulls has none.
         if self.writer.fragments.iter().any(|fragment| fragment.files.is_empty()) {
-            return Err(Error::new("invalid-argument", "cannot stage samples whose values are all null").hint("append them instead"));
+            let text = "cannot stage: a run of samples has only nulls in tiled columns of fixed shape, and no other columns";
+            return Err(Error::new("invalid-argument", text).hint("append these samples instead, or give them a value in another column"));
         }
         self.writer.store_small()?;
         self.sync()?;

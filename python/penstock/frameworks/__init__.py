@@ -1,0 +1,1 @@
+"""Leaves that need other libraries: Arrow."""

@@ -1,0 +1,182 @@
+"""Converts views to Arrow: the record batches of `scan`, of the C stream that DuckDB, Polars and pandas read, and of exports.
+
+A leaf module, imported when it is needed. The core cuts a scan into groups (`Scan` in
+crates/dataset/src/read/scan.rs), and each column type builds its arrays. Source: Arrow columnar format 1.5, C stream interface.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.errors import InvalidInputError
+from penstock.frameworks.ahead import Ahead
+from penstock.values.checks import is_whole
+
+if TYPE_CHECKING:
+    from penstock.columns.column_type import ColumnType
+    from penstock.views.view import View
+
+
+# The key of a column's entry in the Penstock schema, in the metadata of an Arrow field.
+COLUMN = b"penstock.column"
+
+
+# The columns of a scan, with their types. Row ids and positions have none.
+Kinds = list[tuple[str, "ColumnType | None"]]
+
+
+def kinds_of(view: View, names: Sequence[str], halves: bool = True) -> Kinds:
+    """Return the types of the named columns. Without `halves`, float16 becomes float32."""
+
+    def of(kind: ColumnType | None) -> ColumnType | None:
+        if not halves and isinstance(kind, Scalar | Tensor) and kind.dtype == "float16":
+            return dataclasses.replace(kind, dtype="float32")
+        return kind
+
+    schema = view.schema
+    return [(name, of(schema.get(name))) for name in names]
+
+
+def arrow_schema(kinds: Kinds) -> pa.Schema:
+    """Return the Arrow schema of columns. Field metadata has each column's entry in the Penstock schema, as JSON."""
+    return pa.schema(
+        pa.field(name, pa.int64(), nullable=False)
+        if kind is None
+        else pa.field(name, kind.arrow_type(), metadata={COLUMN: json.dumps(kind.spec())})
+        for name, kind in kinds
+    )
+
+
+def reader(view: View, columns: Sequence[str] | None, batch_size: int, halves: bool = True) -> pa.RecordBatchReader:
+    """Return a reader over the whole view, in record batches of at most `batch_size` rows."""
+    view = view._as_it_is()
+    kinds = kinds_of(view, list(view.schema) if columns is None else view._named(columns) or [], halves)
+    return pa.RecordBatchReader.from_batches(arrow_schema(kinds), _heeding_exit(_scan(view, kinds, batch_size)))
+
+
+# Calls of `_heeding_exit` that are running Python code below a frame of Arrow.
+_inside: set[object] = set()
+_ending = False
+os.register_at_fork(after_in_child=_inside.clear)  # A forked child does not have these threads.
+
+
+def _heeding_exit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches until Python exits. Then, let daemon threads sleep here: Python would end them, and Arrow aborts when it meets that."""
+    while True:
+        if _ending and threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()
+        call = object()
+        _inside.add(call)
+        try:
+            batch = next(batches, None)
+        finally:
+            _inside.discard(call)
+        if batch is None:
+            return
+        yield batch
+        del batch  # Release this batch before the next one is read.
+
+
+@atexit.register
+def _await_calls() -> None:
+    """Wait up to 10 s until no thread is reading batches, and give the last one time to leave Python code."""
+    global _ending
+    _ending = True
+    end = time.monotonic() + 10
+    while _inside and time.monotonic() < end:
+        time.sleep(0.001)  # Arrow does not signal when its threads are done.
+    time.sleep(0.02)
+
+
+def _scan(view: View, kinds: Kinds, batch_size: int) -> Iterator[pa.RecordBatch]:
+    if not is_whole(batch_size) or batch_size <= 0:
+        raise InvalidInputError(f"cannot scan with batch_size={batch_size!r}: expected a whole number above 0")
+    batch_size = min(int(batch_size), max(1, len(view)))
+    view._view.take((0, 0), [name for name, _ in kinds], "flat")  # A missing column raises an error here, not mid-stream.
+    if not kinds or not len(view):
+        return _without_columns(len(view), batch_size)
+    return _batches(view, kinds, batch_size) if view._snapshot.mapped else _batches_ahead(view, kinds, batch_size)
+
+
+class _Rows:
+    """Reads rows of some columns as record batches."""
+
+    def __init__(self, view: View, kinds: Kinds) -> None:
+        self._view, self._names, self._kinds, self._schema = view, [name for name, _ in kinds], kinds, arrow_schema(kinds)
+        self._words = {name: pa.array(words, pa.string()) for name, kind in kinds if kind and (words := kind.words(view, name)) is not None}
+
+    def read(self, start: int, end: int, keep: bool) -> pa.RecordBatch:
+        """Read a range of rows. If `keep` is true, the block cache keeps the blocks that were read."""
+        batch = self._view._view.take((start, end), self._names, "flat", scan=keep)
+        arrays = [kind.to_arrow(batch[name], self._words.get(name)) if kind else pa.array(batch[name]) for name, kind in self._kinds]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _batches(view: View, kinds: Kinds, batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches from a view whose files are mapped."""
+    rows, cuts = _Rows(view, kinds), view._view.scan([name for name, _ in kinds], batch_size)
+    while (group := cuts.next(0)) is not None:
+        batch = rows.read(*group)
+        cuts.took(len(batch), _own_bytes(batch))
+        yield batch
+        del batch  # Release this batch before the next one is read.
+
+
+def _batches_ahead(view: View, kinds: Kinds, batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches cut from groups that other threads read ahead."""
+    rows, cuts = _Rows(view, kinds), view._view.scan([name for name, _ in kinds], batch_size)
+    groups: collections.deque[Ahead[pa.RecordBatch]] = collections.deque()
+
+    def read_ahead() -> None:
+        while (group := cuts.next(len(groups))) is not None:
+            groups.append(Ahead(partial(rows.read, *group)))
+
+    try:
+        read_ahead()
+        while groups:
+            group = groups.popleft().result()
+            most_rows, most_bytes = cuts.took(len(group), _own_bytes(group))
+            read_ahead()
+            yield from _cut(group, most_rows, most_bytes)
+            del group
+    finally:
+        for ahead in groups:
+            ahead.stop()
+
+
+def _own_bytes(batch: pa.RecordBatch) -> int:
+    """Return the size of a batch in bytes, not counting the dictionaries that all batches share."""
+    return sum(column.indices.nbytes if isinstance(column, pa.DictionaryArray) else column.nbytes for column in batch.columns)
+
+
+def _cut(group: pa.RecordBatch, most_rows: int, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Cut a group into batches of at most `most_rows` rows and `most_bytes` bytes. A single row may exceed `most_bytes`."""
+    row = 0
+    while row < len(group):
+        rows = most_rows
+        while rows > 1 and _own_bytes(group.slice(row, rows)) > most_bytes:
+            rows //= 2
+        yield group.slice(row, rows)
+        row += rows
+
+
+def _without_columns(rows: int, batch_size: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches that have rows but no columns."""
+    for start in range(0, rows, batch_size):
+        yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, rows - start), pa.struct([])))
+
+
+__all__ = ["COLUMN", "arrow_schema", "kinds_of", "reader"]

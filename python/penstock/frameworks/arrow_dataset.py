@@ -1,0 +1,96 @@
+"""A view as a `pyarrow.dataset.Dataset`, to which DuckDB, Polars and pyarrow push the columns and filters of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from penstock.errors import UnsupportedError
+from penstock.frameworks import arrow
+
+if TYPE_CHECKING:
+    from penstock.views.view import View
+
+Columns = Sequence[str] | Mapping[str, Any] | None
+
+
+class ArrowDataset(pads.Dataset):  # type: ignore[misc]
+    """The samples of a view. Reads only the columns that a query returns or that its filter names.
+
+    The base class has no native dataset here, so every method that would use it is replaced.
+    """
+
+    def __init__(self, view: View, condition: Any = None) -> None:
+        self._view = view
+        self._condition = condition
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema, with float32 for float16, which DuckDB does not read."""
+        return arrow.arrow_schema(arrow.kinds_of(self._view, list(self._view.schema), halves=False))
+
+    def scanner(self, columns: Columns = None, filter: Any = None, batch_size: int = 1 << 14, **options: Any) -> pads.Scanner:
+        """Begin a scan. `options` are pyarrow's; they have no effect, because Penstock reads ahead itself."""
+        condition = filter if self._condition is None else self._condition if filter is None else self._condition & filter
+        every = list(self._view.schema)
+        names = (
+            every if columns is None else list(columns) if not isinstance(columns, Mapping) else self._needed({"columns": dict(columns)})
+        )
+        needed = [*names, *([] if condition is None else self._needed({"columns": [], "filter": condition}))]
+        batches = arrow.reader(self._view, [name for name in every if name in needed], int(batch_size or 1 << 14), halves=False)
+        return pads.Scanner.from_batches(batches, columns=columns, filter=condition)
+
+    def _needed(self, query: Mapping[str, Any]) -> list[str]:
+        """Return the columns that the expressions of a query name: those without which it is invalid."""
+        schema = self.schema
+        return [name for name in schema.names if not _is_valid(query, pa.schema([field for field in schema if field.name != name]))]
+
+    def to_table(self, columns: Columns = None, filter: Any = None, **options: Any) -> pa.Table:
+        """Read the samples that a filter selects."""
+        return self.scanner(columns, filter, **options).to_table()
+
+    def to_batches(self, columns: Columns = None, filter: Any = None, **options: Any) -> Iterator[pa.RecordBatch]:
+        """Read the samples that a filter selects, in record batches."""
+        yield from self.scanner(columns, filter, **options).to_batches()
+
+    def count_rows(self, filter: Any = None, **options: Any) -> int:
+        """Return the number of samples that a filter selects. Without a filter, it reads nothing."""
+        if filter is None and self._condition is None:
+            return len(self._view)
+        return int(self.scanner([], filter, **options).count_rows())
+
+    def head(self, num_rows: int, columns: Columns = None, filter: Any = None, **options: Any) -> pa.Table:
+        """Read the first samples that a filter selects."""
+        return self.scanner(columns, filter, max(1, min(num_rows, 1 << 14)), **options).head(num_rows)
+
+    def take(self, indices: Any, columns: Columns = None, filter: Any = None, **options: Any) -> pa.Table:
+        """Read samples by position, among those that a filter selects."""
+        if filter is None and self._condition is None:
+            return ArrowDataset(self._view.select(pa.array(indices).to_numpy(zero_copy_only=False))).to_table(columns, **options)
+        return self.to_table(columns, filter, **options).take(pa.array(indices))
+
+    def filter(self, expression: Any) -> ArrowDataset:
+        """Return a dataset of the samples that an expression selects, in addition to earlier filters."""
+        return ArrowDataset(self._view, expression if self._condition is None else self._condition & expression)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ArrowDataset, (self._view, self._condition))
+
+    def _unsupported(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            "this method of pyarrow.dataset.Dataset needs files of a kind that pyarrow reads", hint="use to_table() first"
+        )
+
+    get_fragments = _get_fragments = replace_schema = join = join_asof = sort_by = _unsupported
+    partition_expression = property(_unsupported)
+
+
+def _is_valid(query: Mapping[str, Any], schema: pa.Schema) -> bool:
+    try:
+        pads.Scanner.from_batches([], schema=schema, **query)
+    except pa.ArrowInvalid:
+        return False
+    return True

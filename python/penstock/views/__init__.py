@@ -1,0 +1,1 @@
+"""Views: what users read a dataset through."""

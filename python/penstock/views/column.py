@@ -1,0 +1,205 @@
+"""`Column`: one column of a view, indexed like the view."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.columns.column_type import ColumnType
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.errors import InvalidInputError
+from penstock.values.checks import shown
+from penstock.values.dtypes import numpy_dtype
+from penstock.values.scalars import timestamp
+from penstock.views.keys import one_position, positions_of, slice_of
+from penstock.views.sample import unwrap
+
+if TYPE_CHECKING:
+    from penstock.views.view import View
+
+
+_SIGNS: dict[Callable[[Any, Any], Any], str] = {
+    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=",
+}  # fmt: skip
+
+
+def _words(value: object) -> list[Any] | None:
+    """Return the value or values as words, or None if they are not text."""
+    if isinstance(value, str):
+        return [value]
+    each = list(value) if isinstance(value, list | tuple | np.ndarray) and np.ndim(value) == 1 else []
+    return [str(word) for word in each] if each and all(isinstance(word, str) for word in each) else None
+
+
+class Column:
+    """One column of a view, indexed like the view: `ds["image"][5]`, `ds["label"][:]`, `ds["volume"][7, 0:64, 10]`.
+
+    Comparisons read all values of the column and return a mask, as in `ds[ds["year"] < 2000]`. They work for scalars, text, labels and
+    categories. A null compares as False, and as True with `!=`, except with another null.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://column", {"year": "int32", "label": ps.Label(["cat", "dog"]), "boxes": ps.Boxes()})
+    >>> receipt = ds.append({"year": [1999, 2001, None], "label": ["cat", "dog", "dog"]})
+    >>> ds["year"].dtype, ds["year"].shape, ds["boxes"].shape
+    (dtype('int32'), (3,), (3, None, 4))
+    >>> (ds["label"] == "dog").tolist(), (ds["year"] < 2000).tolist()
+    ([False, True, True], [True, False, False])
+    """
+
+    def __init__(self, view: View, name: str) -> None:
+        if name not in view.schema and name not in ("_row_id", "_position"):
+            view._view.take((0, 0), view._named([name]))  # Raises an error that lists the columns.
+        self._view = view
+        self.name = name
+
+    @property
+    def type(self) -> ColumnType:
+        """The column's type, as in `ds.schema`."""
+        return self._view.schema[self.name] if self.name in self._view.schema else Scalar("int64")
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The NumPy dtype of the values that reads return, or None for text, bytes, JSON, images and masks."""
+        name = self.type.read_dtype()
+        return None if name is None else numpy_dtype(name)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The number of samples, and the shape of one sample, with None for each dimension whose size differs between samples."""
+        return (len(self), *self.type.sample_shape())
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(operator.ne, other)
+
+    def __lt__(self, other: object) -> Any:
+        return self._compared(operator.lt, other)
+
+    def __le__(self, other: object) -> Any:
+        return self._compared(operator.le, other)
+
+    def __gt__(self, other: object) -> Any:
+        return self._compared(operator.gt, other)
+
+    def __ge__(self, other: object) -> Any:
+        return self._compared(operator.ge, other)
+
+    def _compared(self, compare: Callable[[Any, Any], Any], other: object) -> Any:
+        """Compare each value with one value, or with one value per sample."""
+        kind, sign = self.type, _SIGNS[compare]
+        if kind.type not in ("scalar", "text", "label", "category"):
+            raise InvalidInputError(
+                f"cannot compare column `{self.name}` with {sign}: it is {kind.describe()}",
+                hint=f'compare its values one by one: [… for value in ds["{self.name}"]]',
+            )
+        if other is None:
+            raise self._incomparable(sign, other, f'for nulls: [value is None for value in ds["{self.name}"]]')
+        others = np.zeros((), bool)
+        if isinstance(other, Column):
+            worded = other.type.type in ("text", "label", "category")
+            given, others = other._plain(worded)
+        else:
+            words = _words(other)
+            worded = words is not None
+            if worded and kind == Scalar("timestamp"):
+                words, worded = [timestamp(word, row) for row, word in enumerate(words or [])], False
+                other = words[0] if isinstance(other, str) else words
+            elif worded and kind.type == "label" and (unknown := set(words or []) - set(names := self._view.vocabulary(self.name))):
+                raise InvalidInputError(
+                    f"cannot compare column `{self.name}` with {min(unknown)!r}: it is not one of its labels",
+                    hint=f"labels: {', '.join(names[:20])}",
+                )
+            given = np.asarray(other, object if worded else None)
+        values, missing = self._plain(worded)
+        fits = given.dtype.kind in ("O" if worded else "biufcM") and all(
+            (array.dtype.kind == "M") == (values.dtype.kind == "M") for array in (given, values)
+        )
+        if (values.dtype.kind == "O") != worded or not fits or given.shape not in ((), (len(self),)):
+            raise self._incomparable(sign, other)
+        return np.where(missing | others, (compare is operator.ne) & (missing != others), compare(values, given).astype(bool))
+
+    def _plain(self, worded: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return all values, with words instead of codes if `worded` is true, and which of them are null."""
+        values = self[:]
+        if isinstance(values, list):
+            missing = np.array([value is None for value in values], bool)
+            return np.array(["" if value is None else value for value in values], object), missing
+        if worded and self.type.type in ("label", "category"):
+            return np.array([*self._view.vocabulary(self.name), ""], object)[np.ma.filled(values, -1)], np.ma.getmaskarray(values)
+        return np.ma.getdata(values), np.ma.getmaskarray(values)
+
+    def _incomparable(self, sign: str, other: object, hint: str | None = None) -> InvalidInputError:
+        wanted = "text" if self.dtype is None else f"{self.dtype}"
+        return InvalidInputError(
+            f"cannot compare column `{self.name}` with {sign} {shown(other)}: expected one {wanted}, or one for each of {len(self)} samples",
+            hint=hint,
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        """Read values. If the key is a tuple, its first item selects one or more samples, and the rest is an index into each tensor.
+
+        Costs the same as `take` for this column. For tiled samples, reads only the tiles that overlap the smallest contiguous slice around
+        the key.
+        """
+        view = self._view._view
+        if isinstance(key, tuple):
+            if len(key) < 2:
+                return self[key[0] if key else slice(None)]
+            kind = self._view.schema[self.name].type
+            if kind in ("text", "json", "bytes"):
+                raise InvalidInputError(
+                    f"cannot read a part of column `{self.name}`: {kind} values can only be read whole", code="invalid-argument"
+                )
+            return self._parts(key[0], key[1:])
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
+            return view.take(which, [self.name])[self.name]
+        position = one_position(key)
+        if position is None:
+            return view.take(positions_of(key, len(self)), [self.name])[self.name]
+        return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
+
+    def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
+        """Read a part of one sample, or of each of several samples. For tiled samples, reads only the tiles that contain the part."""
+        position = one_position(which) if not isinstance(which, slice) else None
+        if isinstance(which, slice):
+            positions = np.arange(len(self), dtype=np.int64)[which]
+        else:
+            positions = positions_of(which if position is None else [position], len(self))
+        kind = self._view.schema.get(self.name)
+        shapes = self._view._view.shapes(positions, self.name) if isinstance(kind, Tensor) else None
+        if shapes is None:
+            values = self[positions]
+            each = [unwrap(values, index) for index in range(len(values))]
+            parts = [None if value is None else value[key] for value in each]
+        else:
+            slices = [([], ()) if shape is None else slice_of(key, shape) for shape in shapes]
+            there = [index for index, shape in enumerate(shapes) if shape is not None]
+            read = self._view._view.slices(positions[there], self.name, [slices[index][0] for index in there])
+            parts = [None] * len(shapes)
+            for index, array in zip(there, read, strict=True):
+                part = array[slices[index][1]]
+                # Copy a small part so that it does not keep the whole slice in memory.
+                parts[index] = part.copy() if isinstance(part, np.ndarray) and 2 * part.nbytes < array.nbytes else part
+        return parts if position is None else parts[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), 256):
+            values = self[start : start + 256]
+            yield from (unwrap(values, index) for index in range(len(values)))
+
+    def __repr__(self) -> str:
+        return f"<penstock.Column {self.name!r} of {self._view!r}>"

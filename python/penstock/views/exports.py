@@ -1,0 +1,130 @@
+"""`Exports`: what converts a view to the tables and tensors of other libraries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock.loadable import Loadable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from penstock.views.view import View
+
+
+class Exports(Loadable):
+    """The base class of views. Libraries are imported when they are needed."""
+
+    def _of(self) -> View:
+        return cast("View", self)
+
+    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> pa.RecordBatchReader:
+        """Read all samples in order as record batches of `batch_size` rows. Samples appended during the scan are not included.
+
+        Returns a `pyarrow.RecordBatchReader`: iterate over it, or pass it to any library that reads Arrow.
+
+        A batch has fewer rows if it would otherwise take more than an eighth of the memory budget. Labels and categories become
+        dictionary<string>, images become binary, and ragged tensors become struct{data, shape}. The view is also an Arrow C stream,
+        so `duckdb.from_arrow`, `polars.from_arrow` and `pyarrow.table(ds)` accept it directly.
+        Cost: one copy. Holds one batch or, if files are not mapped, three groups, two of which are read ahead. A group takes 8 MiB or
+        more, up to 1/32 of the memory budget. If another thread is in a pyarrow call during a fork, pyarrow's allocator may deadlock in
+        the child. To avoid this, spawn children or set ARROW_DEFAULT_MEMORY_POOL=system. `take` does not have this limitation.
+        """
+        from penstock.frameworks import arrow
+
+        return arrow.reader(self._of(), columns, batch_size)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        from penstock.frameworks import arrow
+
+        return arrow.reader(self._of(), None, 4096).__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read all samples as a `pyarrow.Table`, with the types of `scan`.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://to-arrow", {"year": "int32"})
+        >>> receipt = ds.append({"year": [1999, None]})
+        >>> ds.to_arrow()["year"].to_pylist()
+        [1999, None]
+        """
+        return self.scan(columns, batch_size=1 << 16).read_all()
+
+    def to_arrow_dataset(self) -> Any:
+        """Return a `pyarrow.dataset.Dataset` of this view. DuckDB, Polars and pyarrow read from it only the columns that a query needs.
+
+        >>> import duckdb, penstock as ps
+        >>> ds = ps.create("memory://to-arrow-dataset", {"path": ps.Text(), "image": ps.Image()})
+        >>> receipt = ds.append({"path": ["a.jpg", "bc.jpg"]})
+        >>> photos = ds.to_arrow_dataset()
+        >>> duckdb.sql("SELECT max(length(path)) FROM photos").fetchall()
+        [(6,)]
+        """
+        from penstock.frameworks.arrow_dataset import ArrowDataset
+
+        return ArrowDataset(self._of()._as_it_is())
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Read all samples as a pandas frame. Labels and categories become categoricals, and whole numbers with nulls become nullable.
+
+        Tensors and boxes become arrays, one per sample. Images become their stored bytes.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://to-pandas", {"year": "int32", "label": ps.Label(["cat", "dog"])})
+        >>> receipt = ds.append({"year": [1999, None], "label": ["dog", "cat"]})
+        >>> ds.to_pandas()
+           year label
+        0  1999   dog
+        1  <NA>   cat
+        """
+        from penstock.frameworks import tables
+
+        return tables.to_pandas(self._of(), columns)
+
+    def to_polars(self, columns: Sequence[str] | None = None) -> Any:
+        """Read all samples as a Polars frame, with the types of `scan`.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://to-polars", {"year": "int32"})
+        >>> receipt = ds.append({"year": [1999, None]})
+        >>> ds.to_polars()["year"].to_list()
+        [1999, None]
+        """
+        from penstock.frameworks import tables
+
+        return tables.to_polars(self._of(), columns)
+
+    def to_torch(self, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """Read all samples as one batch of torch tensors; see `ps.torch.collate`. Nulls in columns of fixed shape are refused.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://to-torch", {"x": ps.Tensor((2,), "float32")})
+        >>> receipt = ds.append({"x": [[0, 1], [2, 3]]})
+        >>> ds.to_torch()["x"].shape
+        torch.Size([2, 2])
+        """
+        from penstock.torch import collate
+
+        return collate(self._of().take(range(len(self._of())), columns=columns))
+
+    def to_parquet(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> int:
+        """Write all samples to a Parquet file, and return their number. `import_data` restores the column types from the file.
+
+        The file is complete or absent: it is written under another name first. Cost: as for `scan`; holds a row group of 64 MiB.
+
+        >>> import pathlib, tempfile, penstock as ps
+        >>> ds = ps.create("memory://to-parquet", {"label": ps.Label(["cat", "dog"])})
+        >>> receipt = ds.append({"label": ["dog", None]})
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> ds.to_parquet(folder / "labels.parquet")
+        2
+        >>> report = ps.importers.import_data(folder / "labels.parquet", folder / "dataset")
+        >>> ps.open(folder / "dataset").schema["label"].names
+        ('cat', 'dog')
+        """
+        from penstock.frameworks import tables
+
+        return tables.to_parquet(self._of(), path, columns)

@@ -1,0 +1,382 @@
+"""`View`: a whole dataset, or selected positions in it. Views only read; `dataset.py` writes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
+from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
+from penstock.schema import TYPES, Schema, from_json
+from penstock.values.checks import whole
+from penstock.views.column import Column
+from penstock.views.exports import Exports
+from penstock.views.keys import names_of, one_position, positions_of, row_ids_of
+from penstock.views.sample import Sample, unwrap
+
+Batch = dict[str, Any]
+# Columns that every view has, in addition to those of its schema.
+EXTRAS = ("_row_id", "_position")
+
+
+@functools.lru_cache(maxsize=64)
+def _forms_of(columns: str) -> Mapping[str, str]:
+    """Return the form that batches use for each column, given the schema's JSON."""
+    return {column["name"]: TYPES[column["type"]].form_of(column) for column in json.loads(columns)}
+
+
+class View(Exports):
+    """Samples from one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
+
+    >>> import penstock as ps
+    >>> ds = ps.create("memory://view", {"number": "int32"})
+    >>> receipt = ds.append({"number": range(10)})
+    >>> view = ds.select([9, 3, 3])
+    >>> view["number"][:].tolist(), len(view), view[0]
+    ([9, 3, 3], 3, {'number': np.int32(9)})
+    """
+
+    _snapshot: _core.Snapshot
+    _view: _core.View
+    # An extra column that is stored in its own files, as in `ps.files`.
+    _files: _core.Files | None = None
+    # The columns that this view has, or None for all.
+    _chosen: tuple[str, ...] | None = None
+
+    def __init__(self, snapshot: _core.Snapshot, view: _core.View, columns: tuple[str, ...] | None = None) -> None:
+        self._snapshot = snapshot
+        self._view = view
+        self._forms = _forms_of(snapshot.columns)
+        self._chosen = columns
+
+    @property
+    def uri(self) -> str:
+        """The location of the dataset."""
+        return self._snapshot.uri
+
+    @property
+    def snapshot(self) -> str:
+        """The id of the snapshot that this view reads, for `ps.open(snapshot=…)`."""
+        return self._snapshot.id
+
+    @property
+    def schema(self) -> Schema:
+        """The column types by name."""
+        schema = from_json(self._snapshot.columns)
+        return schema if self._chosen is None else Schema({name: schema[name] for name in self._chosen})
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema)
+
+    @property
+    def _identity(self) -> str:
+        """The id by which loader states identify the dataset."""
+        return self._snapshot.dataset_id
+
+    def _as_it_is(self) -> View:
+        """Return a view that stays at its snapshot."""
+        return self
+
+    def _pin(self, name: str) -> None:
+        self._snapshot.pin(name)
+
+    def _other(self, what: str, samples: int) -> str:
+        """Return the error hint for a state whose `what` differs and which was taken with `samples` samples."""
+        return f"open the {what} that the state was taken with"
+
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
+        """Return sizes of these columns in bytes: stored, decoded, one block of each, the range from first to last block, and one sample.
+
+        Block sizes count only columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
+        that have the column.
+        """
+        return self._snapshot.column_bytes(list(columns))
+
+    def _counts(self) -> int:
+        """Return the id of the counters that `stats` reads. Views that share counters return the same id."""
+        return self._snapshot.handle()
+
+    def _kept_bytes(self, columns: Sequence[str]) -> tuple[int, int, int]:
+        """Return how many bytes of unmapped data files remain in memory after these columns are read: the total, the maximum per file, and
+        the limit.
+        """
+        return self._snapshot.kept_bytes(list(columns))
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def take(
+        self,
+        positions: npt.ArrayLike | None = None,
+        *,
+        row_ids: npt.ArrayLike | None = None,
+        columns: Sequence[str] | None = None,
+        decode: bool = True,
+        on_corrupt: str = "raise",
+    ) -> Batch:
+        """Read samples by position or row id, in the given order. Duplicates are allowed; negative positions count from the end.
+
+        Shapes: for positions (N,), fixed columns are (N, …) arrays, masked where there are nulls; text, bytes, JSON and images are lists;
+        ragged tensors, boxes and keypoints are `Ragged`. `columns` may also name `_row_id` and `_position`.
+        Cost: one copy; a block is verified once per process. `decode=False` returns the stored bytes of media.
+        Raises: OutOfRangeError (position-out-of-range), NotFoundError (row-id-not-found, column-not-found), CorruptError
+        (block-checksum, media-undecodable), unless `on_corrupt="null"`.
+        Source: spec/format-v1.md section 11.
+        """
+        if (positions is None) == (row_ids is None):
+            raise InvalidInputError("cannot take: expected either positions or row_ids")
+        form = "decoded" if decode else "stored"
+        names = self._named(columns)
+        if row_ids is not None:
+            found = self._view.positions_of(row_ids_of(row_ids))
+            chosen = self._view.positions()
+            if chosen is not None:
+                outside = np.flatnonzero(~np.isin(np.asarray(found, np.int64), chosen))
+                if len(outside):
+                    wrong = np.asarray(row_ids).reshape(-1)[outside[0]]
+                    raise NotFoundError(
+                        f"cannot find row id {wrong}: its sample is not in this view",
+                        code="row-id-not-found",
+                        hint="take the sample from the dataset",
+                    )
+            return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
+        return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
+
+    def _named(self, columns: Sequence[str] | None) -> list[str] | None:
+        """Return the columns to read, or None for all. Refuses columns that this view does not have."""
+        if self._chosen is None:
+            return names_of(columns)
+        names = list(self._chosen) if columns is None else names_of(columns) or []
+        for name in names:
+            if name not in self._chosen and name not in EXTRAS:
+                raise NotFoundError(
+                    f"cannot read column `{name}`: the view has no such column",
+                    code="column-not-found",
+                    hint=f"columns: {', '.join(self._chosen)}",
+                )
+        return names
+
+    def __getitem__(self, key: Any) -> Any:
+        """Read a sample (`ds[5]`) or a batch (`ds[5:10]`, `ds[[9, 2]]`, a mask), or return a column (`ds["image"]`, see `Column`) or a view
+        with some columns (`ds[["image", "label"]]`, see `select_columns`).
+        """
+        if isinstance(key, str):
+            return Column(self, key)
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
+            return self._view.take(which, self._named(None))
+        if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
+            return self.select_columns(key)
+        position = one_position(key)
+        if position is None:
+            return self._view.take(positions_of(key, len(self)), self._named(None))
+        return self._sample(self._view.take(np.array([position], dtype=np.int64), self._named(None)), 0)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether the view has a column with this name.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://contains", {"year": "int32"})
+        >>> "year" in ds, "month" in ds
+        (True, False)
+        """
+        if not isinstance(name, str):
+            raise InvalidInputError(
+                f"cannot search for a {type(name).__name__}: expected the name of a column",
+                hint='to search for a value, compare a column: (ds["year"] == 1999).any()',
+            )
+        return name in self.schema
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.columns
+
+    def _sample(self, batch: Batch, index: int) -> Sample:
+        sample = Sample((name, unwrap(values, index)) for name, values in batch.items())
+        sample.forms = self._forms
+        return sample
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._as_it_is()._samples()
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(self), 64):
+            batch = self[start : start + 64]
+            for index in range(min(64, len(self) - start)):
+                yield self._sample(batch, index)
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """Read all samples in order, as batches of `batch_size` samples; the last one may be shorter. For training, use `loader`.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://batches", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(5)})
+        >>> [batch["number"].tolist() for batch in ds.batches(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        size, view = whole(batch_size, "batch_size", 1), self._as_it_is()
+        return (view[start : start + size] for start in range(0, len(view), size))
+
+    def select(self, positions: npt.ArrayLike | slice) -> View:
+        """Select positions of this view, in the given order: a list, array, range, slice or mask. Duplicates are allowed.
+
+        Cost: 8 bytes per position; no reads.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://select", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(10)})
+        >>> ds.select([9, 3])["number"][:].tolist(), ds.select(slice(-2, None))["number"][:].tolist()
+        ([9, 3], [8, 9])
+        """
+        return View(self._snapshot, self._view.select(positions_of(positions, len(self))), self._chosen)
+
+    def select_columns(self, columns: Sequence[str]) -> View:
+        """Choose the columns that reads, loaders and Arrow streams of the returned view have, in this order. Cost: no reads.
+
+        Raises: NotFoundError (column-not-found).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://select-columns", {"year": "int32", "caption": ps.Text()})
+        >>> receipt = ds.append({"year": [1999], "caption": ["a cat"]})
+        >>> ds.select_columns(["caption"])[0], ds[["caption", "year"]].columns
+        ({'caption': 'a cat'}, ['caption', 'year'])
+        """
+        names = names_of(columns) or []
+        if not names:
+            raise InvalidInputError("cannot choose columns: the list is empty", hint=f"columns: {', '.join(self.schema)}")
+        view = self._as_it_is()
+        view._view.take((0, 0), view._named(names))  # Raises an error if a column is missing.
+        if extra := [name for name in names if name in EXTRAS]:
+            raise InvalidInputError(f"cannot choose `{extra[0]}`: it is not a column", hint=f'request it in reads: columns=["{extra[0]}"]')
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidInputError(f"cannot choose column `{twice}` twice", hint="loaders can return a column twice: outputs=")
+        return View(self._snapshot, self._view, tuple(names))
+
+    def head(self, count: int = 5) -> View:
+        """Select the first samples. Notebooks show them as a table.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://head", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(10)})
+        >>> ds.head(2)["number"][:].tolist()
+        [0, 1]
+        """
+        return self.select(slice(0, whole(count, "count", 0)))
+
+    def sample(self, count: int, seed: int = 0) -> View:
+        """Select `count` different samples at random. Which ones depends only on the seed and their row ids.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://sample", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(100)})
+        >>> ds.sample(3, seed=1)["number"][:].tolist() == ds.select(range(100)).sample(3, seed=1)["number"][:].tolist()
+        True
+        """
+        from penstock.views import choose
+
+        return choose.sample(self, count, seed)
+
+    def split(self, fractions: Mapping[str, float], *, seed: int = 0, by: str | None = None, group: str | None = None) -> dict[str, View]:
+        """Split the samples at random into parts with these fractions, which add up to 1. Returns a dict of views, each in this view's order.
+
+        The part of a sample depends only on its row id, the seed and the fractions. It stays the same when samples are appended or deleted,
+        so a test sample never becomes a training sample. Sizes are therefore within a few samples of the fractions.
+        `group` is a column: all samples with the same value are in the same part, and sizes depend on the groups' sizes. Samples
+        without a value are groups of their own. `by` is a column, such as a label: each of its values is split with exact sizes.
+        New samples can then move a few others to another part; to prevent this, store the parts in a column.
+
+        Cost: reads the row ids and these two columns. Source: Owen, "Randomly permuted (t,m,s)-nets" (1995).
+        Raises: InvalidInputError, NotFoundError (column-not-found).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://split", {"label": ps.Label(["cat", "dog"])})
+        >>> receipt = ds.append({"label": ["cat", "dog"] * 50})
+        >>> {name: len(part) for name, part in ds.split({"train": 0.8, "test": 0.2}).items()}
+        {'train': 80, 'test': 20}
+        >>> sum(ds.split({"train": 0.8, "test": 0.2}, by="label")["test"]["label"][:])
+        np.int64(10)
+        """
+        from penstock.views import choose
+
+        return choose.split(self, fractions, seed, (by, group))
+
+    def filter(
+        self,
+        function: Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | bool = False,
+    ) -> View:
+        """Select the samples for which `function(sample)` returns true.
+
+        The function gets a dict of `columns`: name only those that it needs, because all of them are read. `progress=True` shows a
+        progress bar; a function is called as `progress(done, total)` after each batch.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://filter", {"number": "int32"})
+        >>> receipt = ds.append({"number": range(10)})
+        >>> ds.filter(lambda sample: sample["number"] % 5 == 0, columns=["number"])["number"][:].tolist()
+        [0, 5]
+        """
+        from penstock.views import choose
+
+        return choose.filtered(self, function, columns, progress)
+
+    def vocabulary(self, column: str) -> list[str]:
+        """List the words of a label or category column in code order."""
+        self._named([column])
+        kind = self.schema.get(column)
+        names = getattr(kind, "names", None)
+        return list(names) if names is not None else self._snapshot.vocabulary(column)
+
+    def torch(self, columns: Sequence[str] | None = None) -> Any:
+        """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
+        from penstock.torch import TorchDataset
+
+        return TorchDataset(self, columns)
+
+    def stats(self) -> dict[str, int]:
+        """Return counts of this handle's storage operations so far.
+
+        `reads`, `ranges`, `maps`, `lookups`, `lists`, `puts`, `creates`, `syncs`, `deletes` and their `…_bytes` count operations on
+        the dataset. `requests`, `received_bytes`, `retries` and `hedges` count the resulting network traffic. Cost: no reads.
+
+        >>> import penstock as ps
+        >>> ps.create("memory://stats", {"year": "int32"}).stats()["creates"]
+        1
+        """
+        return dict(self._snapshot.counters())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.uri.startswith("memory://"):
+            raise UnsupportedError(f"cannot pickle `{self.uri}`: memory:// exists in only one process", code="unsupported-storage")
+        positions = self._view.positions()
+        return (_reopen, (self.uri, self.snapshot, self._snapshot.options(), positions, self._chosen))
+
+    def _repr_html_(self) -> str:
+        """Show the first samples in a notebook. Samples that cannot be read are shown as null."""
+        from penstock.views import html
+
+        return html.page(self)
+
+    def __repr__(self) -> str:
+        return f"<penstock.{type(self).__name__} {self.uri!r}: {len(self)} samples, {len(self.schema)} columns, snapshot {self.snapshot}>"
+
+
+def _reopen(
+    uri: str,
+    snapshot: str,
+    options: tuple[list[tuple[str, str]], str],
+    positions: npt.NDArray[np.int64] | None,
+    columns: tuple[str, ...] | None,
+) -> View:
+    core = _core.open(uri, snapshot, *options)
+    return View(core, core.view(positions), columns)
