@@ -78,7 +78,7 @@ def test_a_split_is_a_function_of_row_ids():
     ds = made("split", 1000)
     parts = parts_of(ds, seed=5)
     assert {name: len(part) for name, part in parts.items()} == {"train": 700, "val": 100, "test": 200}
-    assert sorted(sum(parts.values(), [])) == list(range(1000)) and all(part == sorted(part) for part in parts.values())
+    assert sorted(n for part in parts.values() for n in part) == list(range(1000)) and all(part == sorted(part) for part in parts.values())
     assert parts == parts_of(ds, seed=5) != parts_of(ds, seed=6)
     with ds.transaction() as tx:
         tx.append({"n": range(1000, 1500)})
@@ -140,7 +140,7 @@ def test_samples_are_chosen_by_seed_and_filters_name_the_sample(capfd):
     assert len({*chosen}) == 20 and chosen == ds.sample(20, seed=3)["n"][:].tolist() != ds.sample(20, seed=4)["n"][:].tolist()
     assert sorted(ds.sample(200)["n"][:].tolist()) == list(range(200)) and len(ds.sample(0)) == 0
     counts = np.bincount(np.concatenate([ds.sample(10, seed=seed)["n"][:] for seed in range(400)]), minlength=200)
-    assert 3 < counts.min() and counts.max() < 45
+    assert counts.min() > 3 and counts.max() < 45
     seen = []
     kept = ds.filter(lambda sample: sample["n"] % 50 == 0, columns=["n"], progress=lambda done, total: seen.append((done, total)))
     assert kept["n"][:].tolist() == [0, 50, 100, 150] and kept.columns == ds.columns and seen[-1] == (200, 200)
@@ -171,7 +171,7 @@ def test_columns_compare_by_value_and_never_quietly():
     for found, expected in (
         (ds["n"] == 2, [False, True, False]),
         (ds["n"] != 2, [True, False, True]),
-        (2 > ds["n"], [True, False, False]),
+        (ds["n"] < 2, [True, False, False]),
         (ds["n"] >= [1, 3, 1], [True, False, False]),
         (ds["label"] == "b", [False, True, False]),
         (ds["label"] == 1, [False, True, False]),
