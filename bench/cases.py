@@ -195,7 +195,8 @@ def memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         os.link(source / "first", source / f"{number:05d}")
     script = """
 import sys, pathlib, time, penstock as ps
-from penstock import importers, arrow
+from penstock import importers
+from penstock.frameworks import arrow
 peak = lambda: int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
 ds = ps.create(sys.argv[2] + "-warm", {"file": ps.Bytes()}); ds.append({"file": [b"x"]}); ds[0]
 before, begin = peak(), time.perf_counter()

@@ -50,7 +50,8 @@ def peak_growth(program, *arguments):
     head = """
 import sys, numpy as np, penstock as ps
 from measured import peak
-from penstock import importers, arrow
+from penstock import importers
+from penstock.frameworks import arrow
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[1] + "-warm", {"x": "int8"}); tiny.append({"x": [1]}); tiny[0]
 """

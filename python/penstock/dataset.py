@@ -11,6 +11,7 @@ from penstock import _core
 from penstock.changes import backfill, inputs
 from penstock.changes.checks import text_of
 from penstock.changes.stage import Stage
+from penstock.changes.tables import Table, columns_of
 from penstock.errors import InvalidInputError
 from penstock.history.versions import Versions, Which, author_of, snapshot_id_of
 from penstock.schema import from_json, to_json
@@ -179,8 +180,11 @@ class Dataset(Versions):
         self._fixed = False
         return self
 
-    def append(self, columns: Mapping[str, Any], *, message: str = "append", validate: str = "header") -> Receipt:
+    def append(self, columns: Table, *, message: str = "append", validate: str = "header") -> Receipt:
         """Append samples as one commit. `columns` maps column names to one value per sample. None is a null; omitted columns are all null.
+
+        `columns` may also be a pandas or Polars frame, a pyarrow table, a Hugging Face dataset, or a list of dicts. It may be a stream: an
+        Arrow reader, or a generator that yields rows or tables. The index of a frame is not stored.
 
         Cost: encodes on all threads, writes the bytes to data files once, then syncs four times (twice for up to 2 KiB). `validate="decode"` checks every pixel
         of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
@@ -192,6 +196,8 @@ class Dataset(Versions):
         >>> ds = ps.create("memory://append", {"year": "int32"})
         >>> ds.append({"year": [1999, None]}).row_ids.tolist()
         [0, 1]
+        >>> ds.append({"year": year} for year in (2000, 2001)).row_ids.tolist()
+        [2, 3]
         """
         if self._fixed:  # The user may expect that the samples follow those of this snapshot.
             raise InvalidInputError(
@@ -200,6 +206,10 @@ class Dataset(Versions):
             )
         snapshot = self._snapshot
         schema = from_json(snapshot.columns)
+        if columns_of(columns, "append") is None:
+            with self.transaction(message) as transaction:
+                transaction.append(columns, validate=validate)
+            return transaction.receipt
         ready, samples = inputs.ready(schema, columns, "append to")
         parts = inputs.parts(schema, ready, samples)
         if len(parts) == 1:
@@ -245,7 +255,7 @@ class Dataset(Versions):
         """
         return Transaction(self, message, author if author is not None else author_of(), properties, isolation, journal)
 
-    def stage(self, columns: Mapping[str, Any], *, validate: str = "header") -> Stage:
+    def stage(self, columns: Table, *, validate: str = "header") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.
 
         `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape are refused. When this returns, the files are durable. They are not part of any snapshot.

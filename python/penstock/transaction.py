@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.changes import inputs
+from penstock.changes import inputs, tables
 from penstock.changes.call import Calls
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.provisional import Mark
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
+from penstock.changes.tables import Table
 from penstock.errors import ClosedError, Error, InvalidInputError
 from penstock.schema import Schema, from_json
 from penstock.views.keys import names_of
@@ -95,8 +96,8 @@ class Transaction(SchemaChanges):
             raise ClosedError("cannot return a receipt: the transaction has not been committed")
         return self._receipt
 
-    def append(self, columns: Mapping[str, Any], *, validate: str = "header") -> npt.NDArray[np.int64]:
-        """Add samples to the transaction. `columns` maps column names to one value per sample; see `Dataset.append`.
+    def append(self, columns: Table, *, validate: str = "header") -> npt.NDArray[np.int64]:
+        """Add samples to the transaction. `columns` maps column names to one value per sample, or is another table; see `Dataset.append`.
 
         Returns provisional row ids, one per sample, which are negative. `update` and `delete` of this transaction accept them. The
         final row ids are in `receipt`.
@@ -104,17 +105,33 @@ class Transaction(SchemaChanges):
         # Another thread may append between two slices.
         return self._mark.outward(_ids_of(self.append_runs(columns, validate)))
 
-    def append_runs(self, columns: Mapping[str, Any], validate: str) -> list[tuple[int, int]]:
-        """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length."""
+    def append_runs(self, columns: Table, validate: str, first_row: int = 0) -> list[tuple[int, int]]:
+        """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length. `first_row` is the number of the
+        first sample in the user's input, for errors.
+        """
+        if tables.columns_of(columns, "append") is None:
+            return self._append_stream(columns, validate)
         ready, samples = inputs.ready(self._schema, columns, "append to")
-        return self.append_parts(ready, self._parts(ready, samples), validate)
+        return self.append_parts(ready, self._parts(ready, samples), validate, first_row)
 
-    def append_parts(self, ready: Mapping[str, Any], parts: Iterable[tuple[int, int]], validate: str) -> list[tuple[int, int]]:
+    def _append_stream(self, stream: Any, validate: str) -> list[tuple[int, int]]:
+        if self._journal is not None:
+            raise InvalidInputError("cannot append a stream: this transaction has a journal", hint="append its parts, one call each")
+        runs: list[tuple[int, int]] = []
+        with self._calls.begin() as call:
+            for columns in tables.pieces(stream, self._schema, "append"):
+                runs += self.append_runs(columns, validate, sum(count for _, count in runs))
+                call.changed = True
+        return runs
+
+    def append_parts(
+        self, ready: Mapping[str, Any], parts: Iterable[tuple[int, int]], validate: str, first_row: int = 0
+    ) -> list[tuple[int, int]]:
         """Add these parts of columns that can be sliced. Returns runs of provisional row ids, as `append_runs` does."""
         runs = []
         with self._calls.begin() as call:
             for start, end in parts:
-                runs.append((self.append_slice(ready, start, end, validate), end - start))
+                runs.append((self.append_slice(ready, start, end, validate, first_row), end - start))
                 call.changed = True
         return runs
 
@@ -347,12 +364,13 @@ class Transaction(SchemaChanges):
             )
         return parts
 
-    def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str) -> int:
+    def append_slice(self, ready: Mapping[str, Any], start: int, end: int, validate: str, first_row: int = 0) -> int:
         """Append rows start…end of columns that can be sliced. One call to the core appends either all of these rows or none.
 
         Returns the provisional row id of the first of them.
         """
-        return self._core.append(inputs.prepared(self._schema, ready, start, end, "append to"), validate, start)
+        prepared = inputs.prepared(self._schema, ready, start, end, "append to", first_row)
+        return self._core.append(prepared, validate, first_row + start)
 
     def commit(self) -> Receipt:
         """Commit now and move the dataset handle to the new snapshot. Cost on a local disk: two syncs for up to 2 KiB, else four."""

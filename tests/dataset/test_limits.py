@@ -126,7 +126,8 @@ def test_memory_of_a_large_import_is_bounded_by_the_budget(root, tmp_path, megab
             os.link(first, path)
     script = """
 import sys, pathlib, penstock as ps
-from penstock import importers, arrow
+from penstock import importers
+from penstock.frameworks import arrow
 from measured import peak
 ps.configure(memory_bytes=64 << 20, threads=2)
 tiny = ps.create(sys.argv[2] + "-warm", {"file": ps.Bytes()}); tiny.append({"file": [b"x"]}); tiny[0]

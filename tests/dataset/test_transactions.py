@@ -63,7 +63,7 @@ def test_an_interrupted_append_is_not_committed_in_part(root, monkeypatch):
     ds = ps.create(root, {"x": ps.Tensor((1 << 20,), "uint8")})
     slices = []
 
-    def interrupted(self, ready, start, end, validate):
+    def interrupted(self, ready, start, end, validate, first_row=0):
         slices.append(start)
         if start > 0:
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes.checks import named_pull, naming
+from penstock.changes.tables import columns_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.schema import Schema
 from penstock.values.slices import slices
@@ -17,10 +18,12 @@ from penstock.values.slices import slices
 Ids = npt.NDArray[np.int64]
 
 
-def ready(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
-    """Check the columns' names and lengths. Returns values that can be sliced, and the number of samples."""
-    if not isinstance(columns, Mapping):
-        raise InvalidInputError(f"cannot {verb} a {type(columns).__name__}: expected a dict of column names to values")
+def ready(schema: Schema, table: Any, verb: str) -> tuple[dict[str, Any], int]:
+    """Check the names and lengths of a table's columns. Returns values that can be sliced, and the number of samples."""
+    doing = verb.split()[0]
+    columns = columns_of(table, doing)
+    if columns is None:
+        raise InvalidInputError(f"cannot {doing} a {type(table).__name__}: expected a table in memory", hint="only append takes streams")
     found = {}
     for name, values in columns.items():
         if name not in schema:
@@ -55,12 +58,12 @@ def parts(schema: Schema, found: Mapping[str, Any], samples: int) -> list[tuple[
     return list(slices(found.values(), samples, [schema[name].row_bytes() for name in found]))
 
 
-def prepared(schema: Schema, found: Mapping[str, Any], start: int, end: int, verb: str) -> dict[str, Any]:
-    """Convert rows start…end to forms that the core accepts."""
+def prepared(schema: Schema, found: Mapping[str, Any], start: int, end: int, verb: str, first_row: int = 0) -> dict[str, Any]:
+    """Convert rows start…end to forms that the core accepts. `first_row` is the number of row 0 in the user's input, for errors."""
     made = {}
     for name, values in found.items():
-        with naming(name, start, verb):
+        with naming(name, first_row + start, verb):
             made[name] = schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
             if made[name][0] == "pulled":
-                made[name] = ("pulled", named_pull(name, start, verb, made[name][1]), *made[name][2:])
+                made[name] = ("pulled", named_pull(name, first_row + start, verb, made[name][1]), *made[name][2:])
     return made

@@ -27,6 +27,10 @@ class Boxes(ColumnType):
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "format": self.format, "of": self.of}
 
+    @property
+    def rank(self) -> int | None:
+        return 2
+
     def prepare(self, values: Any) -> Prepared:
         return ragged(values, (None, 4), "float32")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
-from penstock.values.containers import rows_of
+from penstock.values.containers import rank_of, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +38,16 @@ class ColumnType:
     def rows(self, values: Any) -> Any:
         """Return all values as a container that can be sliced."""
         return rows_of(values)
+
+    def is_one(self, value: Any) -> bool | None:
+        """Return whether a value is that of one sample, rather than one per sample, or None if it may be either."""
+        rank, own = rank_of(value), self.rank
+        return None if rank is None or own is None else rank <= own
+
+    @property
+    def rank(self) -> int | None:
+        """The number of dimensions of one sample as callers give it, or None if it is not known."""
+        return 0
 
     def row_bytes(self) -> int:
         """Return the size in bytes of each prepared value, including nulls; 0 if the sizes differ."""

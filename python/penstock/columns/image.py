@@ -42,5 +42,9 @@ class Image(ColumnType):
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, None, None)
 
+    @property
+    def rank(self) -> int | None:
+        return 3
+
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=False)

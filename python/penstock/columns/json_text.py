@@ -42,6 +42,10 @@ class Json(ColumnType):
 
     type = "json"
 
+    @property
+    def rank(self) -> int | None:
+        return None
+
     def prepare(self, values: Any) -> Prepared:
         items: list[str | None] = []
         for row, value in enumerate(items_of(values)):

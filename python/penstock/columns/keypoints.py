@@ -29,6 +29,10 @@ class Keypoints(ColumnType):
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "points": self.points, "dimensions": self.dimensions, "of": self.of}
 
+    @property
+    def rank(self) -> int | None:
+        return 3
+
     def prepare(self, values: Any) -> Prepared:
         return ragged(values, (None, self.points, self.dimensions), "float32")
 

@@ -27,5 +27,9 @@ class Mask(ColumnType):
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, None)
 
+    @property
+    def rank(self) -> int | None:
+        return 2
+
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=True)

@@ -68,6 +68,10 @@ class Tensor(ColumnType):
     def fits(self, values: Any) -> bool:
         return is_plain(values, self.shape, self.dtype)
 
+    @property
+    def rank(self) -> int | None:
+        return len(self.shape)
+
     def prepare(self, values: Any) -> Prepared:
         large = pulled(values, self.shape, self.dtype, self.tile)
         if large is not None:

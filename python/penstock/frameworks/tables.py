@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import secrets
@@ -48,6 +49,9 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
             made[name] = pd.Series(each)
         else:
             column = table.column(name)
+            if name in schema and schema[name].type == "json":
+                made[name] = pd.Series([None if text is None else json.loads(text) for text in column.to_pylist()], dtype=object)
+                continue
             made[name] = column.to_pandas(types_mapper=nullable.get if column.null_count else None)
     return pd.DataFrame(made)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
-from penstock.columns.json_text import Json
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import tables
@@ -37,9 +35,10 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
     typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
     if len(typed) != len(schema.names):
         raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
-    own = {name: tables.restored([found.field(name) for found in schemas if name in found.names]) for name in typed}
+    noted = tables.noted(schemas)
     kinds = {
-        name: options.types.get(name) or own[name] or _guard(files[0], partial(_infer, files, kind, name)) for name, kind in typed.items()
+        name: options.types.get(name) or noted.get(name) or _guard(files[0], partial(_infer, files, kind, name))
+        for name, kind in typed.items()
     }
     # An exported column may belong to an image column that was not exported.
     kinds = {
@@ -66,7 +65,7 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
             following = partial(_guard, file, partial(next, batches, None))
             # The next batch is read while the current one is stored.
             for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
-                yield _chunk(file, batch, kinds, first)
+                yield _chunk(file, batch, kinds, first, noted)
                 first += batch.num_rows
             progress["done"] += file.stat().st_size
 
@@ -150,7 +149,9 @@ def _infer(files: list[pathlib.Path], kind: pa.DataType, name: str) -> ColumnTyp
     return tables.media_type(None)
 
 
-def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnType], first: int) -> Chunk:
+def _chunk(
+    file: pathlib.Path, batch: pa.RecordBatch, kinds: Mapping[str, ColumnType], first: int, noted: Mapping[str, ColumnType]
+) -> Chunk:
     def named(row: int) -> str:
         return f"{file}: row {first + row}"
 
@@ -165,8 +166,9 @@ def _chunk(file: pathlib.Path, batch: pa.RecordBatch, kinds: dict[str, ColumnTyp
             texts = tables.decoded(array).cast(pa.string())
             array, bad = tables.timestamps(texts)
             problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
-        if isinstance(kind, Json) and isinstance(tables.restored([batch.schema.field(name)]), Json):
-            columns[name] = [None if text is None else json.loads(text) for text in array.to_pylist()]
+        plain = tables.as_noted(array, kind, noted.get(name))
+        if plain is not None:
+            columns[name] = plain
             continue
         try:
             columns[name] = _guard(file, partial(tables.values, array, kind))

@@ -20,6 +20,7 @@ from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.source import Chunk, OpenedSource, Options, Refusal
 from penstock.values.checks import is_null, is_null_word
+from penstock.values.containers import from_torch
 from penstock.values.dtypes import dtype_name
 from penstock.values.slices import size_of
 
@@ -129,6 +130,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
     present = [value for value in values if not (is_null_word(value) if words else is_null(value))]
     if not present:
         return Text()
+    present = [from_torch(value)[()] if hasattr(value, "detach") else value for value in present]
     present = [value for value in present if not isinstance(value, datetime.timedelta | np.timedelta64)]
     if not present:
         return Scalar("int64")  # Appending refuses durations, because the user must choose the unit.

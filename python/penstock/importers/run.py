@@ -21,7 +21,7 @@ from penstock.columns.image import Image
 from penstock.columns.mask import Mask
 from penstock.dataset import Dataset, create, open
 from penstock.errors import Error, InvalidInputError, NotFoundError
-from penstock.importers import csv, images, jsonl, parquet, rows, tables
+from penstock.importers import csv, frames, images, jsonl, parquet, rows, tables
 from penstock.importers.source import Chunk, FolderOptions, OpenedSource, Options, Refusal, TextOptions, checked_patterns
 from penstock.schema import from_json, to_json
 from penstock.transaction import Transaction
@@ -87,7 +87,7 @@ def detect(source: pathlib.Path) -> str:
 
 # Over 6 parameters: each is a user option, passed by keyword.
 def import_data(
-    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+    source: Any,
     destination: str | os.PathLike[str],
     *,
     format: str = "auto",
@@ -99,7 +99,9 @@ def import_data(
     progress: Callable[[int, int | None, str], None] | None = None,
     **options: Any,
 ) -> Report:
-    """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, or any iterable of dicts, as one commit.
+    """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, a table in memory, or any iterable of dicts, as one commit.
+
+    A table is a pandas or Polars frame, an Arrow table or reader, a dict of columns, or a Hugging Face dataset.
 
     Appends to the branch if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; missing types
     are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
@@ -153,8 +155,16 @@ def _own_options(options: type[Options]) -> set[str]:
 
 def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any]) -> tuple[OpenedSource, str]:
     if not isinstance(source, str | os.PathLike):
+        table = frames.open_source(source, common)
+        if table is not None:
+            return table, "table"
         if not isinstance(source, Iterable):
-            raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path or an iterable of dicts")
+            raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path, a table, or an iterable of dicts")
+        if isinstance(source, Iterator):
+            first = list(itertools.islice(source, 1))
+            source = itertools.chain(first, source)
+            if first and frames.is_table(first[0]):
+                return frames.open_tables(source, common), "tables"
         return rows.open_source(source, common), "iterable"
     if "://" in str(source):
         raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")

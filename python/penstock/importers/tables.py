@@ -79,6 +79,45 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     )
 
 
+def noted(schemas: list[pa.Schema]) -> dict[str, ColumnType]:
+    """Return the column types that the metadata of Arrow schemas state: Penstock's own, and the class names of Hugging Face."""
+    found: dict[str, ColumnType] = {}
+    names = dict.fromkeys(name for schema in schemas for name in schema.names)
+    features = [_hugging_face(schema) for schema in schemas]
+    for name in names:
+        kind = restored([schema.field(name) for schema in schemas if name in schema.names])
+        if kind is None and all(other.get(name) == features[0].get(name) for other in features):
+            kind = features[0].get(name)
+        if kind is not None:
+            found[name] = kind
+    return found
+
+
+def _hugging_face(schema: pa.Schema) -> dict[str, ColumnType]:
+    """Return the types of labels and images, as Hugging Face datasets note them in Arrow and Parquet metadata."""
+    found: dict[str, ColumnType] = {}
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        for field in schema:
+            feature = features.get(field.name) or {}
+            if feature.get("_type") == "ClassLabel" and pa.types.is_integer(field.type):
+                found[field.name] = Label(feature["names"])
+            if feature.get("_type") == "Image" and is_media(field.type):
+                found[field.name] = Image()
+    except (Error, KeyError, ValueError, TypeError, AttributeError):
+        return {}  # Other programs may write any text there.
+    return found
+
+
+def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> list[Any] | None:
+    """Convert values whose metadata give them a meaning that their Arrow type lacks. Returns None for other values."""
+    if isinstance(kind, Json) and isinstance(noted, Json):
+        return [None if text is None else json.loads(text) for text in array.to_pylist()]
+    if isinstance(kind, Label) and isinstance(noted, Label) and pa.types.is_integer(array.type):
+        return [None if code == -1 else code for code in array.to_pylist()]  # In Hugging Face datasets, -1 means no label.
+    return None
+
+
 def restored(fields: list[pa.Field]) -> ColumnType | None:
     """Return the column type that Penstock noted in the metadata of a field when it wrote the values. Returns None if there is none, if it
     does not fit the values, or if several files disagree.

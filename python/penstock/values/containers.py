@@ -85,7 +85,7 @@ def rows_of(values: Any) -> Any:
             raise fail("a zero-dimensional array, expected one value per sample", hint="wrap it in a list")
         return list(values) if values.dtype.kind == "O" else values
     if not isinstance(values, Iterable):
-        raise fail(f"a {type(values).__name__}, expected one value per sample")
+        raise fail(f"a {type(values).__name__}, expected one value per sample", hint="wrap it in a list")
     return list(values)
 
 
@@ -131,6 +131,25 @@ def text_from_pandas(values: Any) -> Any:
         return values
     array = getattr(values, "array", values)
     return array.__arrow_array__() if hasattr(array, "__arrow_array__") else values
+
+
+def rank_of(value: Any) -> int | None:
+    """Return the number of dimensions of an array or nested list, 0 for a single value, or None if it is not known.
+
+    >>> rank_of(np.zeros((2, 3))), rank_of([[1, 2], [3]]), rank_of(7), rank_of([]), rank_of(None)
+    (2, 2, 0, None, None)
+    """
+    if value is None:
+        return None
+    if is_arrow(value):
+        return 1
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, str):
+        return len(shape)
+    if isinstance(value, list | tuple):
+        inner = next((rank for rank in map(rank_of, value[:8]) if rank is not None), None)
+        return None if inner is None else inner + 1
+    return 0
 
 
 def items_of(values: Any) -> list[Any]:

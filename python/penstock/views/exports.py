@@ -70,7 +70,7 @@ class Exports(Loadable):
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Read all samples as a pandas frame. Labels and categories become categoricals, and whole numbers with nulls become nullable.
 
-        Tensors and boxes become arrays, one per sample. Images become their stored bytes.
+        Tensors and boxes become arrays, one per sample. Images become their stored bytes, and JSON becomes objects.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://to-pandas", {"year": "int32", "label": ps.Label(["cat", "dog"])})
@@ -85,7 +85,7 @@ class Exports(Loadable):
         return tables.to_pandas(self._of(), columns)
 
     def to_polars(self, columns: Sequence[str] | None = None) -> Any:
-        """Read all samples as a Polars frame, with the types of `scan`.
+        """Read all samples as a Polars frame, with the types of `scan`. JSON is text.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://to-polars", {"year": "int32"})

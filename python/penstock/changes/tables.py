@@ -1,0 +1,121 @@
+"""Tables that callers pass to `append` and other changes: dicts of columns, frames, Arrow tables, lists of dicts, and streams of these."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.columns.column_type import ColumnType
+from penstock.errors import InvalidInputError
+from penstock.values.slices import size_of
+
+# What `append` accepts: columns by name, a frame, a table, rows, or a stream of these.
+Table = Any
+
+# Rows of a stream are appended in groups of this size.
+ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 16 << 20
+_ACCEPTED = "a dict of column names to values, a pandas, Polars or Arrow table, or a list of dicts"
+
+
+def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
+    """Return the columns of a table in memory by name. Returns None for a stream, such as a generator of dicts or an Arrow reader."""
+    if isinstance(given, Mapping):
+        if given and all(hasattr(part, "column_names") for part in given.values()):  # A Hugging Face DatasetDict.
+            raise InvalidInputError(
+                f"cannot {doing} a dict of datasets: {', '.join(given)}", hint=f'pass one of them: given["{next(iter(given))}"]'
+            )
+        return given
+    module = type(given).__module__.partition(".")[0]
+    if hasattr(given, "iloc") and hasattr(given, "columns"):
+        names = list(given.columns)
+        if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+            raise InvalidInputError(f"cannot {doing}: the frame's columns are {names}, expected different names", hint="rename them first")
+        return {name: given[name] for name in names}
+    if module == "polars" and hasattr(given, "collect"):
+        raise InvalidInputError(f"cannot {doing} a {type(given).__name__}", hint="call .collect() first")
+    if module == "polars" and hasattr(given, "get_columns"):
+        return {series.name: series for series in given.get_columns()}
+    if module == "pyarrow" and hasattr(given, "column_names") and hasattr(given, "column"):
+        if len(set(given.column_names)) != len(given.column_names):
+            raise InvalidInputError(f"cannot {doing}: two columns of the table have the same name", hint="rename one of them first")
+        return {field.name: arrow_values(given.column(at), field) for at, field in enumerate(given.schema)}
+    if isinstance(given, np.ndarray) and given.dtype.names:
+        return {name: given[name] for name in given.dtype.names}
+    if isinstance(given, list | tuple):
+        return _transposed(list(given), doing)
+    if isinstance(given, str | bytes | os.PathLike):
+        raise InvalidInputError(
+            f"cannot {doing} a {type(given).__name__}: expected {_ACCEPTED}", hint="ps.importers.import_data reads files and folders"
+        )
+    one_column = isinstance(given, np.ndarray) or any(hasattr(given, name) for name in ("detach", "isna", "null_count"))
+    if one_column or not (isinstance(given, Iterable) or hasattr(given, "__arrow_c_stream__")):
+        raise InvalidInputError(f"cannot {doing} a {type(given).__name__}: expected {_ACCEPTED}", hint='write {"column": values}')
+    return None
+
+
+def arrow_values(values: Any, field: Any) -> Any:
+    """Return a column of an Arrow table in a form that column types accept: media as bytes or paths, and JSON that Penstock wrote as objects."""
+    if str(values.type).startswith("struct<") and {part.name for part in values.type} == {"bytes", "path"}:
+        # Hugging Face stores media this way. A path without bytes is that of a local file.
+        each = (None if value is None else (value["bytes"], value["path"]) for value in values.to_pylist())
+        return [None if one is None else one[0] if one[0] is not None else one[1] and pathlib.Path(one[1]) for one in each]
+    noted = (field.metadata or {}).get(b"penstock.column", b"")
+    if b'"json"' in noted and json.loads(noted).get("type") == "json":
+        return [None if text is None else json.loads(text) for text in values.to_pylist()]
+    return values
+
+
+def _transposed(rows: list[Any], doing: str) -> dict[str, list[Any]]:
+    """Convert a list of rows to columns. A name that a row lacks is a null there."""
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            example = 'write {"column": values}, or [{"column": value}, …]'
+            raise InvalidInputError(f"cannot {doing}: row {place} of the list is a {type(row).__name__}, expected a dict", hint=example)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a stream as columns. A stream yields rows, which are dicts of values, or tables of any kind that `columns_of` accepts."""
+    rows: list[Any] = []
+    size = 0
+    for part in _parts(given):
+        if isinstance(part, Mapping) and _is_row(part, schema):
+            rows.append(part)
+            size += sum(map(size_of, part.values()))
+            if len(rows) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+                yield _transposed(rows, doing)
+                rows, size = [], 0
+            continue
+        columns = columns_of(part, doing)
+        if columns is None:
+            raise InvalidInputError(f"cannot {doing} a stream of {type(part).__name__}: expected dicts or tables")
+        if rows:
+            yield _transposed(rows, doing)
+            rows, size = [], 0
+        yield columns
+    if rows:
+        yield _transposed(rows, doing)
+
+
+def _parts(given: Any) -> Iterable[Any]:
+    if type(given).__module__.startswith("datasets.") and hasattr(given, "with_format") and hasattr(given, "num_rows"):
+        return given.with_format("arrow").iter(ROWS_AT_ONCE)  # type: ignore[no-any-return]
+    if hasattr(given, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_stream(given)  # type: ignore[no-any-return]
+    return given  # type: ignore[no-any-return]
+
+
+def _is_row(columns: Mapping[str, Any], schema: Mapping[str, ColumnType]) -> bool:
+    """Return whether a dict has one value per column, rather than one per sample and column. The first column for which this is clear decides."""
+    for name, value in columns.items():
+        if name in schema and (one := schema[name].is_one(value)) is not None:
+            return one
+    return True

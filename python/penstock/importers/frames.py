@@ -1,0 +1,159 @@
+"""Imports tables in memory and Arrow streams: pandas, Polars and pyarrow tables, dicts of columns, and Hugging Face datasets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.changes.tables import arrow_values, columns_of
+from penstock.columns.column_type import ColumnType
+from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
+from penstock.errors import InvalidInputError
+from penstock.importers import rows, tables
+from penstock.importers.source import Chunk, OpenedSource, Options
+from penstock.values.checks import is_arrow
+from penstock.values.containers import Rows, rows_of
+from penstock.values.dtypes import dtype_name
+
+ROWS_AT_ONCE = 8192
+
+
+def open_source(given: Any, options: Options) -> OpenedSource | None:
+    """Open a table or an Arrow stream. Returns None for other iterables, which `rows` reads."""
+    stream = _stream(given)
+    if stream is not None:
+        noted = tables.noted([stream.schema])
+        fields = {field.name: pa.nulls(0, field.type) for field in stream.schema}
+        return _opened(
+            fields, ((dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows) for batch in stream), noted, options
+        )
+    columns = None if isinstance(given, list | tuple) else columns_of(given, "import")
+    if columns is None:
+        return None
+    return _table(columns, options)
+
+
+def is_table(given: Any) -> bool:
+    """Return whether something is a frame or an Arrow table, rather than a row."""
+    return any(hasattr(given, name) for name in ("iloc", "column_names", "get_columns"))
+
+
+def open_tables(given: Iterable[Any], options: Options) -> OpenedSource:
+    """Open a stream of tables, which have the same columns."""
+
+    def parts() -> Iterator[tuple[Mapping[str, Any], int]]:
+        for table in given:
+            columns = columns_of(table, "import") or {}
+            whole = {name: _container(values) for name, values in columns.items()}
+            yield whole, len(next(iter(whole.values()), ()))
+
+    first = next(tables_of := parts())
+    return _opened(first[0], itertools.chain([first], tables_of), {}, options)
+
+
+def _table(columns: Mapping[str, Any], options: Options) -> OpenedSource:
+    whole = {name: _container(values) for name, values in columns.items()}
+    lengths = {name: len(values) for name, values in whole.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+        raise InvalidInputError(f"cannot import: columns differ in length: {found}", code="column-lengths-differ")
+    count = next(iter(lengths.values()), 0)
+    parts = (
+        ({name: values[start : start + ROWS_AT_ONCE] for name, values in whole.items()}, min(ROWS_AT_ONCE, count - start))
+        for start in range(0, count, ROWS_AT_ONCE)
+    )
+    return _opened(whole, parts, {}, options, count)
+
+
+def _stream(given: Any) -> pa.RecordBatchReader | None:
+    """Return a reader for what is Arrow already, or None."""
+    if type(given).__module__.startswith("datasets.") and hasattr(given, "with_format") and hasattr(given, "num_rows"):
+        found = given.with_format("arrow")
+        schema = (found[:0] if len(found) else found.data.table[:0]).schema
+        return pa.RecordBatchReader.from_batches(schema, (batch for table in found.iter(1024) for batch in table.to_batches()))
+    if hasattr(given, "__arrow_c_stream__") and not hasattr(given, "iloc") and not is_arrow(given):
+        return pa.RecordBatchReader.from_stream(given)
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given]).to_reader()
+    return None
+
+
+def _container(values: Any) -> Any:
+    """Return a column as Arrow if possible, or else as a list or array. Arrow's types say more than those of pandas."""
+    if hasattr(values, "isna"):
+        try:
+            made = pa.array(values, from_pandas=True)
+            return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+        except (pa.ArrowException, TypeError, ValueError):
+            return list(values)
+    found = rows_of(values)
+    return found.read() if isinstance(found, Rows) else found
+
+
+def _opened(
+    columns: Mapping[str, Any],
+    parts: Iterable[tuple[Mapping[str, Any], int]],
+    noted: Mapping[str, ColumnType],
+    options: Options,
+    total: int | None = None,
+) -> OpenedSource:
+    if not columns:
+        raise InvalidInputError("cannot import: the table has no columns")
+    parts = iter(parts)
+    first = next(parts, None)
+    begun = columns if first is None else first[0]
+    kinds = {name: options.types.get(name) or options.defaults.get(name) or noted.get(name) or _kind(name, begun[name]) for name in columns}
+    kinds |= {name: kind for name, kind in options.types.items() if name not in kinds}
+    progress = {"done": 0}
+
+    def chunks() -> Generator[Chunk, None, None]:
+        for part, count in _following(first, parts):
+            name_row = partial(_row_name, progress["done"])
+            if unknown := [name for name in part if name not in kinds]:
+                raise InvalidInputError(f"cannot import: a later table has the column `{unknown[0]}`, which the first one lacks")
+            values = {name: _values(name, part[name], kind, noted.get(name)) for name, kind in kinds.items() if name in part}
+            progress["done"] += count
+            yield Chunk(values, count, name_row)
+
+    return OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"])
+
+
+def _row_name(first: int, row: int) -> str:
+    return f"row {first + row}"
+
+
+def _following(first: Any, parts: Iterator[Any]) -> Iterator[Any]:
+    if first is not None:
+        yield first
+    yield from parts
+
+
+def _kind(name: str, values: Any) -> ColumnType:
+    """Choose the type of a column."""
+    if is_arrow(values):
+        if tables.is_media(values.type):
+            return tables.media_type(next((body.as_py() for body in tables.media(values)[0].drop_null()), None))
+        return tables.infer(values.type, name)
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
+        return Scalar(dtype_name(values.dtype)) if values.ndim == 1 else Tensor(values.shape[1:], dtype_name(values.dtype))
+    return rows.infer(list(values[: rows.ROWS_TO_INFER]), name)
+
+
+def _values(name: str, values: Any, kind: ColumnType, noted: ColumnType | None) -> Any:
+    if not is_arrow(values):
+        return values
+    plain = tables.as_noted(values, kind, noted)
+    if plain is not None:
+        return plain
+    if pa.types.is_dictionary(values.type) and not (
+        pa.types.is_string(values.type.value_type) or pa.types.is_large_string(values.type.value_type)
+    ):
+        values = tables.decoded(values)
+    found = arrow_values(values, pa.field(name, values.type))
+    return tables.values(found, kind) if is_arrow(found) else found

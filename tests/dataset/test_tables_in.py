@@ -1,0 +1,190 @@
+"""What `append` and `import_data` accept as a table: dicts, frames, Arrow, Hugging Face datasets, rows, and streams of these."""
+
+import uuid
+
+import datasets
+import numpy as np
+import pandas as pd
+import penstock as ps
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+SCHEMA = {
+    "n": "int64",
+    "t": ps.Text(),
+    "label": ps.Label(["a", "b"]),
+    "v": ps.Tensor((2,), "float32"),
+    "b": ps.Boxes(),
+    "j": ps.Json(),
+    "i": ps.Image(),
+}
+ROWS = [
+    {"n": 1, "t": "x", "label": "a", "v": [1.0, 2.0], "b": [[1.0, 2.0, 3.0, 4.0]], "j": {"q": 1}},
+    {"n": None, "t": None, "label": "b", "v": None, "b": [], "j": None},
+]
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+ARROW = pa.table({name: values for name, values in COLUMNS.items() if name != "j"})
+
+
+def own():
+    ds = ps.create(f"memory://own-table-{uuid.uuid4()}", SCHEMA)
+    ds.append(COLUMNS)
+    return ds
+
+
+TABLES = {
+    "columns": lambda: COLUMNS,
+    "rows": lambda: ROWS,
+    "generator of rows": lambda: iter(ROWS),
+    "generator of columns": lambda: iter(
+        [{name: values[:1] for name, values in COLUMNS.items()}, {name: values[1:] for name, values in COLUMNS.items()}]
+    ),
+    "pandas": lambda: pd.DataFrame({**COLUMNS, "n": pd.array([1, None], "Int64"), "label": pd.Categorical(["a", "b"])}),
+    "generator of pandas": lambda: (pd.DataFrame([row]) for row in ROWS),
+    "polars": lambda: pl.DataFrame({name: values for name, values in COLUMNS.items() if name != "j"}),
+    "arrow": lambda: ARROW,
+    "record batch": lambda: ARROW.to_batches()[0],
+    "chunks": lambda: pa.concat_tables([ARROW.slice(0, 1), ARROW.slice(1)]),
+    "reader": ARROW.to_reader,
+    "hugging face": lambda: datasets.Dataset.from_list([{name: value for name, value in row.items() if name not in "bj"} for row in ROWS]),
+    "hugging face stream": lambda: datasets.Dataset.from_list(
+        [{name: value for name, value in row.items() if name not in "bj"} for row in ROWS]
+    ).to_iterable_dataset(),
+    "our view": own,
+    "our scan": lambda: own().scan(),
+    "our table": lambda: own().to_arrow(),
+    "our frame": lambda: own().to_pandas(),
+}
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_a_table_of_any_kind_is_appended_as_one_commit(form):
+    for verb in ("append", "transaction"):
+        ds = ps.create(f"memory://{verb}-{form}", SCHEMA)
+        if verb == "append":
+            ids = ds.append(TABLES[form]()).row_ids
+        else:
+            with ds.transaction() as tx:
+                tx.append(TABLES[form]())
+            ids = tx.receipt.row_ids
+        assert ids.tolist() == [0, 1] and len(ds.log()) == 2
+        assert ds["n"][:].tolist() == [1, None] and ds["t"][:] == ["x", None] and ds["label"][:].tolist() == [0, 1]
+        assert ds["v"][0].tolist() == [1, 2] and ds["v"][1] is None and ds["i"][:] == [None, None]
+        if "face" not in form:
+            assert ds["b"][0].tolist() == [[1, 2, 3, 4]] and ds["b"][1].shape == (0, 4)
+        if form in ("columns", "rows", "generator of rows", "pandas", "our view", "our scan", "our table", "our frame"):
+            assert ds["j"][:] == [{"q": 1}, None]
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_a_table_of_any_kind_is_imported(form):
+    report = ps.importers.import_data(TABLES[form](), f"memory://imported-{form}")
+    ds = ps.open(f"memory://imported-{form}")
+    if form == "generator of columns":
+        assert report.samples == 2 and set(map(str, ds.schema.values())) == {"Json(codec='none')"}, "there, a dict is a row"
+        return
+    assert report.samples == 2 and ds["n"][:].tolist() == [1, None] and ds["t"][:] == ["x", None]
+    assert ds.scan(["label"]).read_all()["label"].to_pylist() == ["a", "b"]
+    if form in ("our view", "our scan", "our table"):
+        assert ds.schema == own().schema
+
+
+def test_torch_tensors_are_columns_values_and_rows():
+    ds = ps.create("memory://torch-in", SCHEMA)
+    ds.append({"n": torch.tensor([1, 2]), "v": torch.ones(2, 2), "label": [torch.tensor(0), torch.tensor(1)]})
+    ds.append({"n": torch.tensor(number), "v": torch.ones(2), "label": torch.tensor(1)} for number in range(3))
+    ds.append({"n": torch.arange(2), "v": torch.ones(2, 2), "label": torch.tensor([1, 0])} for _ in range(2))
+    assert ds["n"][:].tolist() == [1, 2, 0, 1, 2, 0, 1, 0, 1] and ds["label"][:].tolist() == [0, 1, 1, 1, 1, 1, 0, 1, 0]
+    ps.importers.import_data([{"x": torch.tensor(3), "y": torch.ones(4)}], "memory://torch-imported")
+    assert ps.open("memory://torch-imported").schema == {"x": ps.Scalar("int64"), "y": ps.Tensor((4,), "float32")}
+
+
+def test_images_in_rows_and_batches_are_told_apart(tmp_path):
+    ds = ps.create("memory://image-rows", SCHEMA)
+    ds.append({"i": np.full((4, 5, 3), number, np.uint8), "n": number} for number in range(3))
+    ds.append({"i": np.full((2, 4, 5, 3), 9, np.uint8), "n": [7, 8]} for _ in range(2))
+    ds.append({"i": Image.new("L", (5, 4), number), "n": number} for number in range(2))
+    assert ds["n"][:].tolist() == [0, 1, 2, 7, 8, 7, 8, 0, 1] and [image.shape[2] for image in ds["i"]] == [3] * 7 + [1] * 2
+    Image.new("RGB", (3, 3)).save(tmp_path / "a.png")
+    features = datasets.Features({"i": datasets.Image(), "n": datasets.Value("int8")})
+    ds.append(
+        datasets.Dataset.from_dict({"i": [Image.new("RGB", (6, 4)), str(tmp_path / "a.png"), None], "n": [1, 2, 3]}, features=features)
+    )
+    assert [None if image is None else image.shape for image in ds["i"][-3:]] == [(4, 6, 3), (3, 3, 3), None]
+
+
+def test_hugging_face_classes_become_labels(tmp_path):
+    features = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog"]), "image": datasets.Image()})
+    given = datasets.Dataset.from_dict({"label": [0, 1, -1], "image": [Image.new("RGB", (4, 4))] * 3}, features=features)
+    given.to_parquet(tmp_path / "data.parquet")
+    for number, source in enumerate([given, tmp_path / "data.parquet", given.select([2, 1, 0]).select([2, 1, 0])]):
+        ps.importers.import_data(source, f"memory://classes-{number}")
+        ds = ps.open(f"memory://classes-{number}")
+        assert ds.schema == {"label": ps.Label(["cat", "dog"]), "image": ps.Image()} and ds["label"][:].tolist() == [0, 1, None]
+    with pytest.raises(ps.InvalidInputError, match="a dict of datasets: train"):
+        ds.append(datasets.DatasetDict({"train": given}))
+
+
+def test_a_frame_with_images_and_arrays_is_imported():
+    frame = pd.DataFrame(
+        {"image": [Image.new("RGB", (3, 3))] * 2, "matrix": [np.zeros((2, 2)), np.ones((2, 2))], "word": pd.Categorical(["a", None])}
+    )
+    ps.importers.import_data(frame, "memory://frame-images")
+    assert ps.open("memory://frame-images").schema == {"image": ps.Image(), "matrix": ps.Tensor((2, 2), "float64"), "word": ps.Category()}
+    with pytest.raises(ps.InvalidInputError, match="later table has the column `b`"):
+        ps.importers.import_data((pd.DataFrame({name: [1]}) for name in "ab"), "memory://frames-differ")
+    for empty in (pd.DataFrame(), pa.table({}), {}):
+        with pytest.raises(ps.InvalidInputError, match="has no columns"):
+            ps.importers.import_data(empty, "memory://frame-empty")
+
+
+def test_a_stream_that_fails_leaves_nothing():
+    ds = ps.create("memory://stream-fails", SCHEMA)
+
+    def rows(error):
+        yield from ({"n": number} for number in range(3000))
+        raise error
+
+    for error in (RuntimeError("user"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            ds.append(rows(error))
+    with pytest.raises(ps.InvalidInputError, match="row 1500"):
+        ds.append({"n": number if number != 1500 else "x"} for number in range(3000))
+    assert len(ds) == 0 and len(ds.log()) == 1 and len(ds.append(iter([])).row_ids) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (3, "write {"),
+        ("rows.csv", "import_data reads files"),
+        (None, "a pandas, Polars or Arrow table"),
+        ({"n": 3}, "wrap it in a list"),
+        ({"n": {"a": 1}}, "wrap it in a list"),
+        ({"t": "abc"}, "wrap it in a list"),
+        ({"n": torch.tensor(3)}, "wrap it in a list"),
+        ({"i": np.zeros((4, 5, 3), np.uint8)}, "write [array]"),
+        ([1, 2], "row 0 of the list is a int"),
+        ([{"n": 1}, 3], "row 1 of the list is a int"),
+        (pd.Series([1]), "write {"),
+        (pl.Series([1]), "write {"),
+        (pl.LazyFrame({"n": [1]}), "collect()"),
+        (np.zeros(3), "write {"),
+        (torch.zeros(3), "write {"),
+        (pa.array([1]), "write {"),
+        (iter([1, 2]), "cannot append a int"),
+        (pd.DataFrame([[1, 2]]), "rename them"),
+        (pa.table([[1], [2]], names=["n", "n"]), "rename one"),
+        ({"m": [1]}, "no such column"),
+        ({"n": [1], "t": ["a", "b"]}, "differ in length"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_table_is_refused_with_the_line_to_write(wrong, text):
+    ds = ps.create(f"memory://not-a-table-{uuid.uuid4()}", SCHEMA)
+    with pytest.raises(ps.Error) as caught:
+        ds.append(wrong)
+    assert text in str(caught.value) and len(ds) == 0
