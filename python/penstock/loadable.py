@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 if TYPE_CHECKING:
     from penstock.loader import Loader
@@ -40,6 +40,7 @@ class Loadable:
         python_workers: int = 0,
         progress: bool = False,
         pin: bool = False,
+        **others: Never,
     ) -> Loader:
         """Make a loader: training batches in an order that does not depend on the number of ranks or threads, resumable at any step.
 
@@ -67,8 +68,10 @@ class Loadable:
         >>> [batch["number"].tolist() for batch in ds.loader(batch_size=2)]
         [[0, 1], [2, 3], [4]]
         """
-        from penstock.loader import Loader, LoaderOptions
+        from penstock.loader import Loader, LoaderOptions, unknown_option
 
+        if others:
+            raise unknown_option(next(iter(others)))
         return Loader(
             self,
             LoaderOptions(

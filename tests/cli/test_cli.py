@@ -218,3 +218,46 @@ def test_the_graph_joins_lanes_above_their_common_parent():
     )]  # fmt: skip
     lines = [part for drawing in graph.lanes(commits) for part in drawing if part]
     assert lines == ["*", "|\\", "* |", "|_|\\", "| | *", "* | |", "|/_/", "*", "*"]
+
+
+def test_snapshot_ids_are_whole_at_80_columns_and_their_beginnings_are_accepted(tmp_path, monkeypatch):
+    root = tmp_path / "set"
+    ds = ps.create(root, {"n": "int32"})
+    receipts = [ds.append({"n": range(1_000_000)}, message="a long message, " * 9), ds.append({"n": [1]})]
+    exp = ds.create_branch("exp")
+    exp.append({"n": [2]})
+    monkeypatch.setenv("COLUMNS", "80")
+    for branch in ("main", "exp"):
+        printed = run("log", root, "--branch", branch).stdout
+        assert (
+            all(commit.snapshot in printed for commit in ps.open(root, branch=branch).log()) and max(map(len, printed.splitlines())) <= 80
+        )
+    for short in (receipts[0].snapshot[:3], receipts[0].snapshot[:10], receipts[0].snapshot):
+        assert json.loads(run("info", root, "--snapshot", short, "--json").stdout)["samples"] == 1_000_000
+        assert json.loads(run("diff", root, short, "--json").stdout)["row_ids"] == [1_000_000]
+    run("tag", root, "old", "--snapshot", "0-1")
+    run("reset", root, "0-1")
+    assert ps.open(root, tag="old").snapshot == receipts[0].snapshot and len(ps.open(root)) == 1_000_000
+    assert "no such commit" in run("info", root, "--snapshot", "0-1-ffff", code=1).stderr
+    assert "expected <branch>-<number>" in run("info", root, "--snapshot", "newest", code=1).stderr
+
+
+def test_head_names_labels_and_shows_thumbnails_where_the_terminal_can(tmp_path, monkeypatch):
+    root = tmp_path / "set"
+    ds = ps.create(root, {"image": ps.Image(), "label": ps.Label(["cat", "dog"]), "kind": ps.Category()})
+    image = np.zeros((40, 60, 3), np.uint8)
+    image[:20] = (255, 0, 0)
+    ds.append({"image": [image, None], "label": ["dog", None], "kind": ["x", "y"]})
+    plain = run("head", root).stdout
+    assert "dog" in plain and "uint8 (40, 60, 3)" in plain and "▀" not in plain and "null" in plain
+    assert json.loads(run("head", root, "--json", "-n", 1).stdout)["label"] == 1
+    for name, value in (
+        ("FORCE_COLOR", "1"),
+        ("COLORTERM", "truecolor"),
+        ("TERM", "xterm-256color"),
+        ("COLUMNS", "80"),
+        ("PYTHONUTF8", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    shown = run("head", root).stdout
+    assert shown.count("▀") == 15 * 5 and "38;2;255;0;0" in shown and "48;2;0;0;0" in shown and "dog" in shown

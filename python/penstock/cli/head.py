@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from penstock.cli.terminal import at
@@ -16,10 +18,11 @@ def head(
     snapshot: str = at.SNAPSHOT,
     tag: str = at.TAG,
     as_of: str = at.AS_OF,
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line, with the codes of labels."),
 ) -> None:
-    """Show the first samples."""
-    from penstock.cli.terminal import show
+    """Show the first samples: names of labels, and thumbnails if the terminal has colours."""
+    from penstock.cli.terminal import pictures, show
+    from penstock.views.html import words_of
     from penstock.views.sample import unwrap
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch)
@@ -30,7 +33,15 @@ def head(
         for sample in samples:
             show.print_json(sample)
         return
+    words, schema = words_of(dataset), dataset.schema
     table = show.table(f"{uri}: {len(dataset):,} samples", *names)
     for sample in samples:
-        table.add_row(*(show.cell(sample[name]) for name in names))
+        cells: list[Any] = []
+        for name in names:
+            value, kind = sample[name], schema[name].type if name in schema else ""
+            if kind in ("image", "mask") and value is not None and pictures.can_show(show.console):
+                cells.append(pictures.blocks(value, kind == "mask"))
+            else:
+                cells.append(show.cell(words[name][int(value)] if name in words and value is not None else value))
+        table.add_row(*cells)
     show.console.print(table)

@@ -26,7 +26,9 @@ class Label(Coded):
 
     def __post_init__(self) -> None:
         if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
-            raise InvalidInputError(f"labels are {self.names!r}, expected a list of str", code="invalid-schema")
+            raise InvalidInputError(
+                f"labels are {self.names!r}, expected a list of str", code="invalid-schema", hint='write ps.Label(["cat", "dog"])'
+            )
         object.__setattr__(self, "names", tuple(self.names))
 
     def spec(self) -> dict[str, Any]:

@@ -41,6 +41,9 @@ class Tensor(ColumnType):
     type = "tensor"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple | list):
+            hint = f"write ps.Tensor(({self.shape},), …)" if is_whole(self.shape) else 'write ps.Tensor((768,), "float32")'
+            raise InvalidInputError(f"shape is {self.shape!r}, expected a tuple", code="invalid-schema", hint=hint)
         sizes = tuple(self.shape)
         for size in sizes:
             if size is not None and (not is_whole(size) or size < 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -112,3 +113,52 @@ def _listed(values: Any) -> list[Any]:
         return list(values)
     except TypeError:
         return [None]
+
+
+# Options of other loaders: DataLoader, Hugging Face, FFCV, DALI, MosaicML Streaming and WebDataset.
+_INSTEAD = {
+    "num_workers": "threads=N for decoding, and python_workers=N for your own Python functions",
+    "drop_last": 'last_batch="drop"',
+    "pin_memory": 'batch["image"].pin_memory().to("cuda", non_blocking=True) for the tensors that you move',
+    "pin_memory_device": 'batch["image"].pin_memory().to("cuda", non_blocking=True) for the tensors that you move',
+    "collate_fn": "T.PerBatch(function) at the end of transform=[…]",
+    "sampler": "ds.select(positions).loader(…), or shuffle=ps.Replacement(weights=…)",
+    "batch_sampler": "ds.select(positions).loader(…), with batch_size=",
+    "weights": "shuffle=ps.Replacement(weights=…)",
+    "prefetch_factor": "memory_bytes=, which bounds how far batches are prepared ahead",
+    "persistent_workers": "nothing: threads live as long as the loader",
+    "worker_init_fn": "nothing: random numbers depend only on seed= and the sample",
+    "generator": "seed=",
+    "timeout": "storage_options={'timeout_seconds': …} when you open the dataset",
+    "multiprocessing_context": "nothing: threads replace processes, except for python_workers=",
+    "dataset": "nothing: call ds.loader(…) on the dataset",
+    "transforms": "transform=[…]",
+    "augmentations": "transform=[…]",
+    "pipelines": "transform=[…]",
+    "fields": "columns=[…]",
+    "features": "columns=[…]",
+    "order": "shuffle=True, False or ps.Window(bytes=…)",
+    "shuffle_buffer_size": "shuffle=ps.Window(bytes=…)",
+    "buffer_size": "shuffle=ps.Window(bytes=…)",
+    "shuffle_seed": "seed=",
+    "epochs": "for batch in loader.stream(epochs=N)",
+    "num_epochs": "for batch in loader.stream(epochs=N)",
+    "num_replicas": "world_size=, which is by default that of torch.distributed",
+    "num_threads": "threads=N",
+    "device": 'output="torch", and batch["image"].to(device)',
+    "return_tensors": 'output="torch"',
+    "format": 'output="torch", "numpy" or "jax"',
+    "batch": "batch_size=",
+    "bs": "batch_size=",
+}
+
+
+def unknown_option(name: str) -> InvalidInputError:
+    """Build the error for an unknown option."""
+    known = [field.name for field in dataclasses.fields(LoaderOptions)]
+    close = difflib.get_close_matches(name, known, 1)
+    instead = _INSTEAD.get(name) or (f"{close[0]}=" if close else None)
+    hint = f"write {instead}" if instead is not None else f"options: {', '.join(known)}"
+    if instead is not None and instead.startswith("nothing: "):
+        hint = f"leave it out: {instead.removeprefix('nothing: ')}"
+    return InvalidInputError(f"loader(…) has no option `{name}`", code="invalid-argument", hint=hint)

@@ -104,6 +104,8 @@ def dtype_name(dtype: Any) -> str:
     """Return the Penstock name of a dtype, which may be a name, a NumPy dtype or a type."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
+    if (name := str(dtype).removeprefix("torch.")) in DTYPES and type(dtype).__module__.partition(".")[0] in ("torch", "pyarrow"):
+        return name
     try:
         found = None if dtype is None else np.dtype(dtype)
     except TypeError:
@@ -113,4 +115,25 @@ def dtype_name(dtype: Any) -> str:
             return "timestamp"
         if found.name in DTYPES:
             return str(found.name)
-    raise InvalidInputError(f"unknown dtype {dtype!r}", code="invalid-schema", hint=f"valid dtypes: {', '.join(DTYPES)}")
+    word = (dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))).lower()
+    instead = next((write for write, words in _INSTEAD.items() if word in words.split()), None)
+    hint = f"valid dtypes: {', '.join(DTYPES)}" if instead is None else f"write {instead}"
+    raise InvalidInputError(f"unknown dtype {dtype!r}", code="invalid-schema", hint=hint)
+
+
+# What to write instead of names that other libraries use.
+_INSTEAD = {
+    "ps.Text()": "str string text varchar utf8 large_string unicode",
+    "ps.Bytes()": "bytes binary blob bytearray large_binary",
+    "ps.Json()": "json dict struct map object any",
+    "ps.Image()": "image img picture jpeg jpg png pil",
+    "ps.Category(), or ps.Label([names])": "category categorical enum factor dictionary",
+    "ps.Label([names])": "label class classlabel classification",
+    'ps.Tensor((768,), "float32"), with your shape and dtype': "list array ndarray tensor vector embedding sequence tuple",
+    'ps.Boxes(of="image")': "box boxes bbox bboxes",
+    'ps.Mask(of="image")': "mask segmentation",
+    '"timestamp"': "datetime date time timestamptz datetime64[ns,utc] timestamp[us] timestamp[ns] timestamp[ms]",
+    '"int64"': "integer bigint number",
+    '"float64"': "decimal real",
+    '"bool"': "boolean",
+}

@@ -45,15 +45,22 @@ def log(
             if drawing.below:
                 print(drawing.below)
         return
-    table = show.table(str(uri), "snapshot", "time", "author", "samples", "added", "deleted", "message")
+    # In a narrow terminal, the time and the author give way. A snapshot id is never broken, so that it can be copied.
+    width = show.console.width
+    table = show.table(str(uri), "snapshot")
+    table.columns[0].no_wrap = True
+    for name, least in (("time", 100), ("author", 120), ("samples", 0), ("change", 0), ("message", 0)):
+        if width >= least:
+            table.add_column(name, overflow="fold", no_wrap=name in ("time", "samples", "change"))
     for commit in commits:
-        table.add_row(
-            commit.snapshot,
-            commit.time.strftime("%Y-%m-%d %H:%M:%S"),
-            show.plain(commit.author),
-            f"{commit.samples:,}",
-            f"+{commit.samples_added:,}",
-            f"-{commit.samples_deleted:,}" if commit.samples_deleted else "",
-            show.plain(commit.message),
-        )
+        deleted = f" -{commit.samples_deleted:,}" if commit.samples_deleted else ""
+        cells = {
+            "snapshot": commit.snapshot,
+            "time": commit.time.strftime("%Y-%m-%d %H:%M:%S"),
+            "author": show.plain(commit.author),
+            "samples": f"{commit.samples:,}",
+            "change": f"+{commit.samples_added:,}{deleted}",
+            "message": show.plain(commit.message),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
     show.console.print(table)
