@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 SAMPLES, SIDE = 5, 128
 _LETTERS = 200
-_STYLE = "text-align:left;vertical-align:top;max-width:24em;overflow-wrap:anywhere"
+_STYLE = "text-align:left;vertical-align:top;max-width:24em;overflow-wrap:break-word"
 
 
 def page(view: View, samples: int = SAMPLES) -> str:
@@ -38,7 +38,7 @@ def page(view: View, samples: int = SAMPLES) -> str:
     for index in range(count):
         sample = {name: unwrap(values, index) for name, values in batch.items()}
         cells = (f'<td style="{_STYLE}">{_cell(name, sample, schema, words)}</td>' for name in schema)
-        rows.append(f"<tr><td><i>{index}</i></td>{''.join(cells)}</tr>")
+        rows.append(f"<tr><td style="{_STYLE}"><i>{index}</i></td>{''.join(cells)}</tr>")
     more = f"<p>… and {len(view) - count:,} more samples</p>" if len(view) > count else ""
     return f"<div>{title}<table><thead><tr><th></th>{names}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}</div>"
 
