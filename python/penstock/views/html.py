@@ -36,9 +36,9 @@ def page(view: View, samples: int = SAMPLES) -> str:
     )
     rows = []
     for index in range(count):
-        sample = {name: unwrap(values, index) for name, values in batch.items()}
-        cells = (f'<td style="{_STYLE}">{_cell(name, sample, schema, words)}</td>' for name in schema)
-        rows.append(f"<tr><td style="{_STYLE}"><i>{index}</i></td>{''.join(cells)}</tr>")
+        sample = {name: unwrap(column, index) for name, column in batch.items()}
+        values = [f"<i>{index}</i>", *(_cell(name, sample, schema, words) for name in schema)]
+        rows.append("<tr>" + "".join(f'<td style="{_STYLE}">{value}</td>' for value in values) + "</tr>")
     more = f"<p>… and {len(view) - count:,} more samples</p>" if len(view) > count else ""
     return f"<div>{title}<table><thead><tr><th></th>{names}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}</div>"
 
