@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.ragged import Ragged
     from penstock.transaction import Receipt, Transaction
     from penstock.views.column import Column
+    from penstock.views.concat import Concat, concat
     from penstock.views.view import View
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "ClosedError",
     "Column",
     "Commit",
+    "Concat",
     "ConflictError",
     "CorruptError",
     "Dataset",
@@ -98,6 +100,7 @@ __all__ = [
     "View",
     "Window",
     "__version__",
+    "concat",
     "configure",
     "create",
     "files",
@@ -129,6 +132,7 @@ _NAMES = {
     "penstock.loader.order": "Replacement Window",
     "penstock.ragged": "Ragged",
     "penstock.views.column": "Column",
+    "penstock.views.concat": "Concat concat",
     "penstock.views.view": "View",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}

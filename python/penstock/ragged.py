@@ -63,6 +63,17 @@ class Ragged(Sequence[Any]):
         same = len(inner) and (inner == inner[0]).all() and inner[0].all()
         return from_core((flat, offsets, shapes, None), (None, *(inner[0].tolist() if same else [None] * inner.shape[1])))
 
+    @classmethod
+    def joined(cls, items: Sequence[npt.NDArray[Any] | None], like: Ragged) -> Ragged:
+        """Copy arrays and nulls into one buffer, with the dtype and the free dimensions of another `Ragged`."""
+        flat = [np.ravel(item) for item in items if item is not None]
+        sizes = [0 if item is None else item.size for item in items]
+        shapes = np.array([(0,) * like.shapes.shape[1] if item is None else item.shape for item in items], np.int64)
+        nulls = np.array([item is None for item in items], bool)
+        values = np.concatenate([np.empty(0, like.values.dtype), *flat])
+        offsets = np.cumsum([0, *sizes]).astype(np.int64)
+        return from_core((values, offsets, shapes.reshape(len(items), -1), nulls if nulls.any() else None), like.form)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -19,6 +19,7 @@ import torch
 from penstock.errors import InvalidInputError
 from penstock.loadable import LastBatch
 from penstock.ragged import Ragged
+from penstock.views.concat import Concat
 from penstock.views.sample import Sample, unwrap
 from penstock.views.view import Batch, View
 
@@ -29,7 +30,7 @@ class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
     Cost: one `take` per batch, because `DataLoader` requests whole batches (`__getitems__`).
     """
 
-    def __init__(self, view: View, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, view: View | Concat, columns: Sequence[str] | None = None) -> None:
         self.view = view
         self.columns = None if columns is None else list(columns)
         view.take([], columns=self.columns)  # Raises an error if a column is missing.

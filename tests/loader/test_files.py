@@ -13,7 +13,7 @@ from PIL import Image
 
 
 def arrays(folder, *values):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, value in enumerate(values):
         np.save(folder / f"{number}.npy", value)
     return folder / "*.npy"
@@ -112,9 +112,9 @@ def test_states_of_files_go_with_names_and_sizes(tmp_path):
         grown.load_state_dict(state)
 
 
-def test_two_folders_can_be_mixed_without_their_labels(tmp_path):
-    one, two = (ps.files(arrays(tmp_path / name, *[np.ones(3)] * 4)) for name in ("one", "two"))
-    mixed = ps.mix({"one": one, "two": two})
-    with pytest.raises(ps.InvalidInputError, match="leave the column out of columns="):
-        mixed.loader(batch_size=2)
-    assert len(list(mixed.loader(batch_size=2, columns=["array", "path"]))) == 4
+def test_two_folders_can_be_mixed_and_joined_with_their_labels(tmp_path):
+    one, two = (ps.files(arrays(tmp_path / name / f"class {name}", *[np.ones(3)] * 4)) for name in ("one", "two"))
+    for both in (ps.mix({"one": one, "two": two}), ps.concat([one, two])):
+        loader = both.loader(batch_size=2, columns=["array", "path", "label", "_source"])
+        assert loader.vocabulary("label") == ["class one", "class two"]
+        assert all((batch["label"] == batch["_source"]).all() for batch in loader) and len(loader) == 4

@@ -42,6 +42,10 @@ struct Declared {
     seed: u64,
     orders: Vec<Order>,
     mix: Option<Mix>,
+    /// Whether the sources are joined. They then share the first order.
+    joined: bool,
+    /// For each source, the codes in batches of the codes of its columns of words; see `Source::codes`.
+    codes: Vec<Vec<(String, Vec<i64>)>>,
     order_block_samples: u64,
     global_batch_size: u64,
     last_batch: LastBatch,
@@ -123,23 +127,28 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     let specs: Vec<Vec<ColumnSpec>> = specs.collect::<penstock_error::Result<_>>()?;
     for (index, own) in specs.iter().enumerate().skip(1) {
         for (one, other) in specs[0].iter().zip(own) {
-            let same_words = !matches!(one.kind, ColumnKind::Category) || sources[0].snapshot.id() == sources[index].snapshot.id();
-            if one.kind != other.kind || !same_words {
+            let words = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Category | ColumnKind::Label { .. });
+            let by_word = words(one) && words(other) && sources[index].codes_of(other).is_some();
+            if one.kind != other.kind && !by_word {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
-                let hint = if same_words {
-                    "list in columns= only columns that are the same in every dataset"
-                } else {
-                    "category codes differ between datasets: leave the column out of columns=, or use ps.Label"
-                };
-                return Err(invalid(text).hint(hint));
+                return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
             }
         }
     }
-    let sequences = sources.iter().zip(&declared.orders).zip(weights).enumerate().map(|(number, ((source, order), weights))| {
-        Sequence::new(order.clone(), source_seed(declared.seed, number), source.len(), declared.order_block_samples, weights)
-    });
-    let sequences = sequences.collect::<penstock_error::Result<_>>()?;
-    let program = Program::new(declared.seed, sequences, &declared.names, declared.mix.clone(), declared.order_block_samples)?;
+    let (seed, block) = (declared.seed, declared.order_block_samples);
+    let program = match (declared.joined, declared.orders.first()) {
+        (true, Some(order)) => {
+            let (samples, weights) = (sources.iter().map(Source::len).sum(), weights.into_iter().next().flatten());
+            Program::joined(seed, Sequence::new(order.clone(), seed, samples, block, weights)?, sources.iter().map(Source::len), block)
+        }
+        _ => {
+            let sequences = sources.iter().zip(&declared.orders).zip(weights).enumerate().map(|(number, ((source, order), weights))| {
+                Sequence::new(order.clone(), source_seed(seed, number), source.len(), block, weights)
+            });
+            let sequences = sequences.collect::<penstock_error::Result<_>>()?;
+            Program::new(seed, sequences, &declared.names, declared.mix.clone(), block)?
+        }
+    };
     let cut = BatchCut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
     let pipeline = Pipeline::new(
         outputs,
@@ -154,7 +163,11 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         "mask" => OnCorrupt::Mask,
         other => return Err(invalid(format!("on_corrupt=`{other}`, expected `raise`, `substitute` or `mask`"))),
     };
-    let windows = sources.iter().zip(&declared.orders).map(|(source, order)| Window::of(order, source, declared.mix.is_some())).collect();
+    let windows = sources
+        .iter()
+        .zip(&declared.orders)
+        .map(|(source, order)| Window::of(order, source, declared.mix.is_some() || declared.joined))
+        .collect();
     let base = declared.base;
     let fetched_bytes = declared.sample_bytes * cut.batch();
     let (row_ids, window_bytes) = (declared.row_ids, declared.window_bytes);
@@ -185,9 +198,14 @@ impl Loader {
     ) -> PyResult<Loader> {
         let declared: Declared =
             serde_json::from_str(declared).map_err(|error| invalid(format!("cannot create a loader: {error}"))).or_raise(py)?;
-        let sources = views.iter().zip(&declared.names).zip(files);
-        let sources =
-            sources.map(|((view, name), files)| Source { files: files.map(|files| files.0.clone()), ..view.source(name) }).collect();
+        let sources = views.iter().zip(&declared.names).zip(files).zip(&declared.codes);
+        let sources = sources
+            .map(|(((view, name), files), codes)| Source {
+                files: files.map(|files| files.0.clone()),
+                codes: codes.clone(),
+                ..view.source(name)
+            })
+            .collect();
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };

@@ -37,7 +37,7 @@ impl View {
     }
 
     pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None }
+        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None, codes: Vec::new() }
     }
 
     /// Plan a read of samples in the snapshot.

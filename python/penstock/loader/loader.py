@@ -17,7 +17,7 @@ from penstock.errors import ClosedError, InvalidInputError, NotFoundError
 from penstock.loadable import Loadable
 from penstock.loader.mixture import Mix, shares_of
 from penstock.loader.options import LoaderOptions
-from penstock.loader.order import checked_mix
+from penstock.loader.order import JOINED, checked_mix
 from penstock.loader.position import Position, Turns, this_thread
 from penstock.loader.ranks import agree
 from penstock.loader.recipe import Recipe
@@ -26,6 +26,7 @@ from penstock.loader.source import Source
 from penstock.loader.stages import Stages, check_masks, check_nulls, stages_of
 from penstock.loader.totals import Totals, sums
 from penstock.values.checks import whole, whole_seed
+from penstock.views.concat import Concat, union_of
 from penstock.views.view import Batch, View
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Loader:
 
     def __init__(self, source: Loadable, options: LoaderOptions) -> None:
         given = source.sources if isinstance(source, Mix) else {"": (cast(View, source), 1.0)}
+        if isinstance(source, Concat):
+            given = {str(number): (part, 1.0) for number, part in enumerate(source.parts)}
         # These views stay at their snapshots after an append.
         views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}
         first = next(iter(views.values()))[0]
@@ -63,10 +66,14 @@ class Loader:
         if isinstance(source, Mix):
             shares = shares_of({name: weight for name, (_, weight) in views.items()})
             mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
+        if isinstance(source, Concat):
+            mix = JOINED
         block, read = options.ints.order_block_samples, list(dict.fromkeys(outputs.values()))
         for view, _ in views.values():
             view._named(read)
         sources = [Source.ordered(name, view, options.shuffle, read, block) for name, (view, _) in views.items()]
+        if isinstance(source, Concat):
+            sources = Source.joined(sources, options.shuffle, len(source))
         self.options = options
         recipe = Recipe(
             sources, mix, options.seed, block, outputs, stages, options.ints, options.decode, options.last_batch, options.on_corrupt
@@ -266,6 +273,17 @@ class Loader:
 
             return arrays(batch)
         return batch
+
+    def vocabulary(self, column: str) -> list[str]:
+        """List the words of a label or category column in the order of its codes in batches. With several sources, these are the words of the
+        first one, then others.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://loader-words", {"label": ps.Label(["cat", "dog"])})
+        >>> ds.loader(batch_size=1).vocabulary("label")
+        ['cat', 'dog']
+        """
+        return union_of([source.view.vocabulary(column) for source in self.recipe.sources])[0]
 
     # State
 

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole
 
+# In the place of a mixture: the sources are joined, and share one order.
+JOINED = {"joined": True}
 # What a mixture can do once it has drawn all samples from a source.
 EXHAUSTED = ("repeat", "stop", "raise")
 # The default number of lanes divides this number, so that the lanes can be divided evenly among ranks at many world sizes.
@@ -31,8 +33,8 @@ def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
     """Check that all numbers of the mixture in a state are in range, and return the mixture."""
-    if state is None:
-        return None
+    if state is None or state == JOINED:
+        return state  # type: ignore[no-any-return]
     if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:
         raise InvalidInputError(f"this is not a loader state: its mixture is {state!r}", code="invalid-argument")
     shares = [whole(share, "a share of the mixture", 0) for share in state["shares"]]

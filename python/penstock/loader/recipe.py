@@ -12,10 +12,12 @@ import numpy as np
 from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.loader.options import Ints
+from penstock.loader.order import JOINED
 from penstock.loader.report import size_text
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages
 from penstock.loader.totals import sums
+from penstock.views.concat import WORDS, union_of
 
 # Memory needed to fetch windows, in addition to their contents: thread stacks, plans, and freed memory that the allocator keeps.
 FETCHING_BYTES = 24 << 20
@@ -55,7 +57,9 @@ class Recipe:
             "decode": self.decode,
             "seed": self.seed,
             "orders": [source.order for source in self.sources],
-            "mix": self.mix,
+            "mix": None if self.mix == JOINED else self.mix,
+            "joined": self.mix == JOINED,
+            "codes": self._codes(),
             "order_block_samples": self.order_block_samples,
             "global_batch_size": numbers.global_batch_size,
             "last_batch": self.last_batch,
@@ -83,6 +87,19 @@ class Recipe:
                 hint=f"pass memory_bytes={int(1.5 * need)}, or use a smaller window",
             )  # fmt: skip
         return core
+
+    def _codes(self) -> list[list[tuple[str, list[int]]]]:
+        """Return the codes in batches for the codes of each source: those of all sources' words, in the columns whose words differ."""
+        found: list[list[tuple[str, list[int]]]] = [[] for _ in self.sources]
+        schema = self.sources[0].view.schema
+        for column in dict.fromkeys(self.outputs.values()) if len(self.sources) > 1 else ():
+            if column in schema and schema[column].type in WORDS:
+                vocabularies = [source.view.vocabulary(column) for source in self.sources if column in source.view.schema]
+                _, codes = union_of(vocabularies)
+                if len(vocabularies) == len(self.sources) and any(own != vocabularies[0] for own in vocabularies):
+                    for own, known in zip(found, codes, strict=True):
+                        own.append((column, known))
+        return found
 
     def _tail_bytes(self, source: Source) -> float:
         """Return the bytes of data-file tails per fetched sample; 0 if the tails that a batch needs are kept."""

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.loader.order import JOINED
+
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
+
+
+def _samples(loader: Loader) -> int:
+    return sum(len(source.view) for source in loader.recipe.sources)
 
 
 def explained(loader: Loader) -> dict[str, str]:
@@ -18,6 +24,8 @@ def explained(loader: Loader) -> dict[str, str]:
     total = (
         mean[0] * draws
         if loader.recipe.mix is None
+        else sum(m * len(source.view) for m, source in zip(mean, loader.recipe.sources, strict=True)) * draws / max(1, _samples(loader))
+        if loader.recipe.mix == JOINED
         else sum(m * draws * share for m, share in zip(mean, loader.recipe.mix["shares"], strict=True)) / sum(loader.recipe.mix["shares"])
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []

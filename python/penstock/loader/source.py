@@ -82,6 +82,14 @@ class Source:
             name, view, columns, {"kind": "window", "run_samples": run, "window_samples": window, "lanes": lanes}, measured=measured
         )
 
+    @staticmethod
+    def joined(sources: list[Source], shuffle: bool | Window | Replacement, samples: int) -> list[Source]:
+        """Give sources that are joined one order, which has the samples of all."""
+        order = dict(sources[0].order)
+        if isinstance(shuffle, Replacement) and shuffle.samples is None:
+            order["samples"] = samples
+        return [dataclasses.replace(source, order=order) for source in sources]
+
     @property
     def sizes(self) -> tuple[float, float, float]:
         """Sizes in these columns, in bytes: one stored sample, one decoded sample, and one block of each column.

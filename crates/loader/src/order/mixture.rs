@@ -1,5 +1,5 @@
-//! Maps each draw of an epoch to a source and a position, for a single source or a mixture of several. The mapping is a pure
-//! function.
+//! Maps each draw of an epoch to a source and a position, for a single source, several that are joined, or a mixture of several. The
+//! mapping is a pure function.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -43,6 +43,8 @@ pub struct Program {
     seed: u64,
     sources: Vec<Sequence>,
     mix: Option<(Mix, Quota)>,
+    /// If sources are joined, the number of samples up to the end of each. They share one sequence.
+    ends: Vec<u64>,
     block: u64,
     len: u64,
     /// The mixture's schedule after the most recent block. The next batch usually continues from there.
@@ -65,7 +67,7 @@ impl Program {
         let Some(mix) = mix else {
             let [source] = &sources[..] else { return wrong("several sources need a mixture".into()) };
             let len = source.len();
-            return Ok(Program { seed, sources, mix: None, block, len, counted });
+            return Ok(Program { seed, sources, mix: None, ends: Vec::new(), block, len, counted });
         };
         let name = |source: usize| names.get(source).map_or_else(|| format!("source {source}"), |name| format!("source `{name}`"));
         if mix.shares.len() != sources.len() {
@@ -97,7 +99,24 @@ impl Program {
             (_, Some((draw, _))) => len = draw,
             _ => {}
         }
-        Ok(Program { seed, sources, mix: Some((mix, quota)), block, len, counted })
+        Ok(Program { seed, sources, mix: Some((mix, quota)), ends: Vec::new(), block, len, counted })
+    }
+
+    /// Join sources: `sequence` visits the samples of all of them, one source after the other. `lens` are their sizes.
+    pub fn joined(seed: u64, sequence: Sequence, lens: impl Iterator<Item = u64>, block: u64) -> Program {
+        let ends = lens.scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        let (ends, len) = (ends.collect(), sequence.len());
+        Program { seed, sources: vec![sequence], mix: None, ends, block, len, counted: Mutex::new(None) }
+    }
+
+    /// Return the place of a position in a single source, or in those that are joined.
+    fn place(&self, position: u64) -> Place {
+        let source = self.ends.partition_point(|end| *end <= position);
+        let begin = source.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Place { source, position: position - begin }
     }
 
     /// Count the draws in an epoch.
@@ -109,11 +128,12 @@ impl Program {
         self.len == 0
     }
 
-    /// Count the samples at `positions` whose draws `mine` accepts. For a mixture, this number is unknown, so return the number
+    /// Count the samples at `positions` whose draws `mine` accepts. With several sources, this number is unknown, so return the number
     /// of positions, which is the maximum.
     pub fn drawn(&self, epoch: u64, positions: std::ops::Range<u64>, mine: impl Fn(u64) -> bool) -> u64 {
         match &self.mix {
             Some(_) => positions.end - positions.start,
+            None if !self.ends.is_empty() => positions.end - positions.start,
             None => {
                 let epoch = self.sources[0].epoch(epoch);
                 positions.filter(|position| epoch.draw_of(*position).is_none_or(&mine)).count() as u64
@@ -125,7 +145,7 @@ impl Program {
     pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
         let Some((mix, quota)) = &self.mix else {
             let epoch = self.sources[0].epoch(epoch);
-            return draws.into_iter().map(|draw| Place { source: 0, position: epoch.position(draw) }).collect();
+            return draws.into_iter().map(|draw| self.place(epoch.position(draw))).collect();
         };
         let mut mixing = Mixing { program: self, mix, quota, epoch, block: None, passes: Vec::new() };
         draws.into_iter().map(|draw| mixing.place(draw)).collect()
@@ -272,6 +292,20 @@ mod tests {
         }
         assert_eq!(program.places(0, [500, 13, 959]), [places[500], places[13], places[959]]);
         assert_ne!(places[..12].iter().map(|p| p.source).collect::<Vec<_>>(), places[12..24].iter().map(|p| p.source).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn joined_sources_are_visited_as_one() {
+        let sequence = |order| Sequence::new(order, 7, 9, 12, None).unwrap();
+        let joined = |order| Program::joined(7, sequence(order), [4, 0, 3, 2].into_iter(), 12);
+        let all: Vec<Place> = [(0, 4), (2, 3), (3, 2)]
+            .into_iter()
+            .flat_map(|(source, len)| (0..len).map(move |position| Place { source, position }))
+            .collect();
+        assert_eq!(joined(Order::Sequential).places(3, 0..9), all);
+        let (shuffled, alone) = (joined(Order::Full).places(3, 0..9), sequence(Order::Full).epoch(3));
+        assert_eq!(shuffled, (0..9).map(|draw| all[alone.position(draw) as usize]).collect::<Vec<_>>());
+        assert_eq!(joined(Order::Full).drawn(0, 2..4, |_| false), 2);
     }
 
     #[test]

@@ -86,6 +86,10 @@ impl Reads {
                 ColumnKind::Label { .. } | ColumnKind::Category => {
                     let mut codes = vec![0i64; share.places.len()];
                     let nulls = share.reader.codes(spec, &mut codes)?;
+                    if let Some(known) = sources[share.source].codes_of(spec) {
+                        // Under a null, the code may be any number.
+                        codes.iter_mut().for_each(|code| *code = known.get(*code as usize).copied().unwrap_or(0));
+                    }
                     out.as_chunks_mut::<8>().0.iter_mut().zip(codes).for_each(|(out, code)| *out = code.to_ne_bytes());
                     Ok(nulls)
                 }

@@ -17,6 +17,8 @@ pub struct Source {
     pub selection: Option<Arc<Vec<u64>>>,
     /// An additional column, whose values are separate files.
     pub files: Option<Arc<Files>>,
+    /// For columns of words, by name: the code in batches of each code of this source. Sources with the same words have none.
+    pub codes: Vec<(String, Vec<i64>)>,
 }
 
 impl Source {
@@ -43,6 +45,11 @@ impl Source {
     /// Return the separate files of a column, or None if the column is part of the snapshot.
     pub fn files_of(&self, spec: &ColumnSpec) -> Option<&Files> {
         self.files.as_deref().filter(|files| files.spec.name == spec.name)
+    }
+
+    /// Return the codes in batches of a column's codes, or None if they are the same.
+    pub fn codes_of(&self, spec: &ColumnSpec) -> Option<&[i64]> {
+        self.codes.iter().find(|(name, _)| *name == spec.name).map(|(_, codes)| codes.as_slice())
     }
 
     /// Map a position in the view to a position in the snapshot.

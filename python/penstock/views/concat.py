@@ -1,0 +1,281 @@
+"""`ps.concat`: several views as one. Labels and categories are matched by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.columns.label import Label
+from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
+from penstock.ragged import Ragged
+from penstock.schema import Schema
+from penstock.values.checks import whole
+from penstock.views.exports import Exports
+from penstock.views.keys import names_of, one_position, positions_of
+from penstock.views.sample import Sample, unwrap
+from penstock.views.view import EXTRAS, Batch, View
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WORDS = ("label", "category")
+
+
+def union_of(vocabularies: Sequence[Sequence[str]]) -> tuple[list[str], list[list[int]]]:
+    """Return the words of all vocabularies, and for each vocabulary the places of its words there.
+
+    >>> union_of([["cat", "dog"], ["emu", "cat"]])
+    (['cat', 'dog', 'emu'], [[0, 1], [2, 0]])
+    """
+    words = list(dict.fromkeys(word for vocabulary in vocabularies for word in vocabulary))
+    place = {word: at for at, word in enumerate(words)}
+    return words, [[place[word] for word in vocabulary] for vocabulary in vocabularies]
+
+
+class Concat(Exports):
+    """Views that `ps.concat` joined. Reads like a view, and its loaders shuffle the samples of all of them together.
+
+    To choose samples, choose them in the views first, or use `split`, `filter` and `head`. `_row_id` is the one in each sample's own dataset.
+    """
+
+    def __init__(self, parts: Sequence[View]) -> None:
+        self.parts = tuple(parts)
+        self._ends = np.cumsum([len(part) for part in self.parts])
+        self._forms = self.parts[0]._forms
+        self._words: dict[str, tuple[list[str], list[list[int]]]] = {}
+
+    @property
+    def schema(self) -> Schema:
+        """The column types by name: those of the first view, with the labels of all."""
+        made = Schema(self.parts[0].schema)
+        for name, kind in made.items():
+            if isinstance(kind, Label):
+                made[name] = dataclasses.replace(kind, names=self.vocabulary(name))
+        return made
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.parts[0].schema)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts[0]
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.columns
+
+    def _as_it_is(self) -> Concat:
+        return self
+
+    def _named(self, columns: Sequence[str] | None) -> list[str]:
+        names = self.columns if columns is None else names_of(columns) or []
+        for name in names:
+            if name not in self.parts[0].schema and name not in EXTRAS:
+                raise NotFoundError(
+                    f"cannot read column `{name}`: the views have no such column",
+                    code="column-not-found",
+                    hint=f"columns: {', '.join(self.columns)}",
+                )
+        return names
+
+    def vocabulary(self, column: str) -> list[str]:
+        """List the words of a label or category column of all views in code order: those of the first view, then others."""
+        return list(self._union(column)[0])
+
+    def _union(self, column: str) -> tuple[list[str], list[list[int]]]:
+        if column not in self._words:
+            self._words[column] = union_of([part.vocabulary(column) for part in self.parts])
+        return self._words[column]
+
+    def take(
+        self,
+        positions: npt.ArrayLike | slice,
+        *,
+        columns: Sequence[str] | None = None,
+        decode: bool = True,
+        on_corrupt: str = "raise",
+    ) -> Batch:
+        """Read samples by position, in the given order, as `View.take` does. Positions count through all views.
+
+        Cost: as for a `take` of each view that has some of them, and a copy of the values if several have.
+        """
+        names = self._named(columns)
+        wanted = positions_of(positions, len(self))
+        places = np.where(wanted < 0, wanted + len(self), wanted)
+        if len(bad := np.flatnonzero((places < 0) | (places >= len(self)))):
+            row = int(bad[0])
+            raise OutOfRangeError(f"cannot take position {wanted[row]}: there are {len(self)} samples", rows=[row])
+        which = np.searchsorted(self._ends, places, side="right")
+        used = np.unique(which).tolist() or [0]
+        shares = []
+        for part in used:
+            rows = np.flatnonzero(which == part)
+            begin = int(self._ends[part - 1]) if part else 0
+            batch = self.parts[part].take(places[rows] - begin, columns=names, decode=decode, on_corrupt=on_corrupt)
+            shares.append((rows, {name: self._matched(name, values, part) for name, values in batch.items()}))
+        if len(shares) == 1:
+            batch = shares[0][1]
+        else:
+            batch = {name: _joined([(rows, own[name]) for rows, own in shares], len(places)) for name in shares[0][1]}
+        if "_position" in batch:
+            batch["_position"] = places
+        return batch
+
+    def _matched(self, name: str, values: Any, part: int) -> Any:
+        """Convert the codes of one view to those of all views."""
+        kind = self.parts[0].schema.get(name)
+        if kind is None or kind.type not in WORDS:
+            return values
+        codes = np.array([*self._union(name)[1][part], 0], np.int64)
+        made = codes[np.ma.filled(values, -1)]
+        return np.ma.MaskedArray(made, np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else made
+
+    def __getitem__(self, key: Any) -> Any:
+        """Read a sample (`both[5]`) or a batch (`both[5:10]`, `both[[9, 2]]`, a mask), or return a `Concat` with some columns
+        (`both[["image", "label"]]`), or the values of one column (`both["label"]`).
+        """
+        if isinstance(key, str):
+            return self.take(slice(None), columns=[key])[key]
+        if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
+            return self.select_columns(key)
+        position = None if isinstance(key, slice) else one_position(key)
+        if position is None:
+            return self.take(key)
+        return self._sample(self.take([position]), 0)
+
+    def _sample(self, batch: Batch, index: int) -> Sample:
+        sample = Sample((name, unwrap(values, index)) for name, values in batch.items())
+        sample.forms = self._forms
+        return sample
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.batches(64):
+            yield from (self._sample(batch, index) for index in range(len(next(iter(batch.values())))))
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """Read all samples in order, as batches of `batch_size` samples; the last one may be shorter."""
+        size = whole(batch_size, "batch_size", 1)
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def select_columns(self, columns: Sequence[str]) -> Concat:
+        """Choose the columns that reads, loaders and Arrow streams have; see `View.select_columns`."""
+        return Concat([part.select_columns(columns) for part in self.parts])
+
+    def head(self, count: int = 5) -> Concat:
+        """Select the first samples."""
+        left, parts = whole(count, "count", 0), []
+        for part in self.parts:
+            parts.append(part.head(min(left, len(part))))
+            left -= len(parts[-1])
+        return Concat(parts)
+
+    def filter(
+        self,
+        function: Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | bool = False,
+    ) -> Concat:
+        """Select the samples for which `function(sample)` returns true; see `View.filter`. Codes of words are those of each view."""
+        return Concat([part.filter(function, columns=columns, progress=progress) for part in self.parts])
+
+    def split(self, fractions: Mapping[str, float], *, seed: int = 0, by: str | None = None, group: str | None = None) -> dict[str, Concat]:
+        """Split each view, and join the parts of one name; see `View.split`."""
+        each = [part.split(fractions, seed=seed, by=by, group=group) for part in self.parts]
+        return {name: Concat([parts[name] for parts in each]) for name in fractions}
+
+    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> pa.RecordBatchReader:
+        """Read all samples in order as record batches; see `View.scan`."""
+        import pyarrow as pa
+
+        names = self._named(columns)
+        readers = (part.scan(names, batch_size=batch_size) for part in self.parts)
+        schema = self.parts[0].head(0).scan(names).schema.remove_metadata()
+        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for reader in readers for batch in reader)
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.scan(batch_size=4096).__arrow_c_stream__(requested_schema)
+
+    def torch(self, columns: Sequence[str] | None = None) -> Any:
+        """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
+        from penstock.torch import TorchDataset
+
+        return TorchDataset(self, columns)
+
+    def __repr__(self) -> str:
+        return f"<penstock.Concat of {len(self.parts)} views: {len(self)} samples, {len(self.columns)} columns>"
+
+
+def _joined(shares: list[tuple[npt.NDArray[np.int64], Any]], count: int) -> Any:
+    """Put the values of several batches at their rows."""
+    first = shares[0][1]
+    if all(isinstance(values, np.ndarray) for _, values in shares):
+        array = np.empty((count, *first.shape[1:]), first.dtype)
+        mask = np.zeros(array.shape, bool) if any(isinstance(values, np.ma.MaskedArray) for _, values in shares) else None
+        for rows, values in shares:
+            array[rows] = np.ma.getdata(values)
+            if mask is not None:
+                mask[rows] = np.ma.getmaskarray(values)
+        return array if mask is None else np.ma.MaskedArray(array, mask)
+    listed: list[Any] = [None] * count
+    for rows, values in shares:
+        for row, value in zip(rows.tolist(), values, strict=True):
+            listed[row] = value
+    return Ragged.joined(listed, first) if isinstance(first, Ragged) else listed
+
+
+def concat(views: Sequence[View | Concat]) -> Concat:
+    """Join views with the same columns, of one dataset or several. Samples of the first view come first.
+
+    Columns have the same names and types, apart from codecs and tiles. Labels and categories are matched by name: the codes in reads and
+    loaders are places in `vocabulary(column)` of the result. Cost: no reads, until words are needed.
+
+    >>> import penstock as ps
+    >>> one = ps.create("memory://concat-one", {"label": ps.Label(["cat", "dog"]), "n": "int32"})
+    >>> two = ps.create("memory://concat-two", {"n": "int32", "label": ps.Label(["emu", "dog"])})
+    >>> receipts = one.append({"label": ["dog"], "n": [1]}), two.append({"label": ["dog", "emu"], "n": [2, 3]})
+    >>> both = ps.concat([one, two])
+    >>> both["label"].tolist(), both.vocabulary("label"), both[2]
+    ([1, 1, 2], ['cat', 'dog', 'emu'], {'label': np.int64(2), 'n': np.int32(3)})
+    >>> sorted(next(iter(both.loader(batch_size=3, shuffle=True)))["n"].tolist())
+    [1, 2, 3]
+    """
+    if not isinstance(views, list | tuple) or not views or not all(isinstance(view, View | Concat) for view in views):
+        raise InvalidInputError(f"cannot join {views!r}: expected a list of views", hint="write ps.concat([one, other])")
+    given = [part._as_it_is() for view in views for part in (view.parts if isinstance(view, Concat) else [view])]
+    names = list(given[0].schema)
+    parts = [part if list(part.schema) == names else _ordered(part, names) for part in given]
+    for part in parts[1:]:
+        for name, kind in parts[0].schema.items():
+            one, other = (_essence(spec) for spec in (kind, part.schema[name]))
+            if one != other:
+                raise InvalidInputError(
+                    f"cannot join views: column `{name}` is {kind.describe()} in `{parts[0].uri}` and {part.schema[name].describe()} in `{part.uri}`",
+                    code="invalid-schema",
+                    hint="choose other columns with ds.select_columns, or widen one with tx.widen_column",
+                )
+    return Concat(parts)
+
+
+def _ordered(view: View, names: list[str]) -> View:
+    """Return a view with the columns in this order."""
+    if lacking := set(names) ^ set(view.schema):
+        raise InvalidInputError(
+            f"cannot join views: only one of them has column `{min(lacking)}`",
+            code="invalid-schema",
+            hint="choose the columns that all have: ds.select_columns([…])",
+        )
+    return view.select_columns(names)
+
+
+def _essence(kind: Any) -> dict[str, Any]:
+    """Return what must be the same in all views."""
+    return {name: value for name, value in {**vars(kind), "type": kind.type}.items() if name not in ("codec", "tile", "names")}
