@@ -113,8 +113,12 @@ def test_states_of_files_go_with_names_and_sizes(tmp_path):
 
 
 def test_two_folders_can_be_mixed_and_joined_with_their_labels(tmp_path):
-    one, two = (ps.files(arrays(tmp_path / name / f"class {name}", *[np.ones(3)] * 4)) for name in ("one", "two"))
+    for place in ("one/a", "one/b", "two/c", "two/b"):
+        arrays(tmp_path / place, *[np.ones(3)] * 2)
+    one, two = (ps.files(tmp_path / name / "*" / "*.npy") for name in ("one", "two"))
     for both in (ps.mix({"one": one, "two": two}), ps.concat([one, two])):
-        loader = both.loader(batch_size=2, columns=["array", "path", "label", "_source"])
-        assert loader.vocabulary("label") == ["class one", "class two"]
-        assert all((batch["label"] == batch["_source"]).all() for batch in loader) and len(loader) == 4
+        loader = both.loader(batch_size=2, columns=["array", "path", "label"])
+        words = loader.vocabulary("label")
+        assert words == ["a", "b", "c"] and len(loader) == 4
+        seen = [(words[code], path) for batch in loader for code, path in zip(batch["label"].tolist(), batch["path"], strict=True)]
+        assert len(seen) == 8 and all(path.startswith(f"{word}/") for word, path in seen)
