@@ -102,9 +102,13 @@ def open(
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
     virtual_hosted (bool), ca_bundle (path to a PEM file). An omitted option is taken from its AWS_… variable or the profile.
+    For Azure, `connection_string`, and the names of object_store: account_name, account_key, sas_token, endpoint, … They are taken from
+    AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY and its other AZURE_… variables. For Google, its names:
+    service_account_path, service_account_key, bearer_token, …, or GOOGLE_APPLICATION_CREDENTIALS and STORAGE_EMULATOR_HOST. `anonymous` and
+    endpoint_url work for all three.
     For every object store: timeout_seconds (deadline for one operation, default 60), hedge (bool: send a second request for a
-    range that takes unusually long). A pickled handle contains all of these options except access_key_id,
-    secret_access_key and session_token.
+    range that takes unusually long). A pickled handle contains all of these options except secrets: keys, tokens and connection strings.
+    The first request to a store that does not answer fails after 2.5 seconds, because its address is probably wrong.
 
     Cost: on local disk, three reads (of the hint, the record and the root) and three look-ups. On object storage, three requests: one
     lists a single name, and two read the record and the root. The cost does not grow with the number of samples. Opening a local copy also
@@ -177,7 +181,6 @@ class Dataset(Versions):
     def refresh(self) -> Dataset:
         """Move to the newest snapshot and return self. Costs at most as much as `open`."""
         self._move(self._snapshot.refresh())
-        self._fixed = False
         return self
 
     def append(self, columns: Table, *, message: str = "append", validate: str = "header") -> Receipt:

@@ -81,7 +81,7 @@ class Transaction(SchemaChanges):
         # A journal may continue a transaction that began with another schema.
         self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
         self._receipt: Receipt | None = None
-        self._calls = Calls()
+        self._calls = Calls(self._core)
         self._aborted = False
 
     @property
@@ -118,10 +118,9 @@ class Transaction(SchemaChanges):
         if self._journal is not None:
             raise InvalidInputError("cannot append a stream: this transaction has a journal", hint="append its parts, one call each")
         runs: list[tuple[int, int]] = []
-        with self._calls.begin() as call:
+        with self._calls.begin():
             for columns in tables.pieces(stream, self._schema, "append"):
                 runs += self.append_runs(columns, validate, sum(count for _, count in runs))
-                call.changed = True
         return runs
 
     def append_parts(
@@ -129,10 +128,9 @@ class Transaction(SchemaChanges):
     ) -> list[tuple[int, int]]:
         """Add these parts of columns that can be sliced. Returns runs of provisional row ids, as `append_runs` does."""
         runs = []
-        with self._calls.begin() as call:
+        with self._calls.begin():
             for start, end in parts:
                 runs.append((self.append_slice(ready, start, end, validate, first_row), end - start))
-                call.changed = True
         return runs
 
     def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None:
@@ -162,10 +160,9 @@ class Transaction(SchemaChanges):
                 hint="give at least one column, and one value for each row id",
             )
         parts = self._parts(ready, samples)
-        with self._calls.begin() as call, self._mark.in_errors():
+        with self._calls.begin(), self._mark.in_errors():
             for start, end in parts:
                 self._update_part(ids, ready, (start, end), validate)
-                call.changed = True
 
     def _update_part(self, ids: npt.NDArray[np.int64], ready: Mapping[str, Any], part: tuple[int, int], validate: str) -> None:
         start, end = part
@@ -202,10 +199,9 @@ class Transaction(SchemaChanges):
         if text_of(key, "key", "upsert") not in ready:
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
         ids, parts = [], self._parts(ready, samples)
-        with self._calls.begin() as call, self._mark.in_errors():
+        with self._calls.begin(), self._mark.in_errors():
             for start, end in parts:
                 ids.append(self._core.upsert(key, inputs.prepared(self._schema, ready, start, end, "upsert"), validate, start))
-                call.changed = True
         return self._mark.outward(np.concatenate(ids)) if ids else np.empty(0, np.int64)
 
     def delete(self, *, row_ids: npt.ArrayLike | None = None, where: str | None = None) -> int:
@@ -291,9 +287,8 @@ class Transaction(SchemaChanges):
         self._core.note_read(list(self._schema), None)
         scanned = self._view().scan(["_row_id"], batch_size=1 << 16)
         before = np.concatenate([np.empty(0, np.int64), *(batch.column("_row_id").to_numpy() for batch in scanned)])
-        with self._calls.begin() as call:
+        with self._calls.begin():
             new = self.append(columns, validate=validate)  # If a value is refused, nothing has been deleted.
-            call.changed = True
             self._core.delete(before)
         return new
 
@@ -386,8 +381,8 @@ class Transaction(SchemaChanges):
 
     def abort(self) -> None:
         """Abort the transaction and delete the data that it wrote, and its journal."""
-        self._aborted = True
         self._core.abort(False)
+        self._aborted = True
 
     def __enter__(self) -> Transaction:
         return self

@@ -1,5 +1,6 @@
 """Views with some columns or samples: `select_columns`, `split`, `sample`, `filter`, `batches` and comparisons of columns."""
 
+import datetime
 import pickle
 
 import numpy as np
@@ -113,6 +114,17 @@ def test_a_split_by_class_is_exact_in_each_class_and_one_by_group_keeps_groups_t
     both = ds.split({"train": 0.8, "test": 0.2}, group="who", by="label")
     one, other = ({*view["who"][:].tolist()} for view in both.values())
     assert not one & other and len(one | other) == 100 and 540 <= len(both["train"]) <= 580
+    for fractions in ({"train": 0.9, "test": 0.1}, {"train": 0.8, "val": 0.1, "test": 0.1}, {"test": 0.2, "train": 0.8}):
+        small = ps.create(f"memory://small-{'-'.join(map(str, fractions.values()))}", {"kind": ps.Text()})
+        small.append({"kind": [f"kind {n // 3}" for n in range(3000)]})
+        sizes = {name: len(part) for name, part in small.split(fractions, by="kind").items()}
+        assert all(abs(sizes[name] - 3000 * share) < 5 * np.sqrt(1000 * 0.25) for name, share in fractions.items()), (
+            "rounding favours no part"
+        )
+    zeros = ps.create("memory://zeros", {"f": "float64", "t": "timestamp"})
+    zeros.append({"f": [0.0, -0.0] * 20, "t": np.array([2**62, 2**62] * 20).view("datetime64[us]")})
+    for column in ("f", "t"):
+        assert {len(part) for part in zeros.split({"a": 0.5, "b": 0.5}, group=column).values()} == {0, 40}
     nulls = ds.split({"train": 0.5, "test": 0.5}, group="t")
     assert 20 < sum(value is None for value in nulls["train"]["t"][:]) < 120, "a sample without a value is a group of its own"
     for wrong in (
@@ -186,6 +198,13 @@ def test_columns_compare_by_value_and_never_quietly():
         (ds["when"] < "2020-06-01", [True, False, False]),
         (ds["when"] == np.datetime64("2021-01-01"), [False, True, False]),
         (ds["_row_id"] == 1, [False, True, False]),
+        (ds["n"] == ds["n"][:], [True, True, False]),
+        (ds["n"] != np.ma.MaskedArray([1, 2, 3], [True, False, True]), [True, False, False]),
+        (np.int64(1) < ds["n"], [False, True, False]),
+        (np.array([0, 5, 0]) < ds["n"], [True, False, False]),
+        (ds["when"] < datetime.datetime(2020, 5, 5), [True, False, False]),
+        (ds["when"] == datetime.date(2021, 1, 1), [False, True, False]),
+        (ds["when"] >= [datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC)] * 3, [False, True, False]),
     ):
         assert found.tolist() == expected
     assert ds[ds["n"] == 2]["t"] == [None] and len({ds["n"], ds["n"]}) == 2

@@ -23,16 +23,20 @@ VERBS = {
 }
 
 
+class Late(Exception):
+    """What a handler of SIGALRM may raise."""
+
+
 @contextlib.contextmanager
-def interrupted(places):
-    """Raise KeyboardInterrupt before these lines of the transaction's code, counted from the beginning of the block."""
+def interrupted(places, error):
+    """Raise `error` before these lines of the transaction's code, counted from the beginning of the block."""
     count = itertools.count()
 
     def trace(frame, event, _):
         if frame.f_code.co_filename not in FILES:
             return None
         if event == "line" and next(count) in places:
-            raise KeyboardInterrupt
+            raise error
         return trace
 
     sys.settrace(trace)
@@ -42,16 +46,17 @@ def interrupted(places):
         sys.settrace(None)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Late])
 @pytest.mark.parametrize("burst", [1, 2, 3])
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_interrupted_call_is_committed_whole_or_not_at_all(monkeypatch, verb, burst):
+def test_an_interrupted_call_is_committed_whole_or_not_at_all(monkeypatch, verb, burst, error):
     monkeypatch.setattr(inputs, "parts", lambda schema, found, samples: [(row, min(row + 2, samples)) for row in range(0, samples, 2)])
     seen, place = set(), 0
     while True:
-        ds = ps.create(f"memory://interrupted-{verb}-{burst}-{place}", {"n": "int64"})
+        ds = ps.create(f"memory://interrupted-{verb}-{burst}-{error.__name__}-{place}", {"n": "int64"})
         ds.append({"n": range(6)})
         before, tx = content(ds), ds.transaction()
-        with contextlib.suppress(KeyboardInterrupt), interrupted(range(place, place + burst)) as count:
+        with contextlib.suppress(error), interrupted(range(place, place + burst), error) as count:
             VERBS[verb](tx)
             break  # Every line was tried.
         with contextlib.suppress(ps.ClosedError):
@@ -64,6 +69,41 @@ def test_an_interrupted_call_is_committed_whole_or_not_at_all(monkeypatch, verb,
 
 def content(ds):
     return {name: ds[name][:].tolist() for name in ds.columns}
+
+
+def test_a_commit_that_was_refused_does_not_open_one_that_was_not(monkeypatch):
+    """One thread is about to commit when another begins to append, and a third one tries to commit."""
+    ds = ps.create("memory://commits-race", {"n": "int64"})
+    tx, calls = ds.transaction(), []
+
+    def began(call):
+        tx._calls.under_way.add(call)
+
+    tx._calls.close()  # The first thread goes this far.
+    late = tx._calls.begin()
+    began(late)
+    with pytest.raises(ps.ClosedError, match="is under way"):
+        tx.commit()
+    tx._calls.under_way.discard(late)
+    with pytest.raises(ps.ClosedError, match="already been committed"):
+        calls.append(tx.append({"n": [1]}))
+    assert not calls
+
+
+def test_an_abort_that_is_refused_does_not_cancel_the_commit():
+    ds = ps.create("memory://abort-refused", {"v": ps.Tensor((4,), "float32", tile=(2,))})
+
+    class Pulled:
+        shape, dtype = (4,), np.dtype("float32")
+
+        def __getitem__(self, key):
+            with pytest.raises(ps.ClosedError):
+                tx.abort()
+            return np.zeros(4, np.float32)[key]
+
+    with ds.transaction() as tx:
+        tx.append({"v": [Pulled()]})
+    assert len(ds) == 1 and tx.receipt.row_ids.tolist() == [0]
 
 
 def test_a_refused_call_leaves_the_transaction_usable():

@@ -88,6 +88,9 @@ def test_a_view_is_a_table_of_thumbnails_boxes_and_nulls_in_a_notebook():
     assert words.count("null") == 12 and "<float32 (768,)>" in words and "2020-01-01" in words and len(words) < 3000
     assert page.tags["svg"][0] == {"width": "128", "height": "96", "viewbox": "0 0 400 300"}
     assert "3 samples" in words and "snapshot" in words and len(Parsed(ds.select([0] * 9)[["text"]]._repr_html_()).tags["tr"]) == 6
+    many = ps.create("memory://looking-boxes", {"image": ps.Image(), "boxes": ps.Boxes(of="image")})
+    many.append({"image": [image], "boxes": [np.ones((50_000, 4))]})
+    assert len(many._repr_html_()) < 50_000
     assert "more samples" in ds.select([0] * 9)._repr_html_()
     empty = ps.create("memory://looking-empty", {"n": "int32"})
     assert "0 samples" in empty._repr_html_() and ps.create("memory://looking-none", {})._repr_html_()

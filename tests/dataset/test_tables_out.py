@@ -102,6 +102,10 @@ def test_frames_keep_values_exactly(ds):
     assert frame["number"][1] is pd.NA and same(frame["ragged"][0], ds["ragged"][0]) and frame["vector"][1] is None
     assert frame["image"][0].startswith(b"\x89PNG") and frame["time"][0] == pd.Timestamp("2020-01-01", tz="UTC")
     assert ds.select([0])[["number"]].to_pandas()["number"].dtype == np.int32
+    assert frame["complex"][0] == 1j and ds.select([0])[["complex"]].to_pandas()["complex"].dtype == np.complex128
+    assert list(ds.to_pandas([])) == []
+    with pytest.raises(ps.InvalidInputError, match="same name"):
+        ds.to_pandas(["text", "text"])
     polars = ds.to_polars()
     assert (
         polars.columns == ds.columns and polars["number"].to_list() == [1, None, -3] and polars["label"].to_list() == ["cat", None, "dog"]
@@ -164,6 +168,14 @@ def test_queries_read_only_the_columns_that_they_need(tmp_path):
     assert read(lambda table: table.head(3, columns=["n"])["n"].to_pylist()) == [0, 1, 2]
     assert read(lambda table: table.filter(pc.field("n") > 5).take([1], columns=["n"])["n"].to_pylist()) == [7]
     assert read(lambda table: [batch.num_rows for batch in table.to_batches(["n"], batch_size=150)]) == [150, 50]
+    narrow = ds[["n", "path"]].to_arrow_dataset()
+    for condition, projection, found in (
+        (pc.field(0) > 197, ["path"], ["198.jpg", "199.jpg"]),
+        (pc.field(0) < 2, {"path": pc.field(1)}, ["0.jpg", "1.jpg"]),
+    ):
+        assert narrow.to_table(columns=projection, filter=condition)["path"].to_pylist() == found, "a field by its number"
+    scanner = narrow.scanner(["n"], pc.field("n") > 5)
+    assert scanner.count_rows() == scanner.to_table().num_rows == scanner.to_reader().read_all().num_rows == 194
     table = ds.to_arrow_dataset()
     assert (
         isinstance(table, pads.Dataset)

@@ -35,7 +35,7 @@ def test_time_travel_and_log(root):
         tx.append({"n": [9]})
     assert tx.receipt.row_ids.tolist() == [8], "a stale handle rebases"
     assert len(newest(ps.open(root), 9)) == 9
-    for wrong in ("nonsense", "0-", "0-1-" + "0" * 32, "0-99-" + "0" * 32, "7-0-" + "0" * 32):
+    for wrong in ("nonsense", "0-", "00-1", "0-+1", "0-01", "0-1-" + "0" * 32, "0-99-" + "0" * 32, "7-0-" + "0" * 32):
         with pytest.raises((ps.NotFoundError, ps.InvalidInputError)):
             ps.open(root, snapshot=wrong)
 

@@ -35,14 +35,15 @@ impl SnapshotId {
     }
 
     /// Parse the beginning of a snapshot id: the branch, the number, and some or none of the digits of the uuid.
-    pub fn parse_beginning(text: &str) -> Result<(u64, u64, &str)> {
+    /// Returns the branch and the number.
+    pub fn parse_beginning(text: &str) -> Result<(u64, u64)> {
         let mut parts = text.splitn(3, '-');
         let parsed = (|| {
             let branch = u64::from_str_radix(parts.next()?, 16).ok()?;
             let number = parts.next()?.parse().ok()?;
             let digits = parts.next().unwrap_or("");
             let hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-            (hex && digits.len() <= 32).then_some((branch, number, digits))
+            (hex && digits.len() <= 32).then_some((branch, number))
         })();
         parsed.ok_or_else(|| no_snapshot_id(text))
     }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use object_store::azure::AzureConfigKey;
+use object_store::gcp::GoogleConfigKey;
 use penstock_error::{Error, Result};
 
 /// The name of each option, whether it is secret, and its standard environment variables. The first variable that is set is used.
@@ -18,7 +20,16 @@ const KNOWN: &[(&str, bool, &[&str])] = &[
     ("ca_bundle", false, &["AWS_CA_BUNDLE", "SSL_CERT_FILE"]),
     ("timeout_seconds", false, &[]),
     ("hedge", false, &[]),
+    ("connection_string", true, &["AZURE_STORAGE_CONNECTION_STRING"]),
 ];
+
+/// Parts of the names of secrets, among the options of object_store for Azure and Google.
+const SECRETS: [&str; 4] = ["key", "secret", "token", "sas"];
+
+/// Return whether an option of object_store for Azure or Google has this name.
+fn is_of_others(name: &str) -> bool {
+    name.parse::<AzureConfigKey>().is_ok() || name.parse::<GoogleConfigKey>().is_ok()
+}
 
 /// How local data files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,9 +77,13 @@ impl Options {
     pub fn new(given: impl IntoIterator<Item = (String, String)>, io: Io) -> Result<Options> {
         let given: BTreeMap<String, String> = given.into_iter().collect();
         let names: Vec<&str> = KNOWN.iter().map(|(name, ..)| *name).collect();
-        if let Some(name) = given.keys().find(|name| !names.contains(&name.as_str())) {
-            return Err(Error::new("invalid-argument", format!("cannot use storage option `{name}`: there is no such option"))
-                .hint(format!("options: {}", names.join(", "))));
+        if let Some(name) = given.keys().find(|name| !names.contains(&name.as_str()) && !is_of_others(name)) {
+            return Err(Error::new("invalid-argument", format!("cannot use storage option `{name}`: there is no such option")).hint(
+                format!(
+                    "options: {}; for Azure and Google, also those of object_store, such as account_name and service_account_path",
+                    names.join(", ")
+                ),
+            ));
         }
         let options = Options { given, io };
         options.flag("anonymous")?;
@@ -88,6 +103,12 @@ impl Options {
     /// Return the caller's value, ignoring the environment.
     pub fn given(&self, name: &str) -> Option<&str> {
         self.given.get(name).map(String::as_str)
+    }
+
+    /// Return the caller's options that only Azure or Google have, by object_store's names.
+    pub fn others(&self) -> impl Iterator<Item = (&str, &str)> {
+        let known = |name: &str| KNOWN.iter().any(|(known, ..)| *known == name);
+        self.given.iter().map(|(name, value)| (name.as_str(), value.as_str())).filter(move |(name, _)| !known(name))
     }
 
     pub fn flag(&self, name: &str) -> Result<bool> {
@@ -113,7 +134,10 @@ impl Options {
 
     /// Return the caller's options without secrets, for pickling.
     pub fn without_secrets(&self) -> BTreeMap<String, String> {
-        let secret = |name: &str| KNOWN.iter().any(|(known, secret, _)| *known == name && *secret);
+        let secret = |name: &str| match KNOWN.iter().find(|(known, ..)| *known == name) {
+            Some((_, secret, _)) => *secret,
+            None => SECRETS.iter().any(|part| name.contains(part)) && !["_file", "_url", "_path"].iter().any(|end| name.ends_with(end)),
+        };
         self.given.iter().filter(|(name, _)| !secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 }

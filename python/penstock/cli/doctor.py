@@ -9,6 +9,9 @@ import typer
 
 def doctor(
     uri: str = typer.Argument(help="A location for datasets: s3://bucket/prefix, a folder, …"),
+    options: list[str] = typer.Option(
+        [], "--option", "-o", help="A storage option, such as endpoint_url=http://127.0.0.1:9000. Can be repeated."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
     """Test and measure a location for datasets: permissions, create-only puts, latency, rates and clock.
@@ -26,7 +29,11 @@ def doctor(
     if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
     # Bypass the page cache to measure the disk itself.
-    findings = _core.doctor(uri, None if local else [("timeout_seconds", "15")], "direct" if local else "auto")
+    given = [tuple(option.split("=", 1)) for option in options]
+    if wrong := [option for option, pair in zip(options, given, strict=True) if len(pair) != 2]:
+        raise typer.BadParameter(f"`{wrong[0]}`: expected name=value")
+    pairs = [("timeout_seconds", "15"), *((name, value) for name, value in given)]
+    findings = _core.doctor(uri, None if local else pairs, "direct" if local else "auto")
     bad = [found for found in findings if found[1] is False]
     if as_json:
         rows = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -34,18 +35,28 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
 
     def scanner(self, columns: Columns = None, filter: Any = None, batch_size: int = 1 << 14, **options: Any) -> pads.Scanner:
         """Begin a scan. `options` are pyarrow's; they have no effect, because Penstock reads ahead itself."""
+        return _Scans(partial(self._scanner, columns, filter, batch_size))
+
+    def _scanner(self, columns: Columns, filter: Any, batch_size: int) -> pads.Scanner:
         condition = filter if self._condition is None else self._condition if filter is None else self._condition & filter
         every = list(self._view.schema)
-        names = (
-            every if columns is None else list(columns) if not isinstance(columns, Mapping) else self._needed({"columns": dict(columns)})
-        )
-        needed = [*names, *([] if condition is None else self._needed({"columns": [], "filter": condition}))]
+        if columns is None:
+            names = every
+        elif isinstance(columns, Mapping):
+            names = self._needed({"columns": dict(columns)}, list(columns.values()))
+        else:  # A name may be the path of a field in a struct.
+            names = [name if name in every else name.lstrip(".").partition(".")[0] for name in columns]
+        needed = [*names, *([] if condition is None else self._needed({"columns": [], "filter": condition}, [condition]))]
         batches = arrow.reader(self._view, [name for name in every if name in needed], int(batch_size or 1 << 14), halves=False)
         return pads.Scanner.from_batches(batches, columns=columns, filter=condition)
 
-    def _needed(self, query: Mapping[str, Any]) -> list[str]:
-        """Return the columns that the expressions of a query name: those without which it is invalid."""
+    def _needed(self, query: Mapping[str, Any], expressions: Sequence[Any]) -> list[str]:
+        """Return the columns that the expressions of a query name: those without which it is invalid. If they name a column by its number, all
+        are needed, because the numbers must not change.
+        """
         schema = self.schema
+        if any("FieldPath(" in str(expression) for expression in expressions):
+            return list(schema.names)
         return [name for name in schema.names if not _is_valid(query, pa.schema([field for field in schema if field.name != name]))]
 
     def to_table(self, columns: Columns = None, filter: Any = None, **options: Any) -> pa.Table:
@@ -86,6 +97,48 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
 
     get_fragments = _get_fragments = replace_schema = join = join_asof = sort_by = _unsupported
     partition_expression = property(_unsupported)
+
+
+class _Scans(pads.Scanner):  # type: ignore[misc]
+    """A scanner that can be used several times: each use begins another scan."""
+
+    def __init__(self, begin: Callable[[], pads.Scanner]) -> None:
+        self._begin = begin
+
+    @property
+    def projected_schema(self) -> pa.Schema:
+        """The schema of the result."""
+        return self._begin().projected_schema
+
+    dataset_schema = projected_schema
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Begin a scan, and return a reader of it."""
+        return self._begin().to_reader()
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Begin a scan, and return its record batches."""
+        return self._begin().to_batches()  # type: ignore[no-any-return]
+
+    def scan_batches(self) -> Iterator[Any]:
+        """Begin a scan, and return its tagged record batches."""
+        return self._begin().scan_batches()  # type: ignore[no-any-return]
+
+    def to_table(self) -> pa.Table:
+        """Scan everything."""
+        return self._begin().to_table()
+
+    def take(self, indices: Any) -> pa.Table:
+        """Scan, and select rows by their place in the result."""
+        return self._begin().take(indices)
+
+    def head(self, num_rows: int) -> pa.Table:
+        """Scan the first rows."""
+        return self._begin().head(num_rows)
+
+    def count_rows(self) -> int:
+        """Scan, and count rows."""
+        return int(self._begin().count_rows())
 
 
 def _is_valid(query: Mapping[str, Any], schema: pa.Schema) -> bool:

@@ -31,8 +31,14 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
     import pyarrow as pa
 
     view = view._as_it_is()
-    schema, names = view.schema, view._named(columns) or list(view.schema)
-    arrays = [name for name in names if name in schema and schema[name].type in ("tensor", "boxes", "keypoints")]
+    schema = view.schema
+    names = list(schema) if columns is None else view._named(columns) or []
+    if len(set(names)) != len(names):
+        raise InvalidInputError("cannot make a frame in which two columns have the same name", hint="name each column once")
+    complex_numbers = [name for name in names if name in schema and getattr(schema[name], "dtype", "").startswith("complex")]
+    arrays = [
+        name for name in names if name in complex_numbers or (name in schema and schema[name].type in ("tensor", "boxes", "keypoints"))
+    ]
     table = view.to_arrow([name for name in names if name not in arrays])
     # Types that keep whole numbers and bools with nulls exactly. pandas would make floats and objects of them.
     nullable: dict[Any, Any] = {
@@ -44,6 +50,9 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
     for name in names:
         if name in arrays:
             values = view[[name]][:][name]
+            if name in complex_numbers and schema[name].type == "scalar" and not isinstance(values, np.ma.MaskedArray):
+                made[name] = pd.Series(values)
+                continue
             each = np.empty(len(view), object)
             each[:] = [unwrap(values, index) for index in range(len(view))]
             made[name] = pd.Series(each)
@@ -78,13 +87,13 @@ def to_parquet(view: View, path: str | os.PathLike[str], columns: Sequence[str] 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    place = pathlib.Path(path)
+    place = pathlib.Path(path).resolve()  # Of a link, the file that it points to.
     if not place.parent.is_dir() or place.is_dir():
         what = "it is a folder" if place.is_dir() else f"the folder `{place.parent}` does not exist"
         raise InvalidInputError(f"cannot write `{place}`: {what}", hint="give the path of a file in an existing folder")
     batches = view.scan(columns, batch_size=1 << 14)
     samples, held, held_bytes = 0, [], 0
-    aside = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
     try:
         with pq.ParquetWriter(aside, batches.schema, compression="zstd") as writer:
             for batch in batches:

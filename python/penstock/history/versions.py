@@ -59,7 +59,7 @@ class Versions(View):
         """Move to a later snapshot. If two threads commit through the same handle, it ends up at the later snapshot."""
         view = snapshot.view()
         if snapshot.number >= self._snapshot.number:
-            self._snapshot, self._view = snapshot, view
+            self._snapshot, self._view, self._fixed = snapshot, view, False
 
     def _as_it_is(self) -> View:
         return View(self._snapshot, self._view)

@@ -83,7 +83,8 @@ def split(view: View, fractions: Mapping[str, float], seed: int, columns: tuple[
     ids = _row_ids(view)
     units = None if group is None else _groups(view, group, ids)
     if by is not None:
-        places = _ranked(_codes(view, by, "split by")[0], ids if units is None else units, seed)
+        codes, values = _codes(view, by, "split by")
+        places = _ranked((codes, _numbers(values)), ids if units is None else units, seed)
     else:
         places = _spread(ids, seed) if units is None else _unit(_hash(_GROUP, seed, units))
     parts = np.searchsorted(np.cumsum(shares)[:-1], places, side="right")
@@ -126,16 +127,28 @@ def _codes(view: View, column: str, doing: str) -> tuple[npt.NDArray[np.int64], 
 def _groups(view: View, column: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return a number for each sample that depends only on the value of its group. A sample without a value is a group of its own."""
     codes, values = _codes(view, column, "group by")
-    digests = [hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in values.to_pylist()]
-    numbers = np.frombuffer(b"".join(digests), np.int64)
+    numbers = _numbers(values)
     return np.where(codes < 0, ids, numbers[codes] if len(numbers) else ids)
 
 
-def _ranked(classes: npt.NDArray[np.int64], units: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
-    """Return for each sample the middle of its unit's place among the units of its class, ordered by their hashes, from 0 to 1.
+def _numbers(values: Any) -> npt.NDArray[np.int64]:
+    """Hash Arrow values to whole numbers, equal for equal values."""
+    import pyarrow as pa
 
-    `units` are row ids or groups. The class of a group is the one of most of its samples.
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())  # Python's times end in the year 9999.
+    zero = pa.types.is_floating(values.type)
+    texts = (str(value + 0.0 if zero else value) for value in values.to_pylist())  # 0.0 and -0.0 are equal.
+    return np.frombuffer(b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts), np.int64)
+
+
+def _ranked(given: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], units: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
+    """Return for each sample the place of its unit among the units of its class, ordered by their hashes, from 0 to 1.
+
+    `given` are the class of each sample, -1 for none, and a hash of each class. `units` are row ids or groups. The class of a group is the one of
+    most of its samples. Each class begins at a random part of a unit, so that parts of small classes are as large on average as their fractions.
     """
+    classes, hashes = given
     distinct, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
     pairs, counts = np.unique(np.stack([unit, classes], axis=1), axis=0, return_counts=True)
     own = np.empty(len(distinct), np.int64)
@@ -148,7 +161,8 @@ def _ranked(classes: npt.NDArray[np.int64], units: npt.NDArray[np.int64], seed: 
     begins = (ends - sizes)[first]
     totals = ends[np.searchsorted(own, own, side="right") - 1] - begins
     places = np.empty(len(distinct))
-    places[order] = (ends - sizes / 2 - begins) / totals
+    shift = _unit(_hash(_SPLIT, seed, np.append(hashes, 0)[own]))
+    places[order] = (ends - sizes * (1 - shift) - begins) / totals
     return np.asarray(places[unit])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,12 @@ def _words(value: object) -> list[Any] | None:
         return [value]
     each = list(value) if isinstance(value, list | tuple | np.ndarray) and np.ndim(value) == 1 else []
     return [str(word) for word in each] if each and all(isinstance(word, str) for word in each) else None
+
+
+def _times(value: object) -> list[Any] | None:
+    """Return the value or values as times, or None if they are not Python's."""
+    each = list(value) if isinstance(value, list | tuple) else [value]
+    return each if each and all(isinstance(time, datetime.date) for time in each) else None
 
 
 class Column:
@@ -77,6 +84,7 @@ class Column:
         return len(self._view)
 
     __hash__ = object.__hash__
+    __array_ufunc__ = None  # NumPy leaves comparisons with a column to the column.
 
     def __eq__(self, other: object) -> Any:
         return self._compared(operator.eq, other)
@@ -113,14 +121,16 @@ class Column:
         else:
             words = _words(other)
             worded = words is not None
-            if worded and kind == Scalar("timestamp"):
-                words, worded = [timestamp(word, row) for row, word in enumerate(words or [])], False
-                other = words[0] if isinstance(other, str) else words
+            if kind == Scalar("timestamp") and (times := words if worded else _times(other)) is not None:
+                times, worded = [timestamp(time, row) for row, time in enumerate(times)], False
+                other = np.array(times) if isinstance(other, list | tuple | np.ndarray) else times[0]
             elif worded and kind.type == "label" and (unknown := set(words or []) - set(names := self._view.vocabulary(self.name))):
                 raise InvalidInputError(
                     f"cannot compare column `{self.name}` with {min(unknown)!r}: it is not one of its labels",
                     hint=f"labels: {', '.join(names[:20])}",
                 )
+            if isinstance(other, np.ma.MaskedArray):
+                other, others = np.ma.getdata(other), np.ma.getmaskarray(other)
             given = np.asarray(other, object if worded else None)
         values, missing = self._plain(worded)
         fits = given.dtype.kind in ("O" if worded else "biufcM") and all(

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from penstock.views.view import View
 
 Pixels = npt.NDArray[np.uint8]
-SAMPLES, SIDE = 5, 128
+# The number of samples in a table, of pixels along a thumbnail, and of boxes that are drawn in it.
+SAMPLES, SIDE, BOXES = 5, 128, 200
 _LETTERS = 200
 _STYLE = "text-align:left;vertical-align:top;max-width:24em;overflow-wrap:break-word"
 
@@ -68,7 +69,7 @@ def thumbnail(image: npt.NDArray[Any], side: int, mask: bool = False) -> Pixels:
     Each pixel is the mean of a square; in a mask, it is one of the square's values, in a colour of its own.
 
     >>> thumbnail(np.full((300, 200), 65535, np.uint16), 100).shape
-    (100, 66, 3)
+    (100, 67, 3)
     """
     image = image[:, :, None] if image.ndim == 2 else image
     step = max(1, -(-max(image.shape[:2]) // side))
@@ -76,9 +77,9 @@ def thumbnail(image: npt.NDArray[Any], side: int, mask: bool = False) -> Pixels:
         numbers = image[::step, ::step, 0].astype(np.int64)
         return np.stack([numbers * factor % 256 for factor in (73, 151, 199)], axis=2).astype(np.uint8)
     image = (image >> 8).astype(np.uint8) if image.dtype == np.uint16 else image
-    height, width = max(1, image.shape[0] // step), max(1, image.shape[1] // step)
-    rows, columns = min(step, image.shape[0]), min(step, image.shape[1])
-    blocks = image[: height * rows, : width * columns].reshape(height, rows, width, columns, -1)
+    height, width = -(-image.shape[0] // step), -(-image.shape[1] // step)
+    edges = ((0, height * step - image.shape[0]), (0, width * step - image.shape[1]), (0, 0))
+    blocks = np.pad(image, edges, mode="edge").reshape(height, step, width, step, -1)
     small: Pixels = blocks.mean(axis=(1, 3), dtype=np.float32).astype(np.uint8)
     return np.repeat(small, 3, axis=2) if small.shape[2] == 1 else small
 
@@ -89,7 +90,7 @@ def _picture(image: npt.NDArray[Any], boxes: list[tuple[Any, npt.NDArray[np.floa
     small = thumbnail(image, SIDE, mask)
     encoded = base64.b64encode(_core.encode_png(tuple(small.shape), np.ascontiguousarray(small).reshape(-1))).decode()
     scale = min(1.0, SIDE / max(height, width))
-    drawn = "".join(_rectangle(box, kind.format, width / SIDE) for kind, each in boxes for box in each.tolist())
+    drawn = "".join(_rectangle(box, kind.format, width / SIDE) for kind, each in boxes for box in each[:BOXES].tolist())
     return (
         f'<svg width="{max(1, round(width * scale))}" height="{max(1, round(height * scale))}" viewBox="0 0 {width} {height}">'
         f'<title>{image.dtype} {image.shape}</title><image width="{width}" height="{height}" href="data:image/png;base64,{encoded}"/>{drawn}</svg>'

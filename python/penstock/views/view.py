@@ -290,8 +290,8 @@ class View(Exports):
         The part of a sample depends only on its row id, the seed and the fractions. It stays the same when samples are appended or deleted,
         so a test sample never becomes a training sample. Sizes are therefore within a few samples of the fractions.
         `group` is a column: all samples with the same value are in the same part, and sizes depend on the groups' sizes. Samples
-        without a value are groups of their own. `by` is a column, such as a label: each of its values is split with exact sizes.
-        New samples can then move a few others to another part; to prevent this, store the parts in a column.
+        without a value are groups of their own. `by` is a column, such as a label: each of its values is split with sizes that differ by less than one sample from the
+        fractions. New samples can then move a few others to another part; to prevent this, store the parts in a column.
 
         Cost: reads the row ids and these two columns. Source: Owen, "Randomly permuted (t,m,s)-nets" (1995).
         Raises: InvalidInputError, NotFoundError (column-not-found).

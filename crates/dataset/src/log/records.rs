@@ -71,9 +71,9 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
 
 /// Return the record whose snapshot id begins with a text: its branch and number, which identify it, and any digits of its uuid.
 pub fn beginning(storage: &dyn Storage, text: &str) -> Result<LogEntry> {
-    let (branch, number, digits) = SnapshotId::parse_beginning(text)?;
+    let (branch, number) = SnapshotId::parse_beginning(text)?;
     match read_record(storage, branch, number) {
-        Ok(entry) if entry.record.uuid().to_string().starts_with(digits) => Ok(entry),
+        Ok(entry) if entry.record.snapshot().to_string().starts_with(text) => Ok(entry),
         Err(error) if error.kind() != Kind::NotFound => Err(error),
         _ => Err(without_snapshot(storage, text)),
     }

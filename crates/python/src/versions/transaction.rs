@@ -1,7 +1,9 @@
 //! A transaction handle, which accepts prepared columns and row ids and commits once.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{Input, Isolation, Receipt, Validate, check_texts, generation};
@@ -25,6 +27,8 @@ pub struct Transaction {
     /// Detects a forked child, where a thread that no longer exists may hold the lock.
     generation: u64,
     options: Options,
+    /// How many changes each thread has made.
+    changes: Mutex<HashMap<ThreadId, u64>>,
 }
 
 /// What a commit returns: the snapshot's id, the first row id, the number of samples, and the new snapshot.
@@ -77,7 +81,12 @@ pub fn begin(
             None => penstock_dataset::Transaction::begin(snapshot.inner.clone(), isolation),
         }
     });
-    Ok(Transaction { inner: Mutex::new(Some(begun.or_raise(py)?)), generation: generation(), options: snapshot.options.clone() })
+    Ok(Transaction {
+        inner: Mutex::new(Some(begun.or_raise(py)?)),
+        generation: generation(),
+        options: snapshot.options.clone(),
+        changes: Mutex::default(),
+    })
 }
 
 impl Transaction {
@@ -138,22 +147,22 @@ impl Transaction {
     }
 
     fn drop_column(&self, py: Python<'_>, name: &str, force: bool) -> PyResult<()> {
-        self.locked(py, |inner| inner.drop_column(name, force))
+        self.change(py, |inner| inner.drop_column(name, force))
     }
 
     fn rename_column(&self, py: Python<'_>, old: &str, new: &str) -> PyResult<()> {
-        self.locked(py, |inner| inner.rename_column(old, new))
+        self.change(py, |inner| inner.rename_column(old, new))
     }
 
     fn widen_column(&self, py: Python<'_>, name: &str, dtype: &str) -> PyResult<()> {
-        self.locked(py, |inner| inner.widen_column(name, dtype))
+        self.change(py, |inner| inner.widen_column(name, dtype))
     }
 
     /// Add stages, given as bytes. Returns the runs of row ids of each of them.
     fn add(&self, py: Python<'_>, stages: Vec<Vec<u8>>) -> PyResult<Vec<Vec<(i64, u64)>>> {
         let parse = |bytes: Vec<u8>| Stage::parse(&bytes.into()).context(|| "cannot add a stage".to_owned());
         let stages = stages.into_iter().map(parse).collect::<Result<Vec<Stage>>>().or_raise(py)?;
-        let runs = self.locked(py, |inner| inner.add(&stages))?;
+        let runs = self.change(py, |inner| inner.add(&stages))?;
         Ok(runs.into_iter().map(|runs| runs.into_iter().map(|run| (run.first.cast_signed(), run.count)).collect()).collect())
     }
 
@@ -180,7 +189,7 @@ impl Transaction {
     /// Delete these samples.
     fn delete(&self, py: Python<'_>, row_ids: PyReadonlyArray1<'_, i64>) -> PyResult<()> {
         let row_ids = row_ids.as_slice()?;
-        self.locked(py, |inner| inner.delete(row_ids))
+        self.change(py, |inner| inner.delete(row_ids))
     }
 
     /// Update the samples with these keys, and append the others. Returns their row ids.
@@ -223,6 +232,11 @@ impl Transaction {
         self.locked(py, |inner| Ok(inner.restored()))
     }
 
+    /// Return how many changes the calling thread has made.
+    fn changes(&self) -> u64 {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner).get(&std::thread::current().id()).copied().unwrap_or_default()
+    }
+
     /// Return a number that the journal determines, if there is one.
     fn journal_mark(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         self.locked(py, |inner| Ok(inner.journal_mark()))
@@ -249,6 +263,15 @@ impl Transaction {
         py.detach(|| work(self.inner.lock().unwrap_or_else(PoisonError::into_inner).as_mut().ok_or_else(closed)?)).or_raise(py)
     }
 
+    /// Run `work`, which changes the transaction if it succeeds.
+    fn change<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send) -> PyResult<T> {
+        self.locked(py, |inner| work(inner).inspect(|_| self.count()))
+    }
+
+    fn count(&self) {
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner).entry(std::thread::current().id()).or_default() += 1;
+    }
+
     /// Convert the columns and pass them to `write`.
     fn write<T: Send>(
         &self,
@@ -261,7 +284,7 @@ impl Transaction {
         self.check_caller(py)?;
         with_inputs(py, columns, validate, (first_row, self.address()), |inputs, validate| {
             let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            write(inner.as_mut().ok_or_else(closed)?, inputs, validate)
+            write(inner.as_mut().ok_or_else(closed)?, inputs, validate).inspect(|_| self.count())
         })
     }
 }

@@ -8,7 +8,6 @@ mod patience;
 mod prove;
 mod ranges;
 mod receive;
-mod service;
 mod store;
 mod upload;
 

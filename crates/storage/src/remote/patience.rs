@@ -2,13 +2,14 @@
 //! and creates have their own retry loops, which also call `again`. A create is retried here only if it was not sent.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
+use super::connect::service::{ENDING, Ending, Traffic, chain};
 use super::level::{Level, Permit};
-use super::service::{ENDING, Ending, chain};
 use crate::counters::{Counters, add};
 
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -25,18 +26,30 @@ pub enum Verdict {
     },
 }
 
-/// The number of attempts since a request last made progress, and the error from the previous attempt.
-#[derive(Default)]
+/// The number of attempts since a request last made progress, when it began, and the error from the previous attempt.
 pub struct Tries {
     pub count: u32,
+    begun: Instant,
     before: Option<Error>,
 }
+
+impl Default for Tries {
+    fn default() -> Tries {
+        Tries { count: 0, begun: Instant::now(), before: None }
+    }
+}
+
+/// For how long to try to reach a store that has never answered. Its address is probably wrong.
+const STRANGER: Duration = Duration::from_millis(2500);
 
 /// State shared by all requests to one store.
 #[derive(Debug)]
 pub struct Patience {
     pub deadline: Duration,
     pub level: Level,
+    /// What to do without credentials.
+    pub credentials_hint: &'static str,
+    pub traffic: Arc<Traffic>,
 }
 
 /// Run one attempt. Returns the result and how the attempt's last request ended.
@@ -74,7 +87,15 @@ impl Patience {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            permit = self.again(counters, verdict(what, &error, &ending), &mut tries, until, permit).await?;
+            permit = self.again(counters, self.verdict(what, &error, &ending), &mut tries, until, permit).await?;
+        }
+    }
+
+    /// Derive a verdict from an error and from how its request ended.
+    pub fn verdict(&self, what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
+        match verdict(what, error, ending) {
+            Verdict::Final(error) if error.code() == "credentials-missing" => Verdict::Final(error.hint(self.credentials_hint)),
+            other => other,
         }
     }
 
@@ -93,6 +114,8 @@ impl Patience {
         };
         tries.count += 1;
         let wait = wait(tries.count, throttled);
+        let stranger = error.code() == "storage-unreachable" && !self.traffic.answered();
+        let until = if stranger { until.min(tries.begun + STRANGER) } else { until };
         if Instant::now() + wait >= until {
             // If the deadline cut the last attempt short, only the attempt before it can explain why requests fail.
             let cut = Instant::now() >= until;
@@ -102,7 +125,7 @@ impl Patience {
             };
             let other = other.filter(|other| other.message() != reason.message());
             let other = other.map(|other| format!("; {when}: {}", other.message())).unwrap_or_default();
-            let spent = self.deadline.saturating_sub(until.saturating_duration_since(Instant::now()));
+            let spent = tries.begun.elapsed();
             let text = format!("{} ({} attempts in {:.1} s{other})", reason.message(), tries.count, spent.as_secs_f64());
             let hint = reason.hint_text().unwrap_or("run `penstock doctor` to check whether the store responds").to_owned();
             return Err(Error::new(reason.code(), text).hint(hint));
@@ -131,24 +154,24 @@ pub fn wait(tries: u32, throttled: bool) -> Duration {
     longest.mul_f64(0.5 + f64::from(u16::from_le_bytes(random)) / f64::from(u16::MAX) / 2.0)
 }
 
-/// Derive a verdict from an error and from how its request ended.
-pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
+fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
     let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
     let unsent = |error: Error| Verdict::Again { error, throttled: false, sent: false };
     let sent = |error: Error| Verdict::Again { error, throttled: false, sent: true };
     match ending {
         Ending::Refused { status, code } => refused(what, *status, code),
-        Ending::Unsent(why) => {
+        Ending::Unsent { host, why } => {
+            let text = format!("cannot reach {host}: {why}");
             let lower = why.to_lowercase();
             let tls = ["certificate", "tls", "ssl", "handshake", "invalidcontenttype"].iter().any(|word| lower.contains(word));
             let dns = ["dns", "lookup", "resolve"].iter().any(|word| lower.contains(word));
             if tls {
-                return Verdict::Final(make("storage-unreachable", why.clone()).hint(
+                return Verdict::Final(make("storage-unreachable", text).hint(
                     "the server's certificate is not trusted: specify its CA in storage_options={\"ca_bundle\": …} or AWS_CA_BUNDLE, and check whether the endpoint uses http:// or https://",
                 ));
             }
             let hint = if dns { "no such host: check the endpoint" } else { "check that the endpoint is correct and responds" };
-            unsent(make("storage-unreachable", why.clone()).hint(hint))
+            unsent(make("storage-unreachable", text).hint(hint))
         }
         Ending::Lost(why) => sent(make("storage-failed", why.clone())),
         Ending::Success => match error {
@@ -166,14 +189,10 @@ pub fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verd
                 sent(make("storage-failed", "no response before the deadline".into()))
             }
             // No request was sent: object_store could not get credentials.
-            _ => {
-                Verdict::Final(make("credentials-missing", format!("no credentials were found ({})", chain(error))).hint(CREDENTIALS_HINT))
-            }
+            _ => Verdict::Final(make("credentials-missing", format!("no credentials were found ({})", chain(error)))),
         },
     }
 }
-
-pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data, pass storage_options={\"anonymous\": True}";
 
 /// Convert an error response from S3 or a similar service into a verdict.
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
@@ -181,7 +200,12 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
     let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {answer}"));
     let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true };
     match (status, code) {
-        (_, "NoSuchBucket") => Verdict::Final(make("bucket-not-found").hint("check the bucket's name, region and endpoint")),
+        (_, "NoSuchBucket" | "ContainerNotFound") => Verdict::Final(
+            make("bucket-not-found").hint("check the name of the bucket or container, the account or region, and the endpoint"),
+        ),
+        (_, "AuthenticationFailed" | "InvalidAuthenticationInfo" | "NoAuthenticationInformation") => Verdict::Final(
+            make("credentials-refused").hint("the server does not accept these credentials: check the account, its key or the SAS token"),
+        ),
         (_, "InvalidAccessKeyId" | "InvalidTokenId" | "InvalidToken") => Verdict::Final(
             make("credentials-refused").hint("the server does not recognise this access key: check AWS_ACCESS_KEY_ID or the profile"),
         ),
@@ -220,7 +244,8 @@ mod tests {
 
     /// Return the error from a request whose first two attempts end with `ending` and whose third gets no reply.
     fn silent_after(ending: &Ending) -> Error {
-        let patience = Patience { deadline: Duration::from_millis(800), level: Level::new() };
+        let traffic = Arc::new(Traffic::new());
+        let patience = Patience { deadline: Duration::from_millis(800), level: Level::new(), credentials_hint: "", traffic };
         let (counters, mut tried) = (Counters::default(), 0);
         let work = || {
             tried += 1;
@@ -239,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_the_deadline_cuts_short_hides_no_reason() {
-        let error = silent_after(&Ending::Unsent("dns error".into()));
+        let error = silent_after(&Ending::Unsent { host: "bucket".into(), why: "dns error".into() });
         assert_eq!(error.code(), "storage-unreachable", "{error}");
         assert!(
             error.message().contains("dns error (3 attempts in 0.8 s; last attempt: cannot read `x`: the request was aborted)"),

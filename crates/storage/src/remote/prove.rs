@@ -10,7 +10,7 @@ use penstock_error::{Error, Kind, Result};
 use tokio::time::Instant;
 
 use super::live::{Live, wait};
-use super::patience::{self, Tries, Verdict, attempt, verdict};
+use super::patience::{self, Tries, Verdict, attempt};
 use super::store::Remote;
 use crate::process::PerProcess;
 use crate::storage::{Created, Storage as _};
@@ -43,7 +43,7 @@ impl Remote {
                 Err(object_store::Error::AlreadyExists { .. }) if ending.says_taken() => return Ok(Created::Exists),
                 Err(error) => error,
             };
-            permit = match verdict(&what, &error, &ending) {
+            permit = match live.patience.verdict(&what, &error, &ending) {
                 Verdict::Final(error) => return Err(error),
                 Verdict::Again { sent: true, throttled, .. } => {
                     permit.throttled = throttled;

@@ -11,10 +11,10 @@ use object_store::{GetOptions, GetRange};
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
+use super::connect::service::chain;
 use super::level::Permit;
 use super::live::Live;
-use super::patience::{Tries, attempt, ended_well, verdict};
-use super::service::chain;
+use super::patience::{Tries, attempt, ended_well};
 use crate::Slot;
 use crate::counters::{Counters, add};
 use crate::ranges::{Piece, RangeRequest};
@@ -143,7 +143,8 @@ impl Live {
             if filling.taken > before {
                 tries.count = 0; // The read is making progress, so wait only as long as after a first failure.
             }
-            permit = self.patience.again(asked.counters, verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
+            permit =
+                self.patience.again(asked.counters, self.patience.verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
         }
     }
 

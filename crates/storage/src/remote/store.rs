@@ -13,12 +13,13 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Kind, Result};
 
-use super::connect::{Client, Place};
+use super::connect::place::Place;
+use super::connect::service::Traffic;
+use super::connect::{Client, connect, credentials_hint};
 use super::cost::Cost;
 use super::level::Level;
 use super::live::{Live, runtime, wait};
 use super::patience::{self, Patience};
-use super::service::Traffic;
 use super::upload::Upload;
 use crate::access::Access;
 use crate::counters::{Counters, add};
@@ -75,24 +76,30 @@ impl Remote {
         let place = Place::parse(uri)?;
         let traffic = Arc::new(Traffic::new());
         let deadline = options.timeout()?;
-        let connect: Connect = {
+        let reconnect: Connect = {
             let (place, options, traffic) = (place.clone(), options.clone(), traffic.clone());
             Box::new(move || {
-                let client = place.connect(&options, traffic.clone())?;
+                let client = connect(&place, &options, traffic.clone())?;
                 Ok(Arc::new(Live {
                     client,
-                    patience: Patience { deadline, level: Level::new() },
+                    patience: Patience {
+                        deadline,
+                        level: Level::new(),
+                        credentials_hint: credentials_hint(&place),
+                        traffic: traffic.clone(),
+                    },
                     recent: Mutex::default(),
                     cost: Cost::default(),
                 }))
             })
         };
-        let service = format!("{} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"));
+        let service =
+            format!("{} {:?} {:?} {:?}", place.bucket(), options.get("endpoint_url"), options.get("profile"), options.without_secrets());
         let remote = Remote {
             place,
             service,
             traffic,
-            live: PerProcess::new(connect),
+            live: PerProcess::new(reconnect),
             hedge: options.flag("hedge")?,
             deadline,
             lost: AtomicU32::new(0),

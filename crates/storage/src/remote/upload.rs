@@ -9,8 +9,8 @@ use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Result};
 use tokio::task::JoinHandle;
 
+use super::connect::service::Traffic;
 use super::live::{Live, runtime, wait};
-use super::service::Traffic;
 use crate::process;
 use crate::storage::ObjectWriter;
 

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -25,8 +25,8 @@ pub enum Ending {
     Success,
     /// The server answered with another status. `code` is the server's own error code, or empty.
     Refused { status: u16, code: String },
-    /// Nothing reached the server.
-    Unsent(String),
+    /// Nothing reached the server at this host.
+    Unsent { host: String, why: String },
     /// The request may have reached the server, but no response arrived.
     Lost(String),
 }
@@ -52,8 +52,8 @@ fn note(ending: Ending) {
     let _ = ENDING.try_with(|cell| cell.replace(ending)); // Outside an attempt, nothing reads the ending.
 }
 
-/// The host from which cloud machines get their credentials.
-const METADATA_HOST: &str = "169.254.169.254";
+/// The hosts from which cloud machines get their credentials.
+const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "metadata.google.internal", "metadata"];
 
 /// Maximum number of bytes read from an error response. Error bodies are short.
 const REFUSAL_BYTES: usize = 16 << 10;
@@ -64,11 +64,17 @@ pub struct Traffic {
     pub counters: Counters,
     /// The difference between the server's clock and ours in milliseconds, or `u64::MAX` if it is not known yet.
     skew_ms: AtomicU64,
+    answered: AtomicBool,
 }
 
 impl Traffic {
     pub fn new() -> Traffic {
-        Traffic { counters: Counters::default(), skew_ms: AtomicU64::new(u64::MAX) }
+        Traffic { counters: Counters::default(), skew_ms: AtomicU64::new(u64::MAX), answered: AtomicBool::new(false) }
+    }
+
+    /// Return whether the store has ever answered a request of this process.
+    pub fn answered(&self) -> bool {
+        self.answered.load(Relaxed)
     }
 
     pub fn skew(&self) -> Option<Duration> {
@@ -103,17 +109,19 @@ struct Service {
 #[async_trait::async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        if request.uri().host() == Some(METADATA_HOST) {
-            return self.inner.execute(request).await; // The metadata host is not part of the store.
+        if request.uri().host().is_some_and(|host| METADATA_HOSTS.contains(&host)) {
+            return self.inner.execute(request).await; // A metadata host is not part of the store.
         }
         add(&self.traffic.counters.requests, 1);
         note(Ending::Lost("the request was aborted".into())); // This ending is kept if the deadline drops the future.
+        let host = request.uri().authority().map(ToString::to_string).unwrap_or_default();
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
-                HttpErrorKind::Connect => Ending::Unsent(chain(error)),
+                HttpErrorKind::Connect => Ending::Unsent { host, why: chain(error) },
                 _ => Ending::Lost(chain(error)),
             });
         })?;
+        self.traffic.answered.store(true, Relaxed);
         let status = response.status();
         if let Some(date) = response.headers().get("date").and_then(|date| date.to_str().ok()) {
             self.traffic.see_date(date);
