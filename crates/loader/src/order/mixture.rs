@@ -303,7 +303,8 @@ mod tests {
             .flat_map(|(source, len)| (0..len).map(move |position| Place { source, position }))
             .collect();
         assert_eq!(joined(Order::Sequential).places(3, 0..9), all);
-        let (shuffled, alone) = (joined(Order::Full).places(3, 0..9), sequence(Order::Full).epoch(3));
+        let (shuffled, whole) = (joined(Order::Full).places(3, 0..9), sequence(Order::Full));
+        let alone = whole.epoch(3);
         assert_eq!(shuffled, (0..9).map(|draw| all[alone.position(draw) as usize]).collect::<Vec<_>>());
         assert_eq!(joined(Order::Full).drawn(0, 2..4, |_| false), 2);
     }
