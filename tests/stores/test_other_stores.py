@@ -192,5 +192,7 @@ def test_a_lost_answer_to_a_create_on_other_servers(other):
     with pytest.raises(ps.AlreadyExistsError):
         ps.create(place, {"n": "int32"})
     stale = ps.open(place, snapshot=ds.log()[-1].snapshot)
-    assert stale.append({"n": [2]}).row_ids.tolist() == [1], "the create found another writer's record, so the append used the next number"
+    with stale.transaction() as tx:
+        tx.append({"n": [2]})
+    assert tx.receipt.row_ids.tolist() == [1], "the create found another writer's record, so the append used the next number"
     assert ps.open(place)["n"][:].tolist() == [1, 2] and os.environ  # The fixture points the environment at this server.
