@@ -103,6 +103,7 @@ def test_an_abandoned_transaction_leaves_nothing(root):
     ]
 
 
+@pytest.mark.processes  # A merge by name must see the newest commit of another handle.
 def test_branches_and_merges_of_small_commits(root):
     ds = ps.create(root, SCHEMA)
     for number in range(4):
