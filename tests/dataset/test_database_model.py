@@ -145,7 +145,7 @@ class Program:
             try:
                 stage = maker.stage(columns)
             except ps.InvalidInputError as error:  # Nulls of tiled columns have no file.
-                assert "all null" in error.message and all(value is None for row in rows for value in row.values())
+                assert "has only nulls" in error.message and all(value is None for row in rows for value in row.values())
                 return
             self.stages.append({"stage": pickle.loads(pickle.dumps(stage)), "rows": rows, "commit": None, "ids": None})
         entry = self.rng.choice(self.stages[-3:])
