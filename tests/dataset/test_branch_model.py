@@ -335,7 +335,7 @@ class Program:
         for name in state.columns:
             words = ds.vocabulary(name) if name.startswith(("label", "word")) else None
             for place, row in enumerate(order):
-                found = batch[name][place] if isinstance(batch[name], list) else ps.views.view.unwrap(batch[name], place)
+                found = batch[name][place] if isinstance(batch[name], list) else ps.views.sample.unwrap(batch[name], place)
                 if words and found is not None:
                     found = words[int(found)]
                 found = self.plain(found) if isinstance(found, np.ndarray) else found

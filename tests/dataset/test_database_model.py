@@ -166,7 +166,7 @@ class Program:
         assert batch["_row_id"].tolist() == ids
         for name in names:
             for place, row in enumerate(ids):
-                found = batch[name][place] if isinstance(batch[name], list) else ps.views.view.unwrap(batch[name], place)
+                found = batch[name][place] if isinstance(batch[name], list) else ps.views.sample.unwrap(batch[name], place)
                 self.same(tx._view(), name, found, current(row)[name], ("inside", name, row))
         reads |= {(row, name) for row in ids for name in names}
 
@@ -320,7 +320,7 @@ class Program:
         for name in names:
             assert len(batch[name]) == len(rows), (*where, name)
             for place, row in enumerate(rows):
-                found = batch[name][place] if isinstance(batch[name], list) else ps.views.view.unwrap(batch[name], place)
+                found = batch[name][place] if isinstance(batch[name], list) else ps.views.sample.unwrap(batch[name], place)
                 self.same(ds, name, found, cell(row, name), (*where, name, row))
 
     def step(self, where):

@@ -16,7 +16,7 @@ def cells(ds):
     for name, kind in ds.schema.items():
         words = ds.vocabulary(name) if isinstance(kind, ps.Category | ps.Label) else None
         for place, row in enumerate(batch["_row_id"].tolist()):
-            value = batch[name][place] if isinstance(batch[name], list) else ps.views.view.unwrap(batch[name], place)
+            value = batch[name][place] if isinstance(batch[name], list) else ps.views.sample.unwrap(batch[name], place)
             value = words[int(value)] if words and value is not None else value
             found.setdefault(row, {})[name] = (
                 value if value is None or isinstance(value, str | bytes) else (np.shape(value), np.asarray(value).tobytes())

@@ -177,7 +177,7 @@ class Model(RuleBasedStateMachine):
         assert len(self.ds) == len(self.rows)
         batch = self.ds.take(list(range(len(self.rows)))[::-1])
         for place, (n, t, r) in enumerate(reversed(self.rows)):
-            assert ps.views.view.unwrap(batch["n"], place) == n and batch["t"][place] == t and batch["r"][place].tobytes() == r
+            assert ps.views.sample.unwrap(batch["n"], place) == n and batch["t"][place] == t and batch["r"][place].tobytes() == r
 
     def teardown(self):
         if hasattr(self, "folder"):

@@ -37,7 +37,7 @@ def test_a_new_column_has_its_fill_value_everywhere(root):
         inside = [
             plain(ps.views.view.View(*tx._core.view()), sample)
             for sample in [
-                dict(zip(tx.take([row]), map(lambda values: ps.views.view.unwrap(values, 0), tx.take([row]).values()), strict=True))
+                dict(zip(tx.take([row]), map(lambda values: ps.views.sample.unwrap(values, 0), tx.take([row]).values()), strict=True))
                 for row in (*ids, *new)
             ]
         ]

@@ -126,7 +126,7 @@ def write(path, kind, names, given, wrong):
 
 
 def stored(ds, name, row):
-    value = ps.views.view.unwrap(ds[name][row : row + 1])
+    value = ps.views.sample.unwrap(ds[name][row : row + 1])
     if value is None or name == "t":
         return value
     return ds.vocabulary(name)[int(value)] if name == "c" else value

@@ -103,8 +103,13 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
         yield _transposed(rows, doing)
 
 
+def is_hugging_face(given: Any) -> bool:
+    """Return whether something is a Hugging Face dataset, without an import of that library."""
+    return type(given).__module__.startswith("datasets.") and hasattr(given, "with_format") and hasattr(given, "num_rows")
+
+
 def _parts(given: Any) -> Iterable[Any]:
-    if type(given).__module__.startswith("datasets.") and hasattr(given, "with_format") and hasattr(given, "num_rows"):
+    if is_hugging_face(given):
         return given.with_format("arrow").iter(ROWS_AT_ONCE)  # type: ignore[no-any-return]
     if hasattr(given, "__arrow_c_stream__"):
         import pyarrow as pa

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.changes.tables import arrow_values, columns_of
+from penstock.changes.tables import arrow_values, columns_of, is_hugging_face
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
@@ -73,7 +73,7 @@ def _table(columns: Mapping[str, Any], options: Options) -> OpenedSource:
 
 def _stream(given: Any) -> pa.RecordBatchReader | None:
     """Return a reader for what is Arrow already, or None."""
-    if type(given).__module__.startswith("datasets.") and hasattr(given, "with_format") and hasattr(given, "num_rows"):
+    if is_hugging_face(given):
         found = given.with_format("arrow")
         schema = (found[:0] if len(found) else found.data.table[:0]).schema
         return pa.RecordBatchReader.from_batches(schema, (batch for table in found.iter(1024) for batch in table.to_batches()))
@@ -113,7 +113,7 @@ def _opened(
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        for part, count in _following(first, parts):
+        for part, count in parts if first is None else itertools.chain([first], parts):
             name_row = partial(_row_name, progress["done"])
             if unknown := [name for name in part if name not in kinds]:
                 raise InvalidInputError(f"cannot import: a later table has the column `{unknown[0]}`, which the first one lacks")
@@ -126,12 +126,6 @@ def _opened(
 
 def _row_name(first: int, row: int) -> str:
     return f"row {first + row}"
-
-
-def _following(first: Any, parts: Iterator[Any]) -> Iterator[Any]:
-    if first is not None:
-        yield first
-    yield from parts
 
 
 def _kind(name: str, values: Any) -> ColumnType:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock import _core
+from penstock.columns.coded import Coded
 from penstock.errors import InvalidInputError
 from penstock.loader.options import Ints
 from penstock.loader.order import JOINED
@@ -17,7 +18,7 @@ from penstock.loader.report import size_text
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages
 from penstock.loader.totals import sums
-from penstock.views.concat import WORDS, union_of
+from penstock.views.concat import union_of
 
 # Memory needed to fetch windows, in addition to their contents: thread stacks, plans, and freed memory that the allocator keeps.
 FETCHING_BYTES = 24 << 20
@@ -93,7 +94,7 @@ class Recipe:
         found: list[list[tuple[str, list[int]]]] = [[] for _ in self.sources]
         schema = self.sources[0].view.schema
         for column in dict.fromkeys(self.outputs.values()) if len(self.sources) > 1 else ():
-            if column in schema and schema[column].type in WORDS:
+            if isinstance(schema.get(column), Coded):
                 vocabularies = [source.view.vocabulary(column) for source in self.sources if column in source.view.schema]
                 _, codes = union_of(vocabularies)
                 if len(vocabularies) == len(self.sources) and any(own != vocabularies[0] for own in vocabularies):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
@@ -17,7 +18,7 @@ from penstock.errors import InvalidInputError
 from penstock.values.checks import shown
 from penstock.values.dtypes import numpy_dtype
 from penstock.values.scalars import timestamp
-from penstock.views.keys import one_position, positions_of, slice_of
+from penstock.views.keys import one_position, positions_of, slice_of, span_of
 from penstock.views.sample import unwrap
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Column:
         if isinstance(values, list):
             missing = np.array([value is None for value in values], bool)
             return np.array(["" if value is None else value for value in values], object), missing
-        if worded and self.type.type in ("label", "category"):
+        if worded and isinstance(self.type, Coded):
             return np.array([*self._view.vocabulary(self.name), ""], object)[np.ma.filled(values, -1)], np.ma.getmaskarray(values)
         return np.ma.getdata(values), np.ma.getmaskarray(values)
 
@@ -174,9 +175,7 @@ class Column:
                 )
             return self._parts(key[0], key[1:])
         if isinstance(key, slice):
-            start, stop, step = key.indices(len(self))
-            which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
-            return view.take(which, [self.name])[self.name]
+            return view.take(span_of(key, len(self)), [self.name])[self.name]
         position = one_position(key)
         if position is None:
             return view.take(positions_of(key, len(self)), [self.name])[self.name]

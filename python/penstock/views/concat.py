@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.coded import Coded
 from penstock.columns.label import Label
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
 from penstock.ragged import Ragged
@@ -16,13 +17,11 @@ from penstock.schema import Schema
 from penstock.values.checks import whole
 from penstock.views.exports import Exports
 from penstock.views.keys import names_of, one_position, positions_of
-from penstock.views.sample import Sample, unwrap
+from penstock.views.sample import Sample
 from penstock.views.view import EXTRAS, Batch, View
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-WORDS = ("label", "category")
 
 
 def union_of(vocabularies: Sequence[Sequence[str]]) -> tuple[list[str], list[list[int]]]:
@@ -131,7 +130,7 @@ class Concat(Exports):
     def _matched(self, name: str, values: Any, part: int) -> Any:
         """Convert the codes of one view to those of all views."""
         kind = self.parts[0].schema.get(name)
-        if kind is None or kind.type not in WORDS:
+        if not isinstance(kind, Coded):
             return values
         codes = np.array([*self._union(name)[1][part], 0], np.int64)
         made = codes[np.ma.filled(values, -1)]
@@ -151,9 +150,7 @@ class Concat(Exports):
         return self._sample(self.take([position]), 0)
 
     def _sample(self, batch: Batch, index: int) -> Sample:
-        sample = Sample((name, unwrap(values, index)) for name, values in batch.items())
-        sample.forms = self._forms
-        return sample
+        return Sample.of(batch, index, self._forms)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self.batches(64):
@@ -200,15 +197,6 @@ class Concat(Exports):
         schema = self.parts[0].head(0).scan(names).schema.remove_metadata()
         batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for reader in readers for batch in reader)
         return pa.RecordBatchReader.from_batches(schema, batches)
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return self.scan(batch_size=4096).__arrow_c_stream__(requested_schema)
-
-    def torch(self, columns: Sequence[str] | None = None) -> Any:
-        """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
-        from penstock.torch import TorchDataset
-
-        return TorchDataset(self, columns)
 
     def __repr__(self) -> str:
         return f"<penstock.Concat of {len(self.parts)} views: {len(self)} samples, {len(self.columns)} columns>"

@@ -38,9 +38,13 @@ class Exports(Loadable):
         return arrow.reader(self._of(), columns, batch_size)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        from penstock.frameworks import arrow
+        return self.scan(batch_size=4096).__arrow_c_stream__(requested_schema)
 
-        return arrow.reader(self._of(), None, 4096).__arrow_c_stream__(requested_schema)
+    def torch(self, columns: Sequence[str] | None = None) -> Any:
+        """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
+        from penstock.torch import TorchDataset
+
+        return TorchDataset(self._of(), columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all samples as a `pyarrow.Table`, with the types of `scan`.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.columns.boxes import Boxes
+from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.views.sample import brief, unwrap
 
@@ -46,7 +47,7 @@ def page(view: View, samples: int = SAMPLES) -> str:
 
 def words_of(view: View) -> dict[str, list[str]]:
     """Return the words of each label and category column."""
-    return {name: view.vocabulary(name) for name, kind in view.schema.items() if kind.type in ("label", "category")}
+    return {name: view.vocabulary(name) for name, kind in view.schema.items() if isinstance(kind, Coded)}
 
 
 def _cell(name: str, sample: Mapping[str, Any], schema: Mapping[str, ColumnType], words: Mapping[str, list[str]]) -> str:

@@ -22,6 +22,13 @@ class Sample(dict[str, Any]):
 
     forms: Mapping[str, str] = types.MappingProxyType({})
 
+    @classmethod
+    def of(cls, batch: Mapping[str, Any], index: int, forms: Mapping[str, str]) -> Sample:
+        """Return one sample of a batch."""
+        sample = cls((name, unwrap(values, index)) for name, values in batch.items())
+        sample.forms = forms
+        return sample
+
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{name!r}: {brief(value)}" for name, value in self.items()) + "}"
 

@@ -16,8 +16,8 @@ from penstock.schema import TYPES, Schema, from_json
 from penstock.values.checks import whole
 from penstock.views.column import Column
 from penstock.views.exports import Exports
-from penstock.views.keys import names_of, one_position, positions_of, row_ids_of
-from penstock.views.sample import Sample, unwrap
+from penstock.views.keys import names_of, one_position, positions_of, row_ids_of, span_of
+from penstock.views.sample import Sample
 
 Batch = dict[str, Any]
 # Columns that every view has, in addition to those of its schema.
@@ -170,9 +170,7 @@ class View(Exports):
         if isinstance(key, str):
             return Column(self, key)
         if isinstance(key, slice):
-            start, stop, step = key.indices(len(self))
-            which: Any = (start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
-            return self._view.take(which, self._named(None))
+            return self._view.take(span_of(key, len(self)), self._named(None))
         if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
             return self.select_columns(key)
         position = one_position(key)
@@ -199,9 +197,7 @@ class View(Exports):
         return self.columns
 
     def _sample(self, batch: Batch, index: int) -> Sample:
-        sample = Sample((name, unwrap(values, index)) for name, values in batch.items())
-        sample.forms = self._forms
-        return sample
+        return Sample.of(batch, index, self._forms)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._as_it_is()._samples()
@@ -336,12 +332,6 @@ class View(Exports):
         kind = self.schema.get(column)
         names = getattr(kind, "names", None)
         return list(names) if names is not None else self._snapshot.vocabulary(column)
-
-    def torch(self, columns: Sequence[str] | None = None) -> Any:
-        """Return a map-style torch Dataset of these samples, for use with `ps.torch.collate`."""
-        from penstock.torch import TorchDataset
-
-        return TorchDataset(self, columns)
 
     def stats(self) -> dict[str, int]:
         """Return counts of this handle's storage operations so far.
