@@ -18,16 +18,20 @@ pub struct Plan {
     /// Positions in the order requested.
     pub positions: Vec<u64>,
     pub groups: Vec<Group>,
+    /// The rows of all groups, each with its place in the result. The rows of a group ascend. In a snapshot with only one fragment,
+    /// they keep the requested order, because sorting would cost as much as it saves. Readers that need neighbouring rows together
+    /// use `ascending`.
+    rows: Vec<(u64, u32)>,
 }
 
-/// Rows of one fragment, each with its place in the result. The rows ascend. In a snapshot with only one fragment, they keep the
-/// requested order, because sorting would cost as much as it saves. Readers that need neighbouring rows together use `ascending`.
+/// Rows of one fragment.
 pub struct Group {
     part: Arc<PlannedPart>,
     index: usize,
     /// The row of the part at which the fragment begins.
     begin: u64,
-    pub rows: Vec<(u64, u32)>,
+    /// Where the rows are in the list of the plan.
+    rows: Range<usize>,
 }
 
 /// A part whose samples a plan reads.
@@ -59,23 +63,18 @@ impl Group {
         &self.part.fragments.as_slice()[self.index]
     }
 
-    /// Divide the rows into those whose value in a column is in the fragment's file, and those that have a newer value. Returns None if
-    /// no row has a newer value. Cost: as for `Snapshot::patch`.
-    pub fn divided(&self, snapshot: &Snapshot, column: u64) -> Result<Option<Divided<u32>>> {
+    /// Divide the group's rows into those whose value in a column is in the fragment's file, and those that have a newer value. Returns
+    /// None if no row has a newer value. Cost: as for `Snapshot::patch`.
+    pub fn divided(&self, snapshot: &Snapshot, column: u64, rows: &[(u64, u32)]) -> Result<Option<Divided<u32>>> {
         if !snapshot.overlays.changes(column) {
             return Ok(None);
         }
         let mut divided = Divided::default();
-        if !self.part.patch(snapshot, column)?.divide(self.begin, &self.rows, &mut divided) {
+        if !self.part.patch(snapshot, column)?.divide(self.begin, rows, &mut divided) {
             return Ok(None);
         }
         divided.newer.sort_by_key(|(overlay, _)| *overlay);
         Ok(Some(divided))
-    }
-
-    /// Return the rows in ascending order, so that each block is visited once and files are read forwards.
-    pub fn ascending(&self) -> Cow<'_, [(u64, u32)]> {
-        ascending(&self.rows)
     }
 }
 
@@ -97,27 +96,29 @@ impl Plan {
         if let Some(place) = positions.iter().position(|position| *position >= snapshot.len()) {
             return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
         }
-        let asked = |(place, position): (usize, &u64)| (*position, place as u32);
-        let groups = match &snapshot.parts[..] {
+        let (rows, groups) = match &snapshot.parts[..] {
             [Part::Fragment(_)] if !positions.is_empty() => {
                 let part = PlannedPart::new(snapshot, 0)?;
-                let asked = |(place, position): (usize, &u64)| (part.fragments.physical_row(*position), place as u32);
-                let rows = positions.iter().enumerate().map(asked).collect();
-                vec![Group { part, index: 0, begin: 0, rows }]
+                let row_of = |(place, position): (usize, &u64)| (part.fragments.physical_row(*position), place as u32);
+                let rows: Vec<(u64, u32)> = positions.iter().enumerate().map(row_of).collect();
+                let all = 0..rows.len();
+                (rows, vec![Group { part, index: 0, begin: 0, rows: all }])
             }
             _ => {
-                let mut order: Vec<(u64, u32)> = positions.iter().enumerate().map(asked).collect();
-                if !order.is_sorted() {
-                    order = sorted(&order);
+                let mut rows: Vec<(u64, u32)> = (0..).zip(&positions).map(|(place, position)| (*position, place)).collect();
+                if !rows.is_sorted() {
+                    rows = sorted(&rows);
                 }
-                let mut builder = Builder { snapshot, groups: Vec::new(), part: None, positions: 0..0, rows: 0..0, next: 0, gap: 0 };
-                for (position, place) in order {
-                    builder.push(position, place)?;
-                }
-                builder.groups
+                let groups = groups_of(snapshot, &mut rows)?;
+                (rows, groups)
             }
         };
-        Ok(Plan { positions, groups })
+        Ok(Plan { positions, groups, rows })
+    }
+
+    /// Return the rows of a group, each with its place in the result.
+    pub fn rows(&self, group: &Group) -> &[(u64, u32)] {
+        &self.rows[group.rows.clone()]
     }
 
     /// Return the number of samples in the result.
@@ -133,7 +134,7 @@ impl Plan {
     pub fn row_ids(&self) -> Vec<i64> {
         let mut ids = vec![0; self.len()];
         for group in &self.groups {
-            row_ids_of(group.fragment(), &group.ascending(), &mut ids);
+            row_ids_of(group.fragment(), &ascending(self.rows(group)), &mut ids);
         }
         ids
     }
@@ -163,49 +164,34 @@ fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
     keys.into_iter().map(|key| (key >> place_bits, (key & ((1 << place_bits) - 1)) as u32)).collect()
 }
 
-struct Builder<'a> {
-    snapshot: &'a Snapshot,
-    groups: Vec<Group>,
-    part: Option<Arc<PlannedPart>>,
-    /// The positions of the part.
-    positions: Range<u64>,
-    /// The rows of the current fragment, counted from the beginning of the part, and the next fragment.
-    rows: Range<u64>,
-    next: usize,
-    /// The place of the last row among the deleted rows of the part.
-    gap: usize,
-}
-
-impl Builder<'_> {
-    /// Add the next position. Positions must ascend.
-    fn push(&mut self, position: u64, place: u32) -> Result<()> {
-        if position >= self.positions.end {
-            self.open(position)?;
-        }
-        let Some(part) = &self.part else { return Ok(()) };
-        let row = part.fragments.next_physical_row(&mut self.gap, position - self.positions.start);
-        if row >= self.rows.end {
-            let fragments = part.fragments.as_slice();
+/// Group ascending positions by fragment, and replace each position by its row in the fragment.
+fn groups_of(snapshot: &Snapshot, rows: &mut [(u64, u32)]) -> Result<Vec<Group>> {
+    let (mut groups, mut next): (Vec<Group>, usize) = (Vec::new(), 0);
+    while let Some((position, _)) = rows.get(next) {
+        let live = snapshot.live()?;
+        let number = live.part_of(*position);
+        let (part, start, end) = (PlannedPart::new(snapshot, number)?, live.start(number), live.start(number + 1));
+        // The rows of the current fragment, counted from the beginning of the part, and the next fragment.
+        let (mut within, mut index, mut hint) = (0..0, 0, 0);
+        while let Some((position, _)) = rows.get(next).filter(|(position, _)| *position < end) {
+            let run = part.fragments.run(&mut hint, position - start);
             // The counts of the part have been checked, so one of the fragments contains the row.
-            while row >= self.rows.end {
-                self.rows = self.rows.end..self.rows.end + fragments[self.next].samples;
-                self.next += 1;
+            while position - start + run.deleted >= within.end {
+                within = within.end..within.end + part.fragments.as_slice()[index].samples;
+                index += 1;
             }
-            self.groups.push(Group { part: part.clone(), index: self.next - 1, begin: self.rows.start, rows: Vec::new() });
+            if groups.last().is_none_or(|group| group.index != index - 1 || !Arc::ptr_eq(&group.part, &part)) {
+                groups.push(Group { part: part.clone(), index: index - 1, begin: within.start, rows: next..next });
+            }
+            // Up to this position, rows of the fragment differ from positions by the same number.
+            let same = end.min(start + run.end.min(within.end - run.deleted));
+            let shift = start.wrapping_add(within.start).wrapping_sub(run.deleted);
+            let in_run = rows[next..].iter_mut().take_while(|(position, _)| *position < same);
+            next += in_run.map(|(row, _)| *row = row.wrapping_sub(shift)).count();
+            if let Some(group) = groups.last_mut() {
+                group.rows.end = next;
+            }
         }
-        if let Some(group) = self.groups.last_mut() {
-            group.rows.push((row - self.rows.start, place));
-        }
-        Ok(())
     }
-
-    /// Begin the part that contains `position`.
-    fn open(&mut self, position: u64) -> Result<()> {
-        let live = self.snapshot.live()?;
-        let number = live.part_of(position);
-        self.part = Some(PlannedPart::new(self.snapshot, number)?);
-        self.positions = live.start(number)..live.start(number + 1);
-        (self.rows, self.next, self.gap) = (0..0, 0, 0);
-        Ok(())
-    }
+    Ok(groups)
 }

@@ -103,10 +103,11 @@ impl Reader {
             }
             (file, _) => Located { file, samples: fragment.samples, rows, in_order: None },
         };
-        let Some(Divided { current, newer }) = group.divided(&self.snapshot, column.id)? else {
-            return Ok(Some(of_fragment(Cow::Borrowed(&group.rows[..]))).into_iter().chain(Vec::new()));
+        let rows = self.plan.rows(group);
+        let Some(Divided { current, newer }) = group.divided(&self.snapshot, column.id, rows)? else {
+            return Ok(Some(of_fragment(Cow::Borrowed(rows))).into_iter().chain(Vec::new()));
         };
-        let in_order = Some(is_in_order(&group.rows));
+        let in_order = Some(is_in_order(rows));
         let of_overlay = |rows: &[(usize, (u64, u32))]| {
             let overlay = &self.snapshot.overlays.all()[rows[0].0];
             let rows = rows.iter().map(|(_, row)| *row).collect();
@@ -170,13 +171,14 @@ impl Reader {
         mut read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
         for group in &self.plan.groups {
+            let rows = self.plan.rows(group);
             let first = |rows: &[(u64, u32)]| rows.first().map_or(0, |(_, place)| *place);
             let each = match self.located(group, column) {
                 Err(error) if self.passes(&error) => {
-                    read(None, &group.rows).map_err(|(error, place)| self.locate(error, column, place))?;
+                    read(None, rows).map_err(|(error, place)| self.locate(error, column, place))?;
                     continue;
                 }
-                other => other.map_err(|error| self.locate(error, column, first(&group.rows)))?,
+                other => other.map_err(|error| self.locate(error, column, first(rows)))?,
             };
             for mut located in each {
                 if !hidden.is_empty() {

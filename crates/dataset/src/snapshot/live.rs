@@ -12,7 +12,7 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use super::Snapshot;
-use super::ranks::Gaps;
+use super::ranks::{Gaps, LiveRun};
 use crate::store::blocks::cache;
 use crate::store::context::file_cache_bytes;
 
@@ -183,10 +183,10 @@ impl LiveFragments {
         self.gaps.as_ref().map_or(live, |gaps| gaps.physical_row(live))
     }
 
-    /// Return a physical row as `physical_row` does. `run` is 0 at first, and then a hint for the next sample.
+    /// Return the run that contains a live sample. `hint` is 0 at first. Samples must ascend from call to call.
     #[inline]
-    pub fn next_physical_row(&self, run: &mut usize, live: u64) -> u64 {
-        self.gaps.as_ref().map_or(live, |gaps| gaps.next_physical_row(run, live))
+    pub fn run(&self, hint: &mut usize, live: u64) -> LiveRun {
+        self.gaps.as_ref().map_or(LiveRun { deleted: 0, end: u64::MAX }, |gaps| gaps.run(hint, live))
     }
 
     /// Return the number of a physical row if deleted samples are not counted. Returns None for a deleted sample.

@@ -60,6 +60,14 @@ impl<T> Ranks<T> {
 /// A sample this many runs after the last one is looked up afresh.
 const NEAR_RUNS: usize = 4;
 
+/// Live samples of a part with no deleted row between them.
+pub struct LiveRun {
+    /// How many rows before the run are deleted.
+    pub deleted: u64,
+    /// The number of live samples up to the end of the run.
+    pub end: u64,
+}
+
 /// The deleted rows of a part, as runs. An entry has the number of live rows before a run, and of deleted rows up to its end.
 #[derive(Debug)]
 pub struct Gaps(Ranks<u64>);
@@ -95,12 +103,13 @@ impl Gaps {
         live + self.before(self.0.at_most(live))
     }
 
-    /// Return the row of a live sample as `physical_row` does. `runs` is the number of runs before it, and a hint if samples ascend.
+    /// Return the run that contains a live sample. `hint` is the number of deleted runs before the previous sample.
     #[inline]
-    pub fn next_physical_row(&self, runs: &mut usize, live: u64) -> u64 {
-        let near = self.0.entries()[*runs..].iter().take(NEAR_RUNS).take_while(|(live_before, _)| *live_before <= live).count();
-        *runs = if near < NEAR_RUNS { *runs + near } else { self.0.at_most(live) };
-        live + self.before(*runs)
+    pub fn run(&self, hint: &mut usize, live: u64) -> LiveRun {
+        let near = self.0.entries()[*hint..].iter().take(NEAR_RUNS).take_while(|(live_before, _)| *live_before <= live).count();
+        *hint = if near < NEAR_RUNS { *hint + near } else { self.0.at_most(live) };
+        let end = self.0.entries().get(*hint).map_or(u64::MAX, |(live_before, _)| *live_before);
+        LiveRun { deleted: self.before(*hint), end }
     }
 
     /// Return the number of live rows before this one, or None if it is deleted.
@@ -144,9 +153,12 @@ mod tests {
                 assert_eq!(gaps.physical_row(place as u64), *row);
             }
             for step in 1..9 {
-                let mut run = 0;
+                let mut hint = 0;
                 for (place, row) in live.iter().enumerate().step_by(step) {
-                    assert_eq!(gaps.next_physical_row(&mut run, place as u64), *row, "{runs:?} {step}");
+                    let LiveRun { deleted, end } = gaps.run(&mut hint, place as u64);
+                    assert_eq!(place as u64 + deleted, *row, "{runs:?} {step}");
+                    let same = live.iter().enumerate().skip(place).take_while(|(later, row)| *later as u64 + deleted == **row).count();
+                    assert!(end == u64::MAX || end == (place + same) as u64, "{runs:?} {step}");
                 }
             }
             for row in 0..20 {
