@@ -1,7 +1,7 @@
 //! The overlays of a snapshot, and which rows of a part they give new values.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
@@ -27,12 +27,12 @@ use crate::store::context::file_cache_bytes;
 pub struct Overlays {
     all: Vec<Overlay>,
     /// The overlays that give a column new values, oldest first.
-    by_column: HashMap<u64, Vec<usize>>,
+    by_column: BTreeMap<u64, Vec<usize>>,
 }
 
 impl Overlays {
     pub fn new(all: Vec<Overlay>) -> Overlays {
-        let mut by_column: HashMap<u64, Vec<usize>> = HashMap::new();
+        let mut by_column: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (index, overlay) in all.iter().enumerate() {
             overlay.columns.iter().for_each(|column| by_column.entry(*column).or_default().push(index));
         }
@@ -51,7 +51,7 @@ impl Overlays {
     /// Return whether any sample has a newer value in this column.
     #[inline]
     pub fn changes(&self, column: u64) -> bool {
-        !self.by_column.is_empty() && self.by_column.contains_key(&column)
+        self.by_column.contains_key(&column)
     }
 }
 
