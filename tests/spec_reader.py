@@ -244,7 +244,7 @@ def schema(value):
         codes = next(dtype for dtype in ("uint8", "uint16", "uint32") if len(column.get("names", ())) <= np.iinfo(dtype).max + 1)
         forms = {
             "scalar": [column.get("dtype"), []], "tensor": [column.get("dtype"), column.get("shape")], "label": [codes, []],
-            "category": ["uint32", []], "boxes": ["float32", [None, 4]],
+            "category": ["uint32", []], "labels": ["int64", [None]], "boxes": ["float32", [None, 4]],
             "keypoints": ["float32", [None, column.get("points"), column.get("dimensions")]],
         } | {key: ["bytes", [None]] for key in ("text", "bytes", "json", "image", "mask")}  # fmt: skip
         column["stored"] = forms.get(column["type"], [None, []])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.columns.image import Image
     from penstock.columns.json_text import Json
     from penstock.columns.keypoints import Keypoints
-    from penstock.columns.label import Label
+    from penstock.columns.label import Label, Labels
     from penstock.columns.mask import Mask
     from penstock.columns.scalar import Scalar
     from penstock.columns.tensor import Tensor
@@ -80,6 +80,7 @@ __all__ = [
     "Json",
     "Keypoints",
     "Label",
+    "Labels",
     "Loader",
     "Log",
     "Mask",
@@ -117,7 +118,7 @@ _NAMES = {
     "penstock.columns.image": "Image",
     "penstock.columns.json_text": "Json",
     "penstock.columns.keypoints": "Keypoints",
-    "penstock.columns.label": "Label",
+    "penstock.columns.label": "Label Labels",
     "penstock.columns.mask": "Mask",
     "penstock.columns.scalar": "Scalar",
     "penstock.columns.tensor": "Tensor",

@@ -15,7 +15,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.json_text import Json
 from penstock.columns.keypoints import Keypoints
-from penstock.columns.label import Label
+from penstock.columns.label import Label, Labels
 from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
@@ -24,7 +24,7 @@ from penstock.errors import InvalidInputError
 from penstock.values.checks import is_utf8
 
 TYPES: dict[str, type[ColumnType]] = {
-    kind.type: kind for kind in (Text, Bytes, Json, Label, Category, Scalar, Tensor, Image, Mask, Boxes, Keypoints)
+    kind.type: kind for kind in (Text, Bytes, Json, Label, Labels, Category, Scalar, Tensor, Image, Mask, Boxes, Keypoints)
 }
 
 

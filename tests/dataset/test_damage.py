@@ -91,27 +91,13 @@ def test_verify_names_all_damage_at_once(tmp_path):
     assert all(any(name in str(problem) for problem in problems) for name in (*words, block))
 
 
-def _resealed(root, change):
-    """Change the only block of the only data file, and recompute all checksums."""
-    objects = crafted_runner.Objects(root)
-    [name] = [name for name in objects.bodies if name.startswith("d/")]
-    body = objects.bodies[name]
-    tail = int.from_bytes(body[-32:-24], "little")
-    checksum = lambda part: crafted_runner.varint(crafted_runner.crc32c(part))  # noqa: E731
-    assert checksum(body[24:tail]) in body[tail:]
-    block = change(body[24:tail])
-    changed = body[:24] + block + body[tail:].replace(checksum(body[24:tail]), checksum(block))
-    for path, content in objects.changed(name, changed).items():
-        (root / path).write_bytes(content)
-
-
 @pytest.mark.local
 @pytest.mark.parametrize("io", LOCAL)
 @pytest.mark.parametrize("kind", [ps.Text(), ps.Json()])
 def test_invalid_text_is_damage_of_its_sample(tmp_path, kind, io):
     words = ["w0", "w1", "w2", "w3", "w4", "w5"]
     ps.create(tmp_path / "set", {"word": kind}).append({"word": words})
-    _resealed(tmp_path / "set", lambda block: block.replace(b"w3", b"\xff3"))
+    crafted_runner.resealed(tmp_path / "set", lambda block: block.replace(b"w3", b"\xff3"))
     ds = ps.open(tmp_path / "set", io=io)
     assert len(ds.verify()["problems"]) == 1
     with pytest.raises(ps.CorruptError, match="sample 3 of column `word`") as caught:
@@ -140,7 +126,7 @@ def test_an_unknown_code_is_damage_of_its_sample(tmp_path, kind):
         codes[3 * (len(codes) // 6)] = 77
         return bytes(codes)
 
-    _resealed(tmp_path / "set", wrong)
+    crafted_runner.resealed(tmp_path / "set", wrong)
     ds = ps.open(tmp_path / "set")
     with pytest.raises(ps.CorruptError, match="sample 3 of column `word`: it has code 77") as caught:
         ds.take([2, 3])

@@ -97,6 +97,10 @@ pub enum ColumnKind {
     Label {
         names: Vec<String>,
     },
+    /// A list of labels for each sample.
+    Labels {
+        names: Vec<String>,
+    },
     Category,
     Tensor {
         dtype: String,
@@ -135,6 +139,7 @@ impl ColumnKind {
             ColumnKind::Bytes => "bytes",
             ColumnKind::Json => "json",
             ColumnKind::Label { .. } => "label",
+            ColumnKind::Labels { .. } => "labels",
             ColumnKind::Category => "category",
             ColumnKind::Tensor { .. } => "tensor",
             ColumnKind::Image { .. } => "image",
@@ -142,6 +147,11 @@ impl ColumnKind {
             ColumnKind::Mask { .. } => "mask",
             ColumnKind::Keypoints { .. } => "keypoints",
         }
+    }
+
+    /// Return whether values are arrays whose shapes may differ between samples.
+    pub fn is_array(&self) -> bool {
+        matches!(self, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. } | ColumnKind::Labels { .. })
     }
 
     /// Return the element type and the shape that data files store.
@@ -152,6 +162,7 @@ impl ColumnKind {
                 (Dtype::Bytes, Shape::free())
             }
             ColumnKind::Label { names } => (label_dtype(names.len()), Shape::scalar()),
+            ColumnKind::Labels { .. } => (Dtype::Int64, Shape::free()),
             ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
             ColumnKind::Tensor { dtype, shape, .. } => (dtype_of(dtype)?, Shape(shape.clone())),
             ColumnKind::Boxes { .. } => (Dtype::Float32, Shape(vec![None, Some(4)])),
@@ -283,7 +294,7 @@ impl Schema {
                 }
                 of
             }
-            ColumnKind::Label { names } => {
+            ColumnKind::Label { names } | ColumnKind::Labels { names } => {
                 let mut seen = std::collections::HashSet::new();
                 if let Some(double) = names.iter().find(|label| !seen.insert(*label)) {
                     return invalid(format!("label `{double}` is given twice"));

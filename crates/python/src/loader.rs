@@ -128,7 +128,9 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     for (index, own) in specs.iter().enumerate().skip(1) {
         for (one, other) in specs[0].iter().zip(own) {
             let words = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Category | ColumnKind::Label { .. });
-            let by_word = words(one) && words(other) && sources[index].codes_of(other).is_some();
+            let lists = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Labels { .. });
+            let same = (words(one) && words(other)) || (lists(one) && lists(other));
+            let by_word = same && sources[index].codes_of(other).is_some();
             if one.kind != other.kind && !by_word {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));

@@ -206,8 +206,8 @@ impl Request<'_> {
     /// Works like `flat`, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly
     /// into one array. Returns None if any sample is not tiled.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if dtype == Dtype::Bytes || !self.reader.has_tiles() {
-            return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled.
+        if dtype == Dtype::Bytes || matches!(spec.kind, ColumnKind::Labels { .. }) || !self.reader.has_tiles() {
+            return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled. `ragged` checks labels.
         }
         let Some(shapes) = py.detach(|| self.reader.shapes(spec)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();

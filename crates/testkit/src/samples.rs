@@ -31,6 +31,7 @@ pub fn schema() -> Vec<ColumnSpec> {
         column("text_lz4", ColumnKind::Text, Codec::Lz4),
         column("label", ColumnKind::Label { names: vec!["cat".into(), "dog".into()] }, Codec::None),
         column("breed", ColumnKind::Category, Codec::None),
+        column("labels", ColumnKind::Labels { names: vec!["cat".into(), "dog".into()] }, Codec::None),
         column("cloud", tensor(&[None, Some(2), None], "int16"), Codec::None),
         column("large", tensor(&[None], "uint8"), Codec::None),
         column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, Codec::None),
@@ -109,6 +110,11 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         tiled.push((index % 3 != 2).then_some(&random.bytes(rows as usize * 6)[..]), &[rows]);
     }
     let tiled_lz4 = fixed((0..samples * 40).map(|index| (index / 11) as u8).collect(), samples, samples.checked_sub(1));
+    let mut lists = Ragged::default();
+    for index in 0..samples {
+        let codes: Vec<u8> = (0..random.below(4)).flat_map(|_| (random.below(2) as i64).to_le_bytes()).collect();
+        lists.push((index % 5 != 4).then_some(&codes[..]), &[codes.len() as u64 / 8]);
+    }
     let labels = (0..samples).flat_map(|_| (random.below(2) as i64).to_le_bytes()).collect();
     let columns = [
         ("number", fixed(random.bytes(samples * 4), samples, Some(samples / 2))),
@@ -117,6 +123,7 @@ pub fn batch(seed: u64, samples: usize) -> Result<Vec<Input>> {
         ("text_lz4", text_lz4),
         ("label", fixed(labels, samples, Some(0))),
         ("breed", breed),
+        ("labels", Column::Ragged(lists)),
         ("cloud", Column::Ragged(cloud)),
         ("large", Column::Ragged(large)),
         ("image", Column::Ragged(images)),

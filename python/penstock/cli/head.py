@@ -22,7 +22,7 @@ def head(
 ) -> None:
     """Show the first samples: names of labels, and thumbnails if the terminal has colours."""
     from penstock.cli.terminal import pictures, show
-    from penstock.views.html import words_of
+    from penstock.views.html import named, words_of
     from penstock.views.sample import unwrap
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch)
@@ -42,6 +42,6 @@ def head(
             if kind in ("image", "mask") and value is not None and pictures.can_show(show.console):
                 cells.append(pictures.blocks(value, kind == "mask"))
             else:
-                cells.append(show.cell(words[name][int(value)] if name in words and value is not None else value))
+                cells.append(show.cell(named(value, words[name]) if name in words and value is not None else value))
         table.add_row(*cells)
     show.console.print(table)

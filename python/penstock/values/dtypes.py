@@ -129,6 +129,7 @@ _INSTEAD = {
     "ps.Image()": "image img picture jpeg jpg png pil",
     "ps.Category(), or ps.Label([names])": "category categorical enum factor dictionary",
     "ps.Label([names])": "label class classlabel classification",
+    "ps.Labels([names])": "labels classes multilabel tags",
     'ps.Tensor((768,), "float32"), with your shape and dtype': "list array ndarray tensor vector embedding sequence tuple",
     'ps.Boxes(of="image")': "box boxes bbox bboxes",
     'ps.Mask(of="image")': "mask segmentation",

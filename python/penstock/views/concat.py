@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.columns.coded import Coded
-from penstock.columns.label import Label
+from penstock.columns.label import Named
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
 from penstock.ragged import Ragged
 from penstock.schema import Schema
@@ -52,7 +52,7 @@ class Concat(Exports):
         """The column types by name: those of the first view, with the labels of all."""
         made = Schema(self.parts[0].schema)
         for name, kind in made.items():
-            if isinstance(kind, Label):
+            if isinstance(kind, Named):
                 made[name] = dataclasses.replace(kind, names=self.vocabulary(name))
         return made
 
@@ -133,6 +133,8 @@ class Concat(Exports):
         if not isinstance(kind, Coded):
             return values
         codes = np.array([*self._union(name)[1][part], 0], np.int64)
+        if isinstance(values, Ragged):
+            return Ragged(codes[values.values], values.offsets, values.shapes, values.nulls, values.form)
         made = codes[np.ma.filled(values, -1)]
         return np.ma.MaskedArray(made, np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else made
 

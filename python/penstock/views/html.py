@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 # The number of samples in a table, of pixels along a thumbnail, and of boxes that are drawn in it.
 SAMPLES, SIDE, BOXES = 5, 128, 200
-_LETTERS = 200
+_LETTERS, _NAMES = 200, 20
 _STYLE = "text-align:left;vertical-align:top;max-width:24em;overflow-wrap:break-word"
 
 
@@ -50,6 +50,16 @@ def words_of(view: View) -> dict[str, list[str]]:
     return {name: view.vocabulary(name) for name, kind in view.schema.items() if isinstance(kind, Coded)}
 
 
+def named(codes: Any, words: list[str]) -> str:
+    """Return the words of one code or of several.
+
+    >>> named(np.array([1, 0]), ["cat", "dog"]), named(1, ["cat", "dog"])
+    ('dog, cat', 'dog')
+    """
+    found = [words[code] for code in np.ravel(codes)[:_NAMES].tolist()]
+    return ", ".join([*found, "…"] if np.size(codes) > _NAMES else found)
+
+
 def _cell(name: str, sample: Mapping[str, Any], schema: Mapping[str, ColumnType], words: Mapping[str, list[str]]) -> str:
     value, kind = sample[name], schema[name]
     if value is None:
@@ -58,7 +68,7 @@ def _cell(name: str, sample: Mapping[str, Any], schema: Mapping[str, ColumnType]
         boxes = [(other, sample[other]) for other, its in schema.items() if isinstance(its, Boxes) and its.of == name]
         return _picture(value, [(schema[other], boxes) for other, boxes in boxes if boxes is not None], kind.type == "mask")
     if name in words:
-        return html.escape(words[name][int(value)])
+        return html.escape(named(value, words[name]))
     if isinstance(value, str):
         return html.escape(value if len(value) <= _LETTERS else f"{value[:_LETTERS]}…")
     return html.escape(str(value) if isinstance(value, np.generic) else brief(value))

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use penstock_codec::widen;
 use penstock_error::Result;
+use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Codec, Layout, Packed};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Frozen, Slot};
@@ -56,6 +57,14 @@ impl RaggedValues {
         self.keep = vec![slot.freeze()];
     }
 
+    /// Replace each value by the result of a function, with as many bytes.
+    pub fn map(&mut self, convert: impl Fn(&[u8]) -> Vec<u8>) {
+        for index in 0..self.len() {
+            let value = self.get(index).map(|value| convert(value).into());
+            self.replace(index, value);
+        }
+    }
+
     fn replace(&mut self, index: usize, value: Option<Bytes>) {
         let keep = if value.is_some() { self.keep.len() as u32 } else { NULL };
         self.extents[index] = Extent { keep, begin: 0, bytes: value.as_ref().map_or(0, Bytes::len) };
@@ -101,6 +110,14 @@ impl RaggedValues {
     }
 }
 
+/// Check that the codes of a list of labels refer to names.
+pub fn check_label_codes(codes: &[u8], names: usize) -> Result<()> {
+    match codes.as_chunks::<8>().0.iter().map(|code| u64::from_le_bytes(*code)).find(|code| *code >= names as u64) {
+        None => Ok(()),
+        Some(code) => Err(malformed(format!("it has code {}, but the column has only {names} names", code.cast_signed()))),
+    }
+}
+
 /// A packed or single block that is being read.
 struct OpenBlock {
     block: usize,
@@ -115,11 +132,7 @@ impl Reader {
     /// Locate ragged samples in memory. Only compressed blocks and tiles are copied.
     pub fn ragged(&self, column: &ColumnSpec) -> Result<RaggedValues> {
         let (dtype, shape) = column.kind.stored()?;
-        let free_count = if matches!(column.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
-            shape.free_count()
-        } else {
-            0
-        };
+        let free_count = if column.kind.is_array() { shape.free_count() } else { 0 };
         let mut values = RaggedValues {
             keep: Vec::new(),
             extents: vec![Extent { keep: NULL, begin: 0, bytes: 0 }; self.plan.len()],
@@ -185,7 +198,24 @@ impl Reader {
             let sizes = values.free[place * free_count..].iter_mut().zip(value.free);
             sizes.for_each(|(free, size)| *free = *size);
         }
+        if let ColumnKind::Labels { names } = &column.kind {
+            self.check_labels(column, names.len(), &mut values)?;
+        }
         Ok(values)
+    }
+
+    /// Refuse codes that refer to no name, or make their samples null.
+    fn check_labels(&self, column: &ColumnSpec, names: usize, values: &mut RaggedValues) -> Result<()> {
+        for place in 0..values.len() {
+            match check_label_codes(values.get(place).unwrap_or_default(), names) {
+                Err(error) if self.passes(&error) => {
+                    values.replace(place, None);
+                    values.free[place] = 0;
+                }
+                other => other.map_err(|error| self.locate(error, column, place as u32))?,
+            }
+        }
+        Ok(())
     }
 
     /// Locate one sample. `open` contains the previous row's block.

@@ -19,6 +19,7 @@ use crate::log::history::History;
 use crate::log::newest;
 use crate::log::refs::pins;
 use crate::read::fixed::check_bools;
+use crate::read::ragged::check_label_codes;
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::check_stored_as;
 use crate::store::datafile::DataFile;
@@ -334,6 +335,7 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: im
     match &spec.kind {
         ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
         ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
+        ColumnKind::Labels { names } => check_label_codes(bytes, names.len()),
         ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Strings::len), valid),
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
         _ => Ok(()),

@@ -23,6 +23,7 @@ pub struct Input {
 pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Column> {
     match kind {
         ColumnKind::Label { names } => label_codes(names, column, words),
+        ColumnKind::Labels { names } => check_labels(names, column),
         ColumnKind::Text | ColumnKind::Json => check_text(column),
         ColumnKind::Image { .. } => check_media(column, Media::Image, validate),
         ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),
@@ -58,15 +59,32 @@ pub fn codes_of(data: &[u8], samples: usize) -> Result<impl Iterator<Item = i64>
     Ok(data.chunks_exact(8).map(|code| i64::from_le_bytes([code[0], code[1], code[2], code[3], code[4], code[5], code[6], code[7]])))
 }
 
+/// Return the error for a label that the column does not have.
+fn unknown_label(names: &[String], what: String, row: usize) -> Error {
+    let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
+    Error::new("invalid-value", format!("contains {what}, which is not a label"))
+        .hint(format!("labels: {}; for an open vocabulary, use ps.Category()", known.join(", ")))
+        .at_row(row as u64)
+}
+
+/// Check lists of label codes.
+fn check_labels(names: &[String], column: Column) -> Result<Column> {
+    let column = check_values(column, Dtype::Int64, &Shape::free(), None)?;
+    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found a tensor, expected lists of labels")) };
+    for row in (0..ragged.len()).filter(|row| !ragged.is_null(*row)) {
+        let codes = ragged.value(row);
+        let unknown = codes_of(codes, codes.len() / 8)?.find(|code| !(0..names.len() as i64).contains(code));
+        if let Some(code) = unknown {
+            return Err(unknown_label(names, format!("code {code}"), row));
+        }
+    }
+    Ok(column)
+}
+
 /// Convert labels to codes of the smallest suitable width. The input contains codes, names, or indexes into `words`.
 pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
     let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
-    let unknown = |what: String, row: usize| {
-        let known: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
-        Error::new("invalid-value", format!("contains {what}, which is not a label"))
-            .hint(format!("labels: {}; for an open vocabulary, use ps.Category()", known.join(", ")))
-            .at_row(row as u64)
-    };
+    let unknown = |what: String, row: usize| unknown_label(names, what, row);
     let (codes, validity): (Vec<i64>, _) = match column {
         Column::Fixed { data, validity, samples } if let Some(words) = words => {
             let places: HashMap<&[u8], i64> = names.iter().enumerate().map(|(code, name)| (name.as_bytes(), code as i64)).collect();

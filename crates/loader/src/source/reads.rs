@@ -149,7 +149,13 @@ impl Reads {
                     own_bytes += values.value_bytes() as u64;
                     values
                 }
-                None => share.reader.ragged(spec)?,
+                None => {
+                    let mut values = share.reader.ragged(spec)?;
+                    if let Some(known) = sources[share.source].codes_of(spec) {
+                        values.map(|codes| joint_codes(codes, known));
+                    }
+                    values
+                }
             });
             share.places.iter().enumerate().for_each(|(row, place)| index[*place as usize] = (part, row as u32));
         }
@@ -167,13 +173,19 @@ impl Reads {
             let shape = std::iter::once(self.count as u64).chain(shape.0.iter().flatten().copied()).collect();
             return Ok(Values::Array(Array { memory, dtype, shape, nulls }));
         }
-        if !matches!(spec.kind, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }) {
+        if !spec.kind.is_array() {
             return self.kept(sources, specs, column).map(Values::Raw);
         }
         let raw = self.raw(sources, specs, column)?;
         let values = (0..raw.len()).map(|sample| raw.get(sample).map(|value| (value, shape.fill(raw.free(sample)))));
         ragged(values, dtype, shape.0.len())
     }
+}
+
+/// Convert a list of labels to the codes of all sources together.
+fn joint_codes(codes: &[u8], known: &[i64]) -> Vec<u8> {
+    let codes = codes.as_chunks::<8>().0.iter().map(|code| i64::from_le_bytes(*code));
+    codes.flat_map(|code| known.get(code as usize).copied().unwrap_or(0).to_le_bytes()).collect()
 }
 
 /// Concatenate values of the same dtype and rank into a ragged array.

@@ -72,7 +72,7 @@ impl Output {
             ColumnKind::Mask { .. } if form == MediaForm::Decoded => Role::Mask,
             ColumnKind::Boxes { format, .. } => Role::Boxes(format.clone()),
             ColumnKind::Keypoints { dimensions, .. } => Role::Keypoints(*dimensions as usize),
-            ColumnKind::Tensor { .. } if stored.0.len() <= MAX_RANK => Role::Tensor,
+            ColumnKind::Tensor { .. } | ColumnKind::Labels { .. } if stored.0.len() <= MAX_RANK => Role::Tensor,
             _ => Role::Other,
         };
         let shape = match role {
