@@ -16,6 +16,7 @@ SCHEMA = {
     "meta": ps.Json(), "blob": ps.Bytes(), "label": ps.Label(["a", "b", "c"]), "word": ps.Category(), "other": ps.Category(codec="lz4"),
     "cloud": ps.Tensor((None, 3), "float32"), "twice": ps.Tensor((None, 2, None), "int16"), "tiled": ps.Tensor((None, None), "int16", tile=(5, 7)),
     "even": ps.Tensor((9, 9), "uint8", tile=(4, 4)), "boxes": ps.Boxes(), "mask": ps.Mask(), "image": ps.Image(), "points": ps.Keypoints(points=2),
+    "classes": ps.Labels(["a", "b"]),
 }  # fmt: skip
 
 
@@ -41,5 +42,6 @@ def values(rng, name, kind, count):
         "tiled": lambda: rng.integers(0, 9, (size(30), size(50))).astype(np.int16), "even": lambda: rng.integers(0, 9, (9, 9)).astype(np.uint8),
         "boxes": lambda: rng.random((size(3), 4), dtype=np.float32), "mask": lambda: np.full((3, 4), size(7), np.uint8),
         "image": lambda: np.full((2, 5, 3), size(7), np.uint8), "points": lambda: rng.random((size(2), 2, 2), dtype=np.float32),
+        "classes": lambda: rng.integers(0, 2, size(9)),
     }[name]  # fmt: skip
     return [None if rng.random() < 0.2 else made() for _ in range(count)]

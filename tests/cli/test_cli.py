@@ -72,7 +72,7 @@ def test_verbs_of_branches(root, table):
     run("import", table, root)
     first = ps.open(root).snapshot
     assert "branch exp begins with snapshot 1-0-" in run("branch", root, "exp").stdout
-    run("import", table, root, "--branch", "exp", "-m", "again")
+    run("import", table, root, "--branch", "exp", "-m", "again", "--mode", "append")
     assert "error[branch-not-found]" in run("import", table, root, "--branch", "nothing", code=1).stderr
     assert not root.with_name("new").exists() and "not a dataset" in run("import", table, root.with_name("new"), "-b", "x", code=1).stderr
     assert [json.loads(run("info", root, *at, "--json").stdout)["samples"] for at in ([], ["-b", "exp"])] == [2, 4]
@@ -183,7 +183,7 @@ def test_output_that_cannot_show_or_take_everything(root):
 def test_an_import_that_cannot_report_is_done_all_the_same(root, tmp_path, stream, how):
     """The command must exit with 0, because a script that sees a failure would import the file again."""
     (tmp_path / "a.csv").write_text("n,t\n1,x\nbad,y\n2,z\n")
-    command = f"{sys.executable} -m penstock import {tmp_path}/a.csv {root} --type n=int64 --on-error skip"
+    command = f"{sys.executable} -m penstock import {tmp_path}/a.csv {root} --type n=int64 --on-error skip --mode append"
     number = {"stdout": 1, "stderr": 2}[stream]
     closed = f" {number}>&-" if how == "closed" else f" {number}>/dev/full"
     for times in (1, 2):

@@ -331,7 +331,7 @@ def test_patterns_may_be_any_iterable_of_str_or_none(tmp_path):
 
 def test_many_bad_values_are_nulled_column_by_column(tmp_path, monkeypatch):
     """A column is scanned once per chunk, however many of its values are bad."""
-    import penstock.importers.run as run
+    import penstock.importers.appender as run
 
     lines = [f"{row},{row if row % 3 else 'x'},{'y' if row % 5 == 0 else row}" for row in range(20_000)]
     (tmp_path / "a.csv").write_text("n,a,b\n" + "\n".join(lines) + "\n")
@@ -612,11 +612,11 @@ def test_an_import_into_a_dataset_goes_by_the_types_that_are_there(tmp_path):
     kinds = {"zip": ps.Category(), "label": ps.Label(["7", "8", "0"]), "text": ps.Text(), "bool": "bool"}
     ds = ps.create(tmp_path / "ds", kinds)
     for _ in range(2):
-        assert import_data(path, ds.uri).samples == 5
+        assert import_data(path, ds.uri, mode="append").samples == 5
     got = pa.table(ps.open(ds.uri)).to_pydict()
     assert got["zip"] == 2 * ["20", "10", "2", "0", "1"] and got["label"] == 2 * ["7", "8", "0", "7", "8"]
     assert got["text"] == 2 * ["007", "008", "1e3", "", "true"] and got["bool"] == 2 * [True, False, True, False, True]
-    import_data(path, ds.uri, types={"text": ps.Text()})
+    import_data(path, ds.uri, types={"text": ps.Text()}, mode="append")
     rows = [{"zip": "20", "label": "8", "text": "x", "bool": False}, {"zip": None, "label": None, "text": None, "bool": None}]
     assert import_data(rows, ds.uri).samples == 2 and ps.open(ds.uri)["zip"][15] == 0
 
@@ -790,7 +790,7 @@ def test_hexadecimal_numbers_are_refused_where_numbers_are_wanted(tmp_path, text
     assert list(ds["v"][:]) == [1, 2]
     assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["row 2", "row 3"]
     with pytest.raises(ps.InvalidInputError, match=f"row 2.*{text.strip()}"):
-        imported(tmp_path / "set", f"v\n1\n{text}\nx\n2\n")
+        imported(tmp_path / "set", f"v\n1\n{text}\nx\n2\n", mode="append")
 
 
 @pytest.mark.local
@@ -1000,7 +1000,7 @@ def test_zeros_in_front_behind_the_first_block_are_refused(tmp_path, numbers, la
         import_data(tmp_path / "a.csv", tmp_path / "set")
     report = import_data(tmp_path / "a.csv", tmp_path / "set", on_error="skip")
     assert report.samples == 80_000 and len(report.refused) == 1
-    assert import_data(tmp_path / "a.csv", tmp_path / "set").samples == 80_001
+    assert import_data(tmp_path / "a.csv", tmp_path / "set", mode="append").samples == 80_001
     assert import_data(tmp_path / "a.csv", tmp_path / "given", types={"id": "float64"}).samples == 80_001
     assert float(ps.open(tmp_path / "given")["id"][79_999]) == float(late)
 

@@ -38,7 +38,7 @@ def test_a_folder_of_images_with_classes(images, root):
     assert ds["path"][:] == ["cats/1.png", "cats/2.jpg", "dogs/wrong_ending.txt", "dogs/ünï.png"]
     assert ds.take(range(4), decode=False)["image"] == [(images / path).read_bytes() for path in ds["path"][:]]
     assert [commit.samples_added for commit in ds.log()] == [4, 0], "the import must be one commit"
-    import_data(images, root)
+    import_data(images, root, mode="append")
     assert len(ps.open(root)) == 8, "an import into a dataset with these columns appends"
 
 

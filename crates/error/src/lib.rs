@@ -53,6 +53,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("source-not-found", Kind::NotFound),
     ("position-out-of-range", Kind::OutOfRange),
     ("dataset-exists", Kind::AlreadyExists),
+    ("already-imported", Kind::AlreadyExists),
     ("conflict", Kind::Conflict),
     ("name-exists", Kind::AlreadyExists),
     ("name-not-found", Kind::NotFound),

@@ -1,7 +1,7 @@
 //! Checks media before they are stored.
 
 use numpy::PyReadonlyArray1;
-use penstock_dataset::{Media, Validate, check_media as check};
+use penstock_dataset::{Config, Media, Validate, check_media as check};
 use penstock_error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -23,6 +23,18 @@ pub fn encode_png<'py>(py: Python<'py>, shape: (usize, usize, usize), pixels: Py
     let (height, width, channels) = shape;
     let encoded = penstock_codec::encode_png(height, width, channels, 8, pixels.as_slice()?).or_raise(py)?;
     Ok(PyBytes::new(py, &encoded))
+}
+
+/// Return the height and width of each image, upright. Returns None for an image whose header cannot be read.
+#[pyfunction]
+pub fn image_sizes(values: Vec<Option<Bound<'_, PyBytes>>>) -> Vec<Option<(u64, u64)>> {
+    let limits = Config::limits();
+    let size = |bytes: &[u8]| {
+        let header = penstock_codec::probe(bytes, limits).ok()?;
+        let turned = penstock_codec::exif::orientation(bytes) >= 5;
+        Some(if turned { (header.width, header.height) } else { (header.height, header.width) })
+    };
+    values.iter().map(|value| size(value.as_ref()?.as_bytes())).collect()
 }
 
 /// Check values. Returns an exception for each invalid value and None for each valid one. Parses all headers or decodes all

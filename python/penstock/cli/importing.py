@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.terminal.texts import TYPES_HELP
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.importers import Report
+
 
 # Over 6 parameters: each is a command-line option.
 def import_(
-    source: Annotated[str, typer.Argument(help="A folder of images (class = parent folder), or a CSV, TSV, JSONL, Parquet or Arrow file.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of images (class = parent folder), COCO or YOLO annotations, or a CSV, TSV, JSONL, Parquet or Arrow file."
+        ),
+    ],
     destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
-    format: Annotated[str, typer.Option(help="auto, images, csv, tsv, jsonl, parquet, arrow.")] = "auto",
+    format: Annotated[str, typer.Option(help="auto, images, coco, yolo, csv, tsv, jsonl, parquet, arrow.")] = "auto",
     types: Annotated[list[str], typer.Option("--type", "-t", help=TYPES_HELP)] = [],  # noqa: B006
     validate: Annotated[str, typer.Option(help="header: check image headers; decode: check every pixel.")] = "header",
     on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
@@ -24,10 +34,25 @@ def import_(
     header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
     include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
+    mode: Annotated[
+        str, typer.Option(help="append: import again what was imported already; skip-existing: leave it out; create: only a new dataset.")
+    ] = "",
+    limit: Annotated[int, typer.Option(help="Import at most so many samples; 0 for all.")] = 0,
+    shuffle_seed: Annotated[int | None, typer.Option(help="Shuffle the images of a folder before they are stored.")] = None,
+    files: Annotated[
+        list[str], typer.Option(help="Columns of type bytes whose text names files; image and mask columns need no option.")
+    ] = [],  # noqa: B006
+    root: Annotated[
+        str, typer.Option(help="The folder of the files that a table or annotations name; by default, that of the source.")
+    ] = "",
+    split: Annotated[bool, typer.Option(help="Whether folders named train, val or test become a column.")] = True,
+    masks: Annotated[str, typer.Option(help="class or instance: draw the objects of COCO annotations as masks.")] = "",
     branch: Annotated[str, typer.Option("--branch", "-b", help="The branch of an existing dataset to append to.")] = "main",
     message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
     memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 uses the default, at most 512 MiB.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, snapshot}.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, skipped, snapshot}.")
+    ] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
     # Imported here so that `--help` is fast: importing pyarrow alone takes a third of a second.
@@ -57,13 +82,31 @@ def import_(
 
         report = import_data(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
-            branch=branch,            progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
+            branch=branch, mode=mode or None, limit=limit or None, shuffle_seed=shuffle_seed, files=files, root=root or None, split=split,
+            masks=masks or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude,
         )  # fmt: skip
         show.done = f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}"
+        if report.skipped:
+            show.done += f"; skipped {report.skipped} samples that it has already"
+    _print(report, console, as_json)
+
+
+def _print(report: Report, console: Console, as_json: bool) -> None:
+    """Print what was imported, left out and refused."""
+    from penstock.cli.terminal import show
+
     if as_json:
         refused = [vars(refusal) for refusal in report.refused]
-        show.print_json({"samples": report.samples, "refused": refused, "left_out": report.left_out, "snapshot": report.snapshot})
+        show.print_json(
+            {
+                "samples": report.samples,
+                "refused": refused,
+                "left_out": report.left_out,
+                "skipped": report.skipped,
+                "snapshot": report.snapshot,
+            }
+        )
         return
     print(show.done, flush=True)
     if report.left_out:

@@ -10,7 +10,7 @@ Each format has a file with `open_source(source, options)`, which returns a `Ope
 (2, {'name': 'alan', 'age': np.int64(41)})
 """
 
-from penstock.importers.run import FORMATS, Report, import_data
-from penstock.importers.source import Chunk, OpenedSource, Options, Refusal
+from penstock.importers.run import FORMATS, import_data
+from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal, Report
 
 __all__ = ["FORMATS", "Chunk", "OpenedSource", "Options", "Refusal", "Report", "import_data"]

@@ -27,14 +27,16 @@ import pyarrow.csv as pc
 from penstock.columns.blob import Bytes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
 from penstock.columns.json_text import Json
 from penstock.columns.label import Label
+from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
-from penstock.importers import tables
-from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas, parse_json
+from penstock.importers.shared import tables
+from penstock.importers.shared.encoding import recoded
+from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas, parse_json
 
 BLOCK_BYTES = 4 << 20
 NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
@@ -67,7 +69,8 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
     for name, kind in kinds.items():
         if not _is_plain(kind):
             raise InvalidInputError(
-                f"column `{name}` of a CSV file cannot be {kind}", hint="use a scalar, Text, Category, Label, Json or Bytes"
+                f"column `{name}` of a CSV file cannot be {kind}",
+                hint="use a scalar, Text, Category, Label, Json or Bytes, or Image or Mask for names of files",
             )
     progress = {"done": 0}
 
@@ -116,7 +119,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
 
-    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"])
+    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"], files=[path])
 
 
 class _Pieces:
@@ -315,8 +318,12 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
 
 
 def _is_plain(kind: ColumnType) -> bool:
-    """Return whether a CSV column can have this type, that is, whether its values can be represented as text."""
-    return isinstance(kind, Text | Category | Label | Json | Bytes) or (isinstance(kind, Scalar) and not kind.dtype.startswith("complex"))
+    """Return whether a CSV column can have this type, that is, whether its values can be represented as text. Images and masks are
+    represented by the names of their files.
+    """
+    return isinstance(kind, Text | Category | Label | Json | Bytes | Image | Mask) or (
+        isinstance(kind, Scalar) and not kind.dtype.startswith("complex")
+    )
 
 
 def _chunk(

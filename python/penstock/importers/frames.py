@@ -15,8 +15,9 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
-from penstock.importers import rows, tables
-from penstock.importers.source import Chunk, OpenedSource, Options
+from penstock.importers import rows
+from penstock.importers.shared import tables
+from penstock.importers.shared.source import Chunk, OpenedSource, Options
 from penstock.values.checks import is_arrow
 from penstock.values.containers import Rows, rows_of
 from penstock.values.dtypes import dtype_name

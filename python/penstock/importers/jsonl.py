@@ -20,13 +20,16 @@ import pyarrow.json as pj
 
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
 from penstock.columns.label import Label
+from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.errors import CorruptError, InvalidInputError
-from penstock.importers import rows, tables
-from penstock.importers.encoding import recoded
-from penstock.importers.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas, parse_json
+from penstock.importers import rows
+from penstock.importers.shared import tables
+from penstock.importers.shared.encoding import recoded
+from penstock.importers.shared.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas, parse_json
 from penstock.values.to_arrow import element_type
 
 # If a line is longer than this, the file is not JSON lines.
@@ -62,7 +65,7 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
                 yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, functools.partial(_name, path, 0)))
                 progress["done"] = first + len(lines)
 
-    return OpenedSource(kinds, chunks(), None, "rows", lambda: progress["done"])
+    return OpenedSource(kinds, chunks(), None, "rows", lambda: progress["done"], files=[path])
 
 
 def _name(path: pathlib.Path, first: int, row: int) -> str:
@@ -128,7 +131,7 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
     """Read a block with pyarrow. Returns None if a column type is not plain, or if a line does not fit the columns."""
     fields = []
     for name, kind in kinds.items():
-        if isinstance(kind, Text | Category | Label):
+        if isinstance(kind, Text | Category | Label | Image | Mask):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
             # float32 is read as float64. Later, appending refuses values that float32 cannot represent.

@@ -16,8 +16,8 @@ from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
-from penstock.importers import tables
-from penstock.importers.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
+from penstock.importers.shared import tables
+from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
@@ -70,7 +70,7 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
             progress["done"] += file.stat().st_size
 
     names = [str(file.relative_to(path)) for file in left_out]
-    return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names)
+    return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names, files)
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:

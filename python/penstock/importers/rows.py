@@ -18,7 +18,7 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
-from penstock.importers.source import Chunk, OpenedSource, Options, Refusal
+from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal
 from penstock.values.checks import is_null, is_null_word
 from penstock.values.containers import from_torch
 from penstock.values.dtypes import dtype_name

@@ -8,25 +8,23 @@ import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from penstock import _core
-from penstock.columns.category import Category
+from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.mask import Mask
 from penstock.dataset import Dataset, create, open
-from penstock.errors import Error, InvalidInputError, NotFoundError
-from penstock.importers import csv, frames, images, jsonl, parquet, rows, tables
-from penstock.importers.source import Chunk, FolderOptions, OpenedSource, Options, Refusal, TextOptions, checked_patterns
+from penstock.errors import AlreadyExistsError, Error, InvalidInputError, NotFoundError
+from penstock.history.log import Commit
+from penstock.importers import csv, earlier, frames, jsonl, parquet, rows
+from penstock.importers.appender import Appender, as_error
+from penstock.importers.pictures import coco, images, yolo
+from penstock.importers.shared.chunks import Known, limited, with_files, without
+from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Options, Report, TextOptions, checked_patterns
 from penstock.schema import from_json, to_json
-from penstock.transaction import Transaction
-from penstock.values.checks import is_arrow, is_whole
-from penstock.values.containers import container, items_of
+from penstock.values.checks import whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +39,9 @@ class Format:
 
 
 FORMATS = {
-    "images": Format(images.open_source, FolderOptions),
+    "images": Format(images.open_source, images.ImageOptions),
+    "coco": Format(coco.open_source, coco.CocoOptions),
+    "yolo": Format(yolo.open_source, images.ImageOptions),
     "csv": Format(csv.open_source, csv.CsvOptions),
     "tsv": Format(csv.open_source, csv.CsvOptions, {"delimiter": "\t"}),
     "jsonl": Format(jsonl.open_source, TextOptions),
@@ -49,33 +49,25 @@ FORMATS = {
     "arrow": Format(parquet.open_source, FolderOptions),
 }
 
+# The formats whose samples are known before they are read.
+SHUFFLED = ("images", "coco", "yolo")
 SUFFIXES = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".json": "coco", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
 }  # fmt: skip
 
 
 FILES_TO_DETECT = 1000
 
 
-@dataclasses.dataclass
-class Report:
-    """The result of an import: the number of samples in the commit, and every refused item. Together they account for every item offered.
-
-    With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files in a
-    folder that were not offered: files of other kinds, such as README.md, and files not selected by include and exclude.
-    """
-
-    samples: int
-    refused: list[Refusal]
-    snapshot: str | None
-    left_out: list[str] = dataclasses.field(default_factory=list)
-
-
 def detect(source: pathlib.Path) -> str:
-    """Choose the format. For a file, the suffix decides. For a folder, the format is "parquet" if the first files include tables but no
-    images, and "images" otherwise.
+    """Choose the format. For a file, the suffix decides. For a folder, its structure decides ("yolo"), or a file of annotations in it
+    ("coco"). Otherwise the format is "parquet" if the first files include tables but no images, and "images" if not.
     """
     if source.is_dir():
+        if yolo.is_yolo(source):
+            return "yolo"
+        if coco.within(source) is not None:
+            return "coco"
         first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
     suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
@@ -97,16 +89,27 @@ def import_data(
     message: str | None = None,
     branch: str = "main",
     progress: Callable[[int, int | None, str], None] | None = None,
+    mode: str | None = None,
+    limit: int | None = None,
+    shuffle_seed: int | None = None,
+    files: Sequence[str] = (),
+    root: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Report:
-    """Import a folder of images, CSV/TSV, JSON lines, Parquet/Arrow, a table in memory, or any iterable of dicts, as one commit.
+    """Import a folder of images, COCO or YOLO annotations, CSV/TSV, JSON lines, Parquet/Arrow, a table in memory, or any iterable of
+    dicts, as one commit.
 
-    A table is a pandas or Polars frame, an Arrow table or reader, a dict of columns, or a Hugging Face dataset.
+    A table is a pandas or Polars frame, an Arrow table or reader, a dict of columns, or a Hugging Face dataset. Text in a column of type
+    image or mask, or in one of the columns `files`, names files: in the folder `root`, or in that of the table.
 
-    Appends to the branch if the destination is a dataset with these columns, and otherwise creates it. `types` maps column names to types; missing types
-    are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    Appends to the branch if the destination is a dataset with these columns, and otherwise creates it. If the same files were imported
+    already, `mode` decides: None raises AlreadyExistsError (already-imported), "append" imports them again, "skip-existing" does not. In
+    this mode, images whose `path` the dataset has are left out. "create" refuses an existing dataset. `types` maps column names to types;
+    missing types are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    `limit` offers only so many samples; `shuffle_seed` shuffles the images of a folder before.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
-    include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder.
+    include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder; split=False keeps folders such as
+    `train` in the label; masks="class" or "instance" (COCO).
 
     Memory: the budget, plus data parsed ahead (up to 250 MiB, or a few times the largest line or Arrow record batch).
     Raises: InvalidInputError (also media-undecodable, for a damaged image), NotFoundError (source-not-found), UnsupportedError
@@ -116,32 +119,109 @@ def import_data(
         raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
     if validate not in ("header", "decode"):
         raise InvalidInputError(f"validate={validate!r}, expected header or decode")
-    known = set().union(*(_own_options(format.options) for format in FORMATS.values()))
-    if unknown := sorted(set(options) - known):
-        raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(known))}")
+    if mode not in (None, *MODES):
+        raise InvalidInputError(f"mode={mode!r}, expected {', '.join(MODES)} or None")
+    if limit is not None:
+        limit = whole(limit, "limit", 1)
+    names = set().union(*(_own_options(format.options) for format in FORMATS.values()))
+    if unknown := sorted(set(options) - names):
+        raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(names))}")
     options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
+    files = checked_patterns("files", files)
     there = _existing(destination, branch)
+    if there is not None and mode == "create":
+        raise AlreadyExistsError(
+            f"cannot create `{destination}`: it is a dataset already", hint="choose another destination, or another mode"
+        )
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
-    opened, name = _open_source(source, format, Options(given, on_error, {} if there is None else there.schema), options)
+    defaults = {} if there is None else there.schema
+    common = Options(given, on_error, defaults, None if root is None else pathlib.Path(root), shuffle_seed)
+    opened, name = _open_source(source, format, common, options)
+    properties, before = _noted(there, source, opened, {"limit": limit, "shuffle_seed": shuffle_seed}, name)
+    if before is not None and mode != "append":
+        if mode == "skip-existing":
+            return Report(0, [], before.snapshot, opened.left_out, skipped=before.samples_added)
+        raise AlreadyExistsError(
+            f"cannot import `{name}`: commit {before.snapshot} ({before.time:%Y-%m-%d %H:%M} UTC) imported the same files already",
+            code="already-imported",
+            hint="--mode append imports them again, and --mode skip-existing leaves them out",
+        )
     missing = _missing(destination)
     dataset, created = _destination(there, destination, opened.schema, f"create dataset to import {name}")
     report = Report(0, [], None, opened.left_out)
+    kinds = dataset.schema
+    opened.root = opened.root or common.root or _beside(source)
+    known = there if mode == "skip-existing" else None
     with (
         _undo(dataset, created, missing),
-        contextlib.closing(opened.chunks) as chunks,
-        dataset.transaction(message or f"import {name}") as transaction,
+        contextlib.closing(opened.chunks),
+        contextlib.closing(_offered(opened, known, kinds, limit, files, report)) as chunks,
+        dataset.transaction(message or f"import {name}", properties=properties) as transaction,
     ):
-        kinds = dataset.schema
-        appender = _Appender(transaction, kinds, validate, on_error, report.refused)
+        appender = Appender(transaction, kinds, validate, on_error, report.refused)
         for chunk in chunks:
             report.refused.extend(chunk.refused)
             if chunk.refused and on_error == "raise":
-                raise _as_error(chunk.refused[0])
+                raise as_error(chunk.refused[0])
             report.samples += appender.append(chunk)
             if progress:
-                progress(opened.done(), opened.total, opened.unit)
+                progress(opened.done(), opened.total if limit is None or opened.total is None else min(limit, opened.total), opened.unit)
     report.snapshot = transaction.receipt.snapshot
     return report
+
+
+MODES = ("append", "skip-existing", "create")
+# The column with the paths of images, and how many of them are read at a time.
+PATH, PATHS_AT_ONCE = "path", 1 << 16
+
+
+def _offered(
+    opened: OpenedSource,
+    known: Dataset | None,
+    kinds: Mapping[str, ColumnType],
+    limit: int | None,
+    files: Sequence[str],
+    report: Report,
+) -> Generator[Chunk, None, None]:
+    """Yield the rows to append: up to `limit`, without those whose path is known, and with the contents of the files that they name."""
+    chunks: Iterable[Chunk] = opened.chunks
+    if known is not None and PATH in opened.schema and PATH in kinds:
+        texts = itertools.chain.from_iterable(batch[PATH] for batch in known.select_columns([PATH]).batches(PATHS_AT_ONCE))
+        chunks = without(chunks, PATH, Known(texts), report)
+    chunks = chunks if limit is None else limited(chunks, limit)
+    named = [name for name, kind in kinds.items() if isinstance(kind, Image | Mask)]
+    yield from with_files(chunks, named, _columns_in(files, kinds), opened.root or pathlib.Path())
+
+
+def _noted(
+    there: Dataset | None, source: Any, opened: OpenedSource, options: dict[str, Any], name: str
+) -> tuple[dict[str, Any], Commit | None]:
+    """Return the properties that note a source in a commit, and the earlier commit that has noted it."""
+    if not opened.files:
+        return {}, None
+    path = pathlib.Path(source)
+    digest = earlier.digest_of(path if path.is_dir() else path.parent, opened.files, options)
+    found = None if there is None else earlier.find(there, digest)
+    return {earlier.PROPERTY: {"source": name[:200], "digest": digest}}, found
+
+
+def _beside(source: Any) -> pathlib.Path:
+    """Return the folder of a source; for tables in memory, the current folder."""
+    if not isinstance(source, str | os.PathLike):
+        return pathlib.Path()
+    path = pathlib.Path(source)
+    return path if path.is_dir() else path.parent
+
+
+def _columns_in(files: Sequence[str], kinds: Mapping[str, ColumnType]) -> Sequence[str]:
+    """Check the columns that name files."""
+    for name in files:
+        if not isinstance(kinds.get(name), Image | Mask | Bytes):
+            found = f"is {kinds[name].describe()}" if name in kinds else "does not exist"
+            raise InvalidInputError(
+                f"files={name!r}: this column {found}, expected bytes, an image or a mask", hint=f'pass its type: --type "{name}=bytes"'
+            )
+    return files
 
 
 def _type(name: str, kind: Any) -> ColumnType:
@@ -155,6 +235,7 @@ def _own_options(options: type[Options]) -> set[str]:
 
 def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any]) -> tuple[OpenedSource, str]:
     if not isinstance(source, str | os.PathLike):
+        _check_shuffled("table", common)
         table = frames.open_source(source, common)
         if table is not None:
             return table, "table"
@@ -176,17 +257,26 @@ def _open_source(source: Any, format: str, common: Options, options: Mapping[str
     chosen = detect(path) if format == "auto" else format
     if chosen not in FORMATS:
         raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"use one of auto, {', '.join(FORMATS)}")
+    if chosen not in SHUFFLED:
+        _check_shuffled(f"file of format {chosen}", common)
     importer = FORMATS[chosen]
     own = _own_options(importer.options)
     # Options for other formats have no effect. None selects the format's own default, if it has one.
     given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
-    settings = importer.options(common.types, common.on_error, common.defaults, **{**importer.values, **given})
+    settings = importer.options(**vars(common), **{**importer.values, **given})
     try:
         return importer.open_source(path, settings), path.name
     except OSError as error:
         if isinstance(error, Error):
             raise
         raise NotFoundError(f"cannot import `{path}`: {error}", code="source-not-found") from error
+
+
+def _check_shuffled(what: str, options: Options) -> None:
+    if options.shuffle_seed is not None:
+        raise InvalidInputError(
+            f"shuffle_seed={options.shuffle_seed!r}: a {what} is read in order", hint="shuffle when you load: ds.loader(shuffle=True)"
+        )
 
 
 def _existing(uri: str | os.PathLike[str], branch: str) -> Dataset | None:
@@ -257,143 +347,3 @@ class _undo:
                     folder.rmdir()  # Fails at the first folder that is not empty, which ends the loop.
             else:
                 aside.rename(self.root)
-
-
-def _as_error(refusal: Refusal, column: str | None = None) -> Error:
-    error = InvalidInputError(
-        f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave out such items"
-    )
-    error.column = column
-    return error
-
-
-class _Appender:
-    """Appends the good rows of chunks. Finds the bad rows by appending smaller and smaller parts."""
-
-    def __init__(
-        self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
-    ) -> None:
-        self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
-
-    def append(self, chunk: Chunk) -> int:
-        """Append a chunk and return the number of samples appended."""
-        columns = {name: container(values) for name, values in chunk.columns.items()}
-        bad: dict[str, set[int]] = {}
-        for row, column, refusal in self._problems(columns, chunk):
-            if self.on_error == "raise":
-                raise _as_error(refusal, column)
-            self.refused.append(refusal)
-            bad.setdefault(column, set()).add(row)
-        if self.on_error == "null":
-            for column, nulls in bad.items():
-                columns[column] = [None if row in nulls else value for row, value in enumerate(items_of(columns[column]))]
-            return self._part(columns, range(chunk.rows), chunk)
-        left_out = set().union(*bad.values())
-        return self._part(columns, [row for row in range(chunk.rows) if row not in left_out] if left_out else range(chunk.rows), chunk)
-
-    def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
-        """Collect the values that the source refused, numbers in category columns, and media that cannot be decoded.
-
-        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once and stores
-        its bytes in `columns`.
-        """
-        each = self.on_error == "null"  # If true, every bad value is reported; otherwise, one reason per row is enough.
-        found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
-        for name, values in list(columns.items()):
-            kind = self.kinds[name]
-            for row, number in _numbers(values) if isinstance(kind, Category) else ():
-                refusal = Refusal.of_value(chunk.name(row), name, f"the value is {number}, expected a word: codes differ between datasets")
-                found.setdefault((row, name if each else ""), (row, name, refusal))
-            if not isinstance(kind, Image | Mask) or is_arrow(values):
-                continue
-            bodies = [_body(value) for value in values]
-            if any(body is not None for body in bodies):
-                columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
-                errors = _core.check_media(bodies, isinstance(kind, Mask), self.validate)
-                for row, error in enumerate(errors):
-                    if error is not None:
-                        found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), error.code, error.message)))
-        if each:
-            known = {(row, column) for row, column, _ in chunk.problems}
-            return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in known)]
-        return sorted(found.values(), key=lambda entry: entry[0])
-
-    def _part(self, columns: Mapping[str, Any], rows: Sequence[int], chunk: Chunk) -> int:
-        if not rows:
-            return 0
-        part = columns if len(rows) == chunk.rows else {name: _picked(values, rows) for name, values in columns.items()}
-        try:
-            self._append(part, len(rows))
-            return len(rows)
-        except Error as error:
-            if error.code in _NO_FAULT_OF_A_ROW:
-                raise
-            if self.on_error == "raise":
-                _name(error, chunk, rows)
-                raise
-            if len(rows) > 1:
-                middle = len(rows) // 2
-                return self._part(columns, rows[:middle], chunk) + self._part(columns, rows[middle:], chunk)
-            return self._row(part, chunk.name(rows[0]), error)
-
-    def _append(self, columns: Mapping[str, Any], rows: int) -> None:
-        # `_problems` has checked all media except Arrow arrays, which the transaction checks.
-        left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
-        self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
-
-    def _row(self, values: Mapping[str, Any], name: str, error: Error) -> int:
-        """Refuse a row, or replace its bad values with nulls. Returns the number of samples appended."""
-        while True:
-            self.refused.append(Refusal(name, error.code, error.reason))
-            column = error.column
-            # Replacing a refused null with a null would loop forever.
-            if self.on_error != "null" or column is None or column not in values or _is_null(values[column], 0):
-                return 0
-            values = {**values, column: [None]}
-            try:
-                self._append(values, 1)
-                return 1
-            except Error as again:
-                if again.code in _NO_FAULT_OF_A_ROW:
-                    raise
-                error = again
-
-
-# Errors that every row would raise, such as failing storage or a closed transaction.
-_NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-denied", "transaction-closed", "internal", "column-not-found")
-
-
-def _body(value: Any) -> bytes | None:
-    """Return encoded media to check before appending, or None. Also returns None for an unreadable file, which is refused later."""
-    if isinstance(value, os.PathLike):
-        with contextlib.suppress(OSError):
-            return pathlib.Path(value).read_bytes()
-        return None
-    return bytes(value) if isinstance(value, bytes | bytearray) else None
-
-
-def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each whole number among the values, with its row."""
-    if is_arrow(values) and not pa.types.is_integer(tables.storage(values.type)):
-        return
-    for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
-        if is_whole(value):
-            yield row, value
-
-
-def _picked(values: Any, rows: Sequence[int]) -> Any:
-    return (
-        values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-    )
-
-
-def _is_null(values: Any, row: int) -> bool:
-    return isinstance(values, list) and values[row] is None
-
-
-def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
-    """Name the refused item in the error."""
-    if error.rows and error.rows[0] < len(rows):
-        error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
-        error._row, error.rows = None, []  # These were row numbers within a part, which mean nothing to the caller.
-        error.hint = error.hint or "pass --on-error skip to leave out such items"

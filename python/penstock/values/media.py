@@ -77,3 +77,20 @@ def pictures(values: Any, mask: bool) -> Prepared:
     """Prepare the values of an image or mask column. In an array, each row is an image."""
     flat = flat_from_arrow(values)
     return flat or ("items", [picture(value, row, mask) for row, value in enumerate(items_of(values))])
+
+
+# The first bytes of image formats. Source: each format's specification; `file(1)` uses the same bytes.
+_BEGINNINGS = (
+    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"\0\0\0\x0cjP  ",
+    b"\0\0\0\x0cJXL ", b"8BPS\0",
+)  # fmt: skip
+
+
+def begins_as_image(head: bytes) -> bool:
+    """Return whether these are the first bytes of an image, even in a format that is not supported.
+
+    >>> begins_as_image(b"GIF89a"), begins_as_image(b"# Read me")
+    (True, False)
+    """
+    boxed = head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")
+    return head.startswith(_BEGINNINGS) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP") or boxed

@@ -18,16 +18,16 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.json_text import Json
 from penstock.columns.keypoints import Keypoints
-from penstock.columns.label import Label
+from penstock.columns.label import Label, Labels
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, UnsupportedError
 from penstock.frameworks.arrow import COLUMN
-from penstock.importers.images import begins_as_image
-from penstock.importers.source import Refusal
+from penstock.importers.shared.source import Refusal
 from penstock.schema import from_json
 from penstock.values.checks import fail
+from penstock.values.media import begins_as_image
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
     getattr(pa, name)(): name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -178,7 +178,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return array.to_pylist()
     if isinstance(kind, Scalar | Tensor) and kind.dtype in ("complex64", "complex128") and (numbers := _complex(array)) is not None:
         return numbers
-    if isinstance(kind, Tensor | Boxes | Keypoints):
+    if isinstance(kind, Tensor | Boxes | Keypoints | Labels):
         return array  # `prepare` accepts tensors and lists of numbers unchanged.
     if isinstance(array, pa.ExtensionArray):
         array = array.storage

@@ -9,6 +9,7 @@ import fnmatch
 import importlib
 import json
 import math
+import pathlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -59,12 +60,15 @@ def _submitted(pool: ThreadPoolExecutor, task: Callable[[], Result]) -> Future[R
 class Options:
     """Options that all importers share. Importers with more options define a subclass.
 
-    `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name.
+    `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name. `root` is the
+    folder of the files that a manifest names; by default, that of the manifest.
     """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_error: str = "raise"
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    root: pathlib.Path | None = None
+    shuffle_seed: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +121,22 @@ class Refusal:
         return cls(path, "invalid-value", f"cannot append to column `{column}`: {why}")
 
 
+@dataclasses.dataclass
+class Report:
+    """The result of an import: the number of samples in the commit, and every refused item. Together they account for every item offered.
+
+    With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files in a
+    folder that were not offered: files of other kinds, such as README.md, and files not selected by include and exclude. `skipped` counts
+    the samples that the dataset has already, if the import was to leave them out.
+    """
+
+    samples: int
+    refused: list[Refusal]
+    snapshot: str | None
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    skipped: int = 0
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON. Refuses text that would lose information when converted to Python values.
 
@@ -158,7 +178,8 @@ class Chunk:
 class OpenedSource:
     """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
 
-    `left_out` lists files that are of other kinds or were not selected. The consumer of `chunks` must close the generator instead of
+    `left_out` lists files that are of other kinds or were not selected, and `files` those that are read. `root` is the folder
+    of the files that text in image columns names; None means the usual one. The consumer of `chunks` must close the generator instead of
     leaving it to the garbage collector. The collector may run while a thread that the generator waits for is starting.
     """
 
@@ -168,3 +189,5 @@ class OpenedSource:
     unit: str
     done: Callable[[], int]
     left_out: list[str] = dataclasses.field(default_factory=list)
+    files: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    root: pathlib.Path | None = None

@@ -1,0 +1,158 @@
+"""Appends the rows of chunks, and finds the bad ones among them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import _core
+from penstock.columns.category import Category
+from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.mask import Mask
+from penstock.errors import Error, InvalidInputError
+from penstock.importers.shared import tables
+from penstock.importers.shared.chunks import picked
+from penstock.importers.shared.source import Chunk, Refusal
+from penstock.transaction import Transaction
+from penstock.values.checks import is_arrow, is_whole
+from penstock.values.containers import container, items_of
+
+
+def as_error(refusal: Refusal, column: str | None = None) -> Error:
+    error = InvalidInputError(
+        f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave out such items"
+    )
+    error.column = column
+    return error
+
+
+class Appender:
+    """Appends the good rows of chunks. Finds the bad rows by appending smaller and smaller parts."""
+
+    def __init__(
+        self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
+    ) -> None:
+        self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
+
+    def append(self, chunk: Chunk) -> int:
+        """Append a chunk and return the number of samples appended."""
+        columns = {name: container(values) for name, values in chunk.columns.items()}
+        bad: dict[str, set[int]] = {}
+        for row, column, refusal in self._problems(columns, chunk):
+            if self.on_error == "raise":
+                raise as_error(refusal, column)
+            self.refused.append(refusal)
+            bad.setdefault(column, set()).add(row)
+        if self.on_error == "null":
+            for column, nulls in bad.items():
+                columns[column] = [None if row in nulls else value for row, value in enumerate(items_of(columns[column]))]
+            return self._part(columns, range(chunk.rows), chunk)
+        left_out = set().union(*bad.values())
+        return self._part(columns, [row for row in range(chunk.rows) if row not in left_out] if left_out else range(chunk.rows), chunk)
+
+    def _problems(self, columns: dict[str, Any], chunk: Chunk) -> list[tuple[int, str, Refusal]]:
+        """Collect the values that the source refused, numbers in category columns, and media that cannot be decoded.
+
+        Returns one reason per row, or one per value with `on_error="null"`. Reads each media file once and stores
+        its bytes in `columns`.
+        """
+        each = self.on_error == "null"  # If true, every bad value is reported; otherwise, one reason per row is enough.
+        found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
+        for name, values in list(columns.items()):
+            kind = self.kinds[name]
+            for row, number in _numbers(values) if isinstance(kind, Category) else ():
+                refusal = Refusal.of_value(chunk.name(row), name, f"the value is {number}, expected a word: codes differ between datasets")
+                found.setdefault((row, name if each else ""), (row, name, refusal))
+            if not isinstance(kind, Image | Mask) or is_arrow(values):
+                continue
+            bodies = [_body(value) for value in values]
+            if any(body is not None for body in bodies):
+                columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
+                errors = _core.check_media(bodies, isinstance(kind, Mask), self.validate)
+                for row, error in enumerate(errors):
+                    if error is not None:
+                        found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), error.code, error.message)))
+        if each:
+            known = {(row, column) for row, column, _ in chunk.problems}
+            return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in known)]
+        return sorted(found.values(), key=lambda entry: entry[0])
+
+    def _part(self, columns: Mapping[str, Any], rows: Sequence[int], chunk: Chunk) -> int:
+        if not rows:
+            return 0
+        part = columns if len(rows) == chunk.rows else {name: picked(values, rows) for name, values in columns.items()}
+        try:
+            self._append(part, len(rows))
+            return len(rows)
+        except Error as error:
+            if error.code in _NO_FAULT_OF_A_ROW:
+                raise
+            if self.on_error == "raise":
+                _name(error, chunk, rows)
+                raise
+            if len(rows) > 1:
+                middle = len(rows) // 2
+                return self._part(columns, rows[:middle], chunk) + self._part(columns, rows[middle:], chunk)
+            return self._row(part, chunk.name(rows[0]), error)
+
+    def _append(self, columns: Mapping[str, Any], rows: int) -> None:
+        # `_problems` has checked all media except Arrow arrays, which the transaction checks.
+        left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
+        self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
+
+    def _row(self, values: Mapping[str, Any], name: str, error: Error) -> int:
+        """Refuse a row, or replace its bad values with nulls. Returns the number of samples appended."""
+        while True:
+            self.refused.append(Refusal(name, error.code, error.reason))
+            column = error.column
+            # Replacing a refused null with a null would loop forever.
+            if self.on_error != "null" or column is None or column not in values or _is_null(values[column], 0):
+                return 0
+            values = {**values, column: [None]}
+            try:
+                self._append(values, 1)
+                return 1
+            except Error as again:
+                if again.code in _NO_FAULT_OF_A_ROW:
+                    raise
+                error = again
+
+
+# Errors that every row would raise, such as failing storage or a closed transaction.
+_NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-denied", "transaction-closed", "internal", "column-not-found")
+
+
+def _body(value: Any) -> bytes | None:
+    """Return encoded media to check before appending, or None. Also returns None for an unreadable file, which is refused later."""
+    if isinstance(value, os.PathLike):
+        with contextlib.suppress(OSError):
+            return pathlib.Path(value).read_bytes()
+        return None
+    return bytes(value) if isinstance(value, bytes | bytearray) else None
+
+
+def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
+    """Yield each whole number among the values, with its row."""
+    if is_arrow(values) and not pa.types.is_integer(tables.storage(values.type)):
+        return
+    for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
+        if is_whole(value):
+            yield row, value
+
+
+def _is_null(values: Any, row: int) -> bool:
+    return isinstance(values, list) and values[row] is None
+
+
+def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
+    """Name the refused item in the error."""
+    if error.rows and error.rows[0] < len(rows):
+        error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
+        error._row, error.rows = None, []  # These were row numbers within a part, which mean nothing to the caller.
+        error.hint = error.hint or "pass --on-error skip to leave out such items"

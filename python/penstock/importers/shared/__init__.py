@@ -1,0 +1,1 @@
+"""What the importers share: options, chunks of rows, Arrow types and encodings."""

@@ -1,0 +1,177 @@
+"""Changes what a source yields: reads the files that columns name, leaves out samples, or stops early."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from penstock.importers.shared import tables
+from penstock.importers.shared.source import Chunk, Refusal, Report
+from penstock.values.checks import is_arrow, is_utf8
+
+# Limits for a chunk of files, which is held in memory. The last file in a chunk may push the chunk over the byte limit.
+FILES_AT_ONCE = 256
+CHUNK_BYTES = 16 << 20
+# Photographs are smaller than this, and each file must fit in memory.
+LARGEST_FILE_BYTES = 1 << 30
+
+
+def picked(values: Any, rows: Sequence[int]) -> Any:
+    """Return the values of some rows."""
+    return (
+        values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+    )
+
+
+def part_of(chunk: Chunk, rows: Sequence[int]) -> Chunk:
+    """Return some rows of a chunk. What the source refused goes with the first row, or with none."""
+    place = {row: at for at, row in enumerate(rows)}
+    return Chunk(
+        {name: picked(values, rows) for name, values in chunk.columns.items()},
+        len(rows),
+        lambda row: chunk.name(rows[row]),
+        chunk.refused if 0 in place or not chunk.rows else (),
+        [(place[row], column, refusal) for row, column, refusal in chunk.problems if row in place],
+    )
+
+
+def limited(chunks: Iterable[Chunk], limit: int) -> Generator[Chunk, None, None]:
+    """Yield chunks until `limit` rows have been offered."""
+    left = limit
+    for chunk in chunks:
+        if left <= 0:
+            return
+        yield chunk if chunk.rows <= left else part_of(chunk, range(left))
+        left -= chunk.rows
+
+
+class Known:
+    """The values of a text column of a dataset. Holds 8 bytes per value: two different texts are taken for equal once in 10^19 pairs."""
+
+    def __init__(self, texts: Iterable[Any]) -> None:
+        self._hashes = np.sort(np.fromiter((hash(text) for text in texts if text is not None), np.int64))
+
+    def __contains__(self, text: object) -> bool:
+        place = int(np.searchsorted(self._hashes, hash(text)))
+        return place < len(self._hashes) and int(self._hashes[place]) == hash(text)
+
+
+def without(chunks: Iterable[Chunk], column: str, known: Known, report: Report) -> Generator[Chunk, None, None]:
+    """Leave out the rows whose value in a column is known, and count them in the report."""
+    for chunk in chunks:
+        values = _listed(chunk.columns.get(column, [None] * chunk.rows))
+        rows = [row for row, value in enumerate(values) if value not in known]
+        report.skipped += chunk.rows - len(rows)
+        if len(rows) == chunk.rows:
+            yield chunk
+        else:
+            part = part_of(chunk, rows)
+            part.refused = chunk.refused
+            yield part
+
+
+def with_files(
+    chunks: Iterable[Chunk], kinds: Collection[str], always: Collection[str], folder: pathlib.Path
+) -> Generator[Chunk, None, None]:
+    """Read the files that text in the columns `kinds` and `always` names. Chunks are divided by the sizes of the files.
+
+    In the columns `always`, bytes are names as well. A file that cannot be read is a problem of its row.
+    """
+    for chunk in chunks:
+        named = {name: _names(chunk.columns[name], name in always) for name in (*kinds, *always) if name in chunk.columns}
+        named = {name: values for name, values in named.items() if any(isinstance(value, str) for value in values)}
+        if not named:
+            yield chunk
+            continue
+        files = {name: [_file(folder, value) for value in values] for name, values in named.items()}
+        for rows in _groups(files, chunk.rows):
+            part = part_of(chunk, rows)
+            problems = list(part.problems)
+            for name, values in named.items():
+                read = partial(_read, part.name, name, problems)
+                part.columns[name] = [read(at, values[row], files[name][row]) for at, row in enumerate(rows)]
+            part.problems = sorted(problems, key=lambda problem: problem[0])
+            yield part
+
+
+def _listed(values: Any) -> Any:
+    return values.to_pylist() if is_arrow(values) else values
+
+
+def _names(values: Any, always: bool) -> list[Any]:
+    """Return the values as a list in which names of files are text. Returns an empty list if there are none."""
+    if is_arrow(values):
+        kind = tables.storage(values.type)
+        if always and not tables.is_text(kind):
+            values = compute.cast(values, pa.large_string())
+        elif not tables.is_text(kind) and not pa.types.is_dictionary(kind):
+            return []
+        return list(values.to_pylist())
+    return [value.decode(errors="replace") if always and isinstance(value, bytes) else value for value in values]
+
+
+def _file(folder: pathlib.Path, value: Any) -> pathlib.Path | None:
+    return folder / value if isinstance(value, str) and value and "://" not in value and "\0" not in value else None
+
+
+def _groups(files: Mapping[str, list[pathlib.Path | None]], rows: int) -> Iterator[range]:
+    """Divide rows into groups whose files fit in memory."""
+    begin, held = 0, 0
+    for row in range(rows):
+        held += sum(size_of(file) for each in files.values() if (file := each[row]) is not None)
+        if row + 1 - begin >= FILES_AT_ONCE or held >= CHUNK_BYTES:
+            yield range(begin, row + 1)
+            begin, held = row + 1, 0
+    if begin < rows:
+        yield range(begin, rows)
+
+
+def size_of(file: pathlib.Path) -> int:
+    """Return the size of a file in bytes, or 0 if it cannot be read."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(
+    name_of: Callable[[int], str], column: str, problems: list[tuple[int, str, Refusal]], row: int, value: Any, file: pathlib.Path | None
+) -> Any:
+    """Return the contents of a file, or None with a problem. Values that are not names are returned unchanged."""
+    if not isinstance(value, str):
+        return value
+    if not value:
+        return None
+    problem = Refusal("", "invalid-value", f"`{value[:200]}` is not a path of a local file") if file is None else problem_of(value, file)
+    if problem is None and file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            problem = Refusal("", "source-not-found", str(error))
+    if problem is not None:
+        problems.append((row, column, Refusal(name_of(row), problem.code, f"cannot read column `{column}`: {problem.message}")))
+    return None
+
+
+def problem_of(name: str, file: pathlib.Path) -> Refusal | None:
+    """Return why a file cannot be a sample, or None."""
+    if not is_utf8(name):
+        return Refusal(name.encode("utf-8", "backslashreplace").decode(), "invalid-value", "the file name is not UTF-8")
+    try:
+        status = file.stat()
+        if not os.access(file, os.R_OK):
+            return Refusal(name, "permission-denied", "the file cannot be read")
+    except OSError as error:
+        return Refusal(name, "source-not-found", str(error))
+    if not file.is_file():
+        return Refusal(name, "invalid-value", "it is not a regular file")
+    if status.st_size > LARGEST_FILE_BYTES:
+        return Refusal(name, "media-too-large", f"the file has {status.st_size} bytes, expected at most {LARGEST_FILE_BYTES}")
+    return None
