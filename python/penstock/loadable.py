@@ -47,7 +47,7 @@ class Loadable:
         Pass `batch_size` per rank, or `global_batch_size`. `shuffle`: True (a full permutation), False, `ps.Window` or `ps.Replacement`.
         `seed`: for the order and for random transforms. `columns` may include `_row_id`, `_position`, `_step`, `_valid` and `_source`.
         `outputs`: {result: column}, for example to return one column twice. `transform`: a list of `penstock.transforms`, then
-        functions `fn(sample, rng)`, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
+        functions of `(sample)` or `(sample, rng)` or transforms of torchvision, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
         `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default, those of torch.distributed or torchrun.
         `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`:
         {column: replacement value, or "mask" to add a column that marks the nulls}.

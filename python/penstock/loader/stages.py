@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
-from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Transform
+from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Torchvision, Transform
 from penstock.values.dtypes import filler
 from penstock.views.view import Batch, View
 
@@ -77,7 +79,7 @@ class Stages:
             rng = np.random.Generator(np.random.Philox(key=[seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
             for fn in self.per_sample:
                 with Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
-                    sample = fn(sample, rng)
+                    sample = fn(sample, rng) if takes_rng(fn) else fn(sample)
                 if not isinstance(sample, dict):
                     raise InvalidInputError(
                         f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
@@ -113,10 +115,14 @@ def stages_of(
         elif callable(stage):
             if batches:
                 raise InvalidInputError(f"{stage!r} comes after a per-batch function", code="invalid-argument", hint="put T.PerBatch last")
-            samples.append(stage)
+            fn = Torchvision(stage) if type(stage).__module__.startswith("torchvision.") else stage
+            samples.append(fn.bound(outputs, view.schema) if isinstance(fn, Torchvision) else fn)
+            takes_rng(stage)  # Refuses functions with other parameters.
         else:
             raise InvalidInputError(
-                f"{stage!r} is not a transform", code="invalid-argument", hint="see penstock.transforms, or pass fn(sample, rng)"
+                f"{stage!r} is not a transform",
+                code="invalid-argument",
+                hint="see penstock.transforms, or pass a function of (sample) or (sample, rng)",
             )
     given = set(outputs)
     for stage in batches:
@@ -307,6 +313,39 @@ def has_nulls(name: str, count: int) -> InvalidInputError:
     )  # fmt: skip
     error.column = name
     return error
+
+
+@functools.lru_cache(maxsize=256)
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Return whether a per-sample function takes `(sample, rng)` rather than `(sample)`.
+
+    A second parameter with a default value is not one for `rng`, unless that is its name.
+
+    >>> takes_rng(lambda sample, rng: sample), takes_rng(lambda sample: sample), takes_rng(lambda sample, size=3: sample)
+    (True, False, False)
+    """
+    try:
+        found = inspect.signature(fn)
+    except (ValueError, TypeError):  # A function in C without a signature.
+        return False
+    places = [parameter for parameter in found.parameters.values() if parameter.kind in _POSITIONAL]
+    second = places[1] if len(places) > 1 else None
+    for arguments in ((None, None), (None,)):
+        optional = second is not None and second.default is not inspect.Parameter.empty and second.name != "rng"
+        try:
+            found.bind(*arguments)
+        except TypeError:
+            continue
+        if len(arguments) == 1 or not optional:
+            return len(arguments) == 2
+    raise InvalidInputError(
+        f"{fn!r} takes {found}, expected a function of (sample) or (sample, rng)",
+        code="invalid-argument",
+        hint="bind the other parameters: functools.partial(fn, size=3)",
+    )
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def function_name(fn: Any) -> str:

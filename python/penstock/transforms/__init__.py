@@ -1,0 +1,40 @@
+"""Transforms that the core applies, with the names, defaults and units of torchvision v2. Pass them to `loader(transform=[…])`.
+
+Each transform applies to the results named in `on` (default: the only image). A transform's random numbers are drawn once per sample, so
+boxes, masks and keypoints follow the image. Images have the mode set by `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
+Normalize is applied. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Functions of `(sample)` or `(sample, rng)`,
+and transforms of torchvision v2, come after these transforms, and `PerBatch(fn)` and `Tokenize` come last.
+
+>>> import numpy as np, penstock as ps
+>>> from penstock import transforms as T
+>>> ds = ps.create("memory://transforms", {"image": ps.Image(), "boxes": ps.Boxes(of="image")})
+>>> receipt = ds.append({"image": [np.zeros((60, 80, 3), np.uint8)] * 4, "boxes": [[[10, 10, 30, 40]]] * 4})
+>>> loader = ds.loader(batch_size=2, transform=[T.Resize((30, 40), on=("image", "boxes")), T.Normalize([0.5], [0.5], on="image")])
+>>> batch = next(iter(loader))
+>>> batch["image"].shape, str(batch["image"].dtype), batch["boxes"][0].tolist()
+((2, 30, 40, 3), 'float32', [[5.0, 5.0, 15.0, 20.0]])
+"""
+
+from penstock.transforms.base import Transform
+from penstock.transforms.batch import PerBatch, Tokenize
+from penstock.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
+from penstock.transforms.of_torchvision import Torchvision
+from penstock.transforms.values import Normalize, SanitizeBoundingBoxes, ToDtype, TokenChunks
+
+__all__ = [
+    "CenterCrop",
+    "Normalize",
+    "Pad",
+    "PerBatch",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "SanitizeBoundingBoxes",
+    "ToDtype",
+    "TokenChunks",
+    "Tokenize",
+    "Torchvision",
+    "Transform",
+]

@@ -1,0 +1,117 @@
+"""Runs transforms of torchvision v2 on the samples of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.columns.boxes import Boxes
+from penstock.columns.column_type import ColumnType
+from penstock.columns.keypoints import Keypoints
+from penstock.errors import InvalidInputError
+from penstock.transforms.base import On
+
+
+class Torchvision:
+    """Apply a transform of torchvision to columns of each sample. In `transform=[…]`, such transforms can also be listed as they are.
+
+    `on`: by default, the only image, and the boxes, masks and keypoints `of` it. Images are (H, W, C) before and after, and the transform
+    gets `tv_tensors`. Its random numbers depend on the seed, the epoch and the sample only. Cost: runs in Python, in one thread; the
+    transforms of this module run in the core, on all threads.
+
+    >>> import numpy as np, penstock as ps
+    >>> from penstock import transforms as T
+    >>> from torchvision.transforms import v2
+    >>> ds = ps.create("memory://torchvision", {"image": ps.Image(), "boxes": ps.Boxes(of="image")})
+    >>> receipt = ds.append({"image": [np.zeros((60, 80, 3), np.uint8)], "boxes": [[[10, 10, 30, 40]]]})
+    >>> [batch] = ds.loader(batch_size=1, transform=[v2.RandomHorizontalFlip(p=1.0)])
+    >>> batch["image"].shape, batch["boxes"][0].tolist()
+    ((1, 60, 80, 3), [[50.0, 10.0, 70.0, 40.0]])
+    """
+
+    def __init__(self, transform: Callable[..., Any], on: On = None) -> None:
+        self.fn, self.on = transform, on
+        self._kinds: dict[str, ColumnType] = {}
+
+    def __repr__(self) -> str:
+        return f"Torchvision({' '.join(repr(self.fn).split())})"
+
+    def bound(self, outputs: Mapping[str, str], schema: Mapping[str, ColumnType]) -> Torchvision:
+        """Return the same transform for the results of a loader."""
+        kinds = {name: schema[column] for name, column in outputs.items() if column in schema}
+        images = [name for name, kind in kinds.items() if kind.type == "image"]
+        if self.on is None:
+            if len(images) != 1:
+                raise InvalidInputError(
+                    f"{self!r} needs on=: there are {len(images)} images, expected one",
+                    code="invalid-argument",
+                    hint='write T.Torchvision(transform, on=("image", "boxes"))',
+                )
+            names = [*images, *(name for name, kind in kinds.items() if getattr(kind, "of", None) == outputs[images[0]])]
+        else:
+            names = [self.on] if isinstance(self.on, str) else list(self.on)
+        if unknown := [name for name in names if name not in kinds]:
+            raise InvalidInputError(
+                f"{self!r} applies to `{unknown[0]}`, which the loader does not return",
+                code="invalid-argument",
+                hint=f"the loader returns {', '.join(outputs)}",
+            )
+        made = Torchvision(self.fn, names)
+        # The image comes first, because boxes need its size.
+        made._kinds = {name: kinds[name] for name in sorted(names, key=lambda name: kinds[name].type != "image")}
+        return made
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        import torch
+
+        given: dict[str, Any] = {}
+        size: tuple[int, int] | None = None
+        for name, kind in self._kinds.items():
+            if sample[name] is not None:
+                given[name] = _to_torch(sample[name], kind, size)
+                size = sample[name].shape[:2] if kind.type in ("image", "mask") else size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.integers(2**63)))
+            found = self.fn(given)
+        return {**sample, **{name: _from_torch(value, self._kinds.get(name)) for name, value in found.items()}}
+
+
+def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None) -> Any:
+    """Convert a value of a sample to what torchvision calls it. `size` is that of the image."""
+    import torch
+    from torchvision import tv_tensors
+
+    if not isinstance(value, np.ndarray | np.generic) or kind.type not in (
+        "image",
+        "mask",
+        "boxes",
+        "keypoints",
+        "tensor",
+        "label",
+        "labels",
+    ):
+        return value
+    tensor = torch.from_numpy(np.array(value))
+    if kind.type == "image":
+        return tv_tensors.Image(tensor.permute(2, 0, 1))
+    if kind.type == "mask":
+        return tv_tensors.Mask(tensor)
+    if kind.type in ("boxes", "keypoints") and size is None:
+        raise InvalidInputError(
+            f"{kind.type} need their image: name both in on=", code="invalid-argument", hint='write on=("image", "boxes")'
+        )
+    if isinstance(kind, Boxes):
+        return tv_tensors.BoundingBoxes(tensor, format=kind.format.upper(), canvas_size=size)
+    if isinstance(kind, Keypoints) and kind.dimensions == 2:
+        return tv_tensors.KeyPoints(tensor, canvas_size=size)
+    return tensor
+
+
+def _from_torch(value: Any, kind: ColumnType | None) -> Any:
+    if not hasattr(value, "detach"):
+        return value
+    array = value.detach().numpy()
+    is_picture = kind is not None and kind.type == "image" and array.ndim == 3
+    return np.ascontiguousarray(array.transpose(1, 2, 0) if is_picture else array)
