@@ -114,7 +114,9 @@ def test_torchvision_gets_tensors_of_its_own_kinds(ds):
 
 
 def test_a_recipe_of_torchvision_is_the_same_at_any_step(ds):
-    recipe = v2.Compose([v2.RandomResizedCrop(16), v2.ColorJitter(0.4, 0.4, 0.4), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
+    recipe = v2.Compose(
+        [v2.RandomResizedCrop(16), v2.ColorJitter(0.4, 0.4, 0.4), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
+    )
     make = lambda **options: ds.loader(batch_size=2, columns=["image", "n"], transform=[recipe], shuffle=True, seed=3, **options)  # noqa: E731
     torch.manual_seed(1)
     before = torch.rand(1)
@@ -140,7 +142,7 @@ def test_torchvision_says_what_it_needs(ds):
         ds.loader(batch_size=2, transform=[T.Torchvision(v2.RandomHorizontalFlip(), on=("image", "none"))])
     with pytest.raises(ps.InvalidInputError, match="boxes need their image"):
         next(iter(ds.loader(batch_size=2, transform=[T.Torchvision(v2.RandomHorizontalFlip(), on="boxes")])))
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:
         next(iter(ds.loader(batch_size=2, transform=[v2.RandomCrop(99)])))
     assert any("RandomCrop" in note and "sample 0" in note for note in caught.value.__notes__)
 

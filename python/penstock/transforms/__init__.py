@@ -17,16 +17,22 @@ and transforms of torchvision v2, come after these transforms, and `PerBatch(fn)
 
 from penstock.transforms.base import Transform
 from penstock.transforms.batch import PerBatch, Tokenize
+from penstock.transforms.colour import ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale
 from penstock.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
 from penstock.transforms.of_torchvision import Torchvision
 from penstock.transforms.values import Normalize, SanitizeBoundingBoxes, ToDtype, TokenChunks
 
 __all__ = [
     "CenterCrop",
+    "ColorJitter",
+    "GaussianBlur",
+    "Grayscale",
     "Normalize",
     "Pad",
     "PerBatch",
     "RandomCrop",
+    "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomVerticalFlip",

@@ -57,6 +57,11 @@ impl Cut {
         self.mirrored[dimension] = !self.mirrored[dimension];
     }
 
+    /// Return whether the cut is the array as it is.
+    pub fn is_whole(&self) -> bool {
+        !(0..self.rank).any(|dimension| self.changed(dimension))
+    }
+
     /// Return whether the box differs from the whole array.
     pub fn is_narrowed(&self) -> bool {
         (0..self.rank).any(|dimension| self.origin[dimension] != 0 || self.size[dimension] != self.shape[dimension])

@@ -12,6 +12,7 @@ use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
 use crate::batch::Loose;
+use crate::transform::colour::{Erased, erase};
 
 /// A value that transforms are applied to.
 pub enum Cell<'a> {
@@ -42,6 +43,8 @@ pub struct CutArray<'a> {
     pub data: Cow<'a, [u8]>,
     pub dtype: Dtype,
     pub cut: Cut,
+    /// Boxes to erase after the conversion.
+    pub erased: Vec<Erased>,
 }
 
 impl<'a> Image<'a> {
@@ -91,7 +94,7 @@ impl<'a> Image<'a> {
 
 impl<'a> CutArray<'a> {
     pub fn new(data: Cow<'a, [u8]>, dtype: Dtype, shape: &[usize]) -> CutArray<'a> {
-        CutArray { data, dtype, cut: Cut::whole(shape) }
+        CutArray { data, dtype, cut: Cut::whole(shape), erased: Vec::new() }
     }
 
     pub fn materialised(&self) -> Result<Vec<u8>> {
@@ -120,7 +123,10 @@ impl Cell<'_> {
                 let text = format!("its values are {}, expected {}", array.dtype.name(), dtype.name());
                 Err(Error::new("invalid-value", text).hint("add ToDtype"))
             }
-            Cell::Array(array) => cut::cut(&array.data, array.dtype, &array.cut, convert, out),
+            Cell::Array(array) => {
+                cut::cut(&array.data, array.dtype, &array.cut, convert, out)?;
+                erase(out, shape, dtype, &array.erased)
+            }
             _ => Err(Error::new("internal", "only images and arrays can be written to a batch array")),
         }
     }
@@ -139,6 +145,7 @@ impl Cell<'_> {
                 let to = convert.map_or(array.dtype, |convert| convert.to);
                 let mut out = vec![0; array.cut.elements() * to.size()];
                 cut::cut(&array.data, array.dtype, &array.cut, convert, &mut out)?;
+                erase(&mut out, array.cut.size(), to, &array.erased)?;
                 (out, to, array.cut.size().iter().map(|size| *size as u64).collect())
             }
             Cell::Boxes(rows) => {

@@ -1,6 +1,7 @@
 //! Sample transforms: cells and their motions, operations, and the pipeline that applies them.
 
 pub mod cell;
+mod colour;
 pub mod motion;
 pub mod operation;
 pub mod output;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::order::random::Draws;
 use crate::transform::cell::Cell;
+use crate::transform::colour;
 use crate::transform::motion::{Motion, moved, sanitise};
 
 /// A transform, and the results to which it is applied jointly.
@@ -77,6 +78,31 @@ pub enum Operation {
         pad: f64,
         random: bool,
     },
+    /// Ranges of the factors. Hue is a part of the colour circle.
+    ColorJitter {
+        brightness: Option<[f64; 2]>,
+        contrast: Option<[f64; 2]>,
+        saturation: Option<[f64; 2]>,
+        hue: Option<[f64; 2]>,
+    },
+    Grayscale {
+        channels: usize,
+        p: f64,
+    },
+    /// `kernel` contains the width and the height.
+    GaussianBlur {
+        kernel: [usize; 2],
+        sigma: [f64; 2],
+    },
+    /// `converted` is true after ToDtype or Normalize. The values are then those of the result.
+    RandomErasing {
+        p: f64,
+        scale: [f64; 2],
+        ratio: [f64; 2],
+        value: Vec<f32>,
+        #[serde(default)]
+        converted: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -115,6 +141,10 @@ impl Operation {
             Operation::ToDtype { .. } => "ToDtype",
             Operation::SanitizeBoundingBoxes { .. } => "SanitizeBoundingBoxes",
             Operation::TokenChunks { .. } => "TokenChunks",
+            Operation::ColorJitter { .. } => "ColorJitter",
+            Operation::Grayscale { .. } => "Grayscale",
+            Operation::GaussianBlur { .. } => "GaussianBlur",
+            Operation::RandomErasing { .. } => "RandomErasing",
         }
     }
 }
@@ -123,6 +153,9 @@ impl Operation {
 pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
         return sanitise(cells, on, *min_size, *min_area);
+    }
+    if colour::is_colour(operation) {
+        return colour::apply(operation, cells, on, draws);
     }
     let lead = on.iter().find_map(|at| size_of(&cells[*at]));
     let Some(size) = lead else {
@@ -217,7 +250,7 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
             let begin = if *random { draws.below(spare + 1) } else { 0 };
             vec![Motion::Crop { boxes: vec![(begin as i64, *length)], fill: *pad }]
         }
-        Operation::Normalize { .. } | Operation::ToDtype { .. } | Operation::SanitizeBoundingBoxes { .. } => vec![],
+        _ => vec![],
     })
 }
 

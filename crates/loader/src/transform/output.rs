@@ -12,6 +12,7 @@ use penstock_tensor::{Dtype, Shape};
 
 use crate::source::view::value_type;
 use crate::transform::cell::{self, Cell, CutArray, Image};
+use crate::transform::colour::is_colour;
 use crate::transform::operation::{Operation, padded_size, padding_of};
 
 /// One output column of a batch.
@@ -98,6 +99,11 @@ impl Output {
         matches!(self.role, Role::Image { .. })
     }
 
+    /// Return whether colour transforms change the result: an image, or a tensor with the shape of one.
+    fn is_picture(&self) -> bool {
+        self.shape.len() == 3 && matches!(self.role, Role::Image { .. } | Role::Tensor)
+    }
+
     /// Return whether values of different shapes become a list of arrays instead of one ragged array.
     pub fn is_listed(&self) -> bool {
         matches!(self.role, Role::Image { .. } | Role::Mask)
@@ -152,6 +158,7 @@ impl Output {
                 }
                 self.dtype = to;
             }
+            Operation::RandomErasing { .. } => {}
             _ if self.convert.is_some() && spatial => return misfit("it must come before ToDtype and Normalize"),
             Operation::Resize { size, .. } if spatial => {
                 let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
@@ -165,6 +172,7 @@ impl Output {
                 }
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }
+            Operation::Grayscale { channels, .. } if self.is_picture() => self.shape[2] = Some(*channels),
             Operation::RandomResizedCrop { size, .. } if spatial => (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1])),
             Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
             Operation::Pad { padding, .. } if spatial => {
@@ -260,12 +268,47 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
         {
             return wrong(format!("mean={mean:?}, std={std:?}, expected at least one number each, and finite std other than 0"));
         }
+        Operation::ColorJitter { brightness, contrast, saturation, hue } => {
+            let ranges = [(brightness, f64::INFINITY), (contrast, f64::INFINITY), (saturation, f64::INFINITY), (hue, 0.5)];
+            for (range, most) in ranges {
+                let least = if most == 0.5 { -0.5 } else { 0.0 };
+                if range.is_some_and(|[low, high]| !(least <= low && low <= high && high <= most && high.is_finite())) {
+                    return wrong(format!("the range {range:?} is not within {least} to {most}"));
+                }
+            }
+        }
+        Operation::Grayscale { p, .. } => chance(*p)?,
+        Operation::GaussianBlur { kernel, sigma } => {
+            let odd = kernel.iter().all(|size| size % 2 == 1);
+            if !odd || sigma[0] <= 0.0 || sigma[0] > sigma[1] || !sigma[1].is_finite() {
+                return wrong(format!("kernel={kernel:?}, sigma={sigma:?}, expected odd sizes, and 0 < low <= high"));
+            }
+        }
+        Operation::RandomErasing { p, scale, ratio, .. } => {
+            chance(*p)?;
+            if !(0.0 <= scale[0] && scale[0] <= scale[1] && scale[1] <= 1.0 && 0.0 < ratio[0] && ratio[0] <= ratio[1]) {
+                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) from 0 to 1, and above 0"));
+            }
+        }
         Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
         _ => {}
     }
     for output in on.iter().map(|at| &outputs[*at]) {
         let fits = match (operation, &output.role) {
             (_, Role::Other) => false,
+            (operation, Role::Image { .. } | Role::Tensor) if is_colour(operation) => {
+                let channels = output.shape.get(2).copied().flatten();
+                let fits = match operation {
+                    Operation::RandomErasing { value, .. } => channels.is_some_and(|channels| [1, channels].contains(&value.len())),
+                    _ => matches!(channels, Some(1 | 3)),
+                };
+                if !(fits && output.shape.len() == 3 && output.stored == Dtype::Uint8) {
+                    let text = format!("{name} does not fit `{}`: it needs images of 8 bits with 1 or 3 channels", output.name);
+                    return Err(Error::new("invalid-argument", text)
+                        .hint("declare the column as ps.Image(), or as a uint8 tensor (height, width, 3)"));
+                }
+                true
+            }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
                 let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
                 return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));

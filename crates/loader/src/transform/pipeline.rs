@@ -9,6 +9,7 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
+use crate::transform::colour::copies;
 use crate::transform::operation::{self, Operation, Transform};
 use crate::transform::output::{Input, MediaForm, Output, Role, check};
 
@@ -58,14 +59,18 @@ impl Pipeline {
             if on.is_empty() {
                 return Err(Error::new("invalid-argument", format!("{} has an empty on=", transform.operation.name())));
             }
-            check(&transform.operation, &on, &pipeline.outputs)?;
+            let mut operation = transform.operation.clone();
+            if let Operation::RandomErasing { converted, .. } = &mut operation {
+                *converted = on.iter().any(|at| pipeline.outputs[*at].convert.is_some());
+            }
+            check(&operation, &on, &pipeline.outputs)?;
             for at in &on {
-                pipeline.outputs[*at].transformed(&transform.operation)?;
+                pipeline.outputs[*at].transformed(&operation)?;
                 touched[*at] = true;
                 let (old, new) = (group[*at], group[on[0]]);
                 group.iter_mut().filter(|group| **group == old).for_each(|group| *group = new);
             }
-            ons.push(on);
+            ons.push((operation, on));
         }
         for root in 0..group.len() {
             let outputs: Vec<usize> = (0..group.len()).filter(|at| group[*at] == root).collect();
@@ -75,10 +80,9 @@ impl Pipeline {
                 continue;
             }
             let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
-            let mine = transforms.iter().zip(&ons).enumerate();
+            let mine = ons.iter().enumerate();
             let random = |number: usize| key(&[seed, Purpose::Transform as u64, number as u64]);
-            let mine =
-                mine.filter_map(|(number, (transform, on))| Some((random(number), transform.operation.clone(), inside(on)?))).collect();
+            let mine = mine.filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?))).collect();
             pipeline.groups.push(Group { outputs, transforms: mine });
         }
         pipeline.plain.sort_unstable();
@@ -104,7 +108,8 @@ impl Pipeline {
             let to = operation::size_after(operation, from);
             let (down, across) = (pixels(to.0, from.1), pixels(from.0, to.1));
             let passes = if shallow { down } else { down.max(across) };
-            (to, if operation::resizes(operation) { between.max(passes) } else { between })
+            let own = if operation::resizes(operation) { passes } else { copies(operation) * pixels(to.0, to.1) };
+            (to, between.max(own))
         });
         let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
         // The decoder's output is counted twice, because it may be copied before it reaches its place in the batch.
