@@ -69,7 +69,7 @@ class Transaction(SchemaChanges):
     ) -> None:
         self._dataset = dataset
         self._message, self._author = text_of(message, "message"), text_of(author, "author")
-        self._properties = json_of(properties, "begin a transaction")
+        self._note(properties)
         if isolation not in ("serializable", "snapshot"):
             raise InvalidInputError(f"cannot begin a transaction: isolation={isolation!r}, expected 'serializable' or 'snapshot'")
         if journal is not None and not isinstance(journal, str | os.PathLike):
@@ -383,6 +383,10 @@ class Transaction(SchemaChanges):
         """Abort the transaction and delete the data that it wrote, and its journal."""
         self._core.abort(False)
         self._aborted = True
+
+    def _note(self, properties: Mapping[str, Any] | None) -> None:
+        """Set the properties of the commit."""
+        self._properties = json_of(properties, "begin a transaction")
 
     def __enter__(self) -> Transaction:
         return self

@@ -233,8 +233,8 @@ def test_broken_annotations_are_refused(coco, root, change, says):
     ("text", "says"),
     [
         ("{", "it is not JSON"), ("[1]", "it has no list `images`"), ('{"images": [], "annotations": []}', "it lists no images"),
-        ('{"images": 1, "annotations": []}', "it has no list `images`"), ('{"images": [{}], "annotations": [], "categories": [{"id": 1}]}', "no id or no name"),
-        ('{"images": [{"id": 1, "file_name": "x.png"}], "annotations": []}', "is in none of"),
+        ('{"images": 1, "annotations": []}', "it has no list `images`"), ('{"images": [{}], "annotations": [], "categories": [{"id": 1}]}', "a category has no name"),
+        ('{"images": [{"id": 1, "file_name": "x.png"}], "annotations": []}', "are in none of"),
     ],
 )  # fmt: skip
 def test_other_json_is_refused(tmp_path, root, text, says):

@@ -192,9 +192,11 @@ def test_wrong_parameters_are_refused(make, says):
 
 def test_state_and_ranks_do_not_change_the_colours():
     ds = _dataset(_images(20, 30) * 4)
-    make = lambda **options: ds.loader(
-        global_batch_size=4, transform=[T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomErasing()], shuffle=True, **options
-    )  # noqa: E731
+
+    def make(**options):
+        transform = [T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomErasing()]
+        return ds.loader(global_batch_size=4, transform=transform, shuffle=True, **options)
+
     whole = {int(n): image for batch in make(rank=0, world_size=1) for n, image in zip(batch["n"], batch["image"], strict=True)}
     for rank in range(2):
         for batch in make(rank=rank, world_size=2, threads=1):

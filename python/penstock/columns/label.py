@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from penstock.columns.coded import Coded
 from penstock.errors import InvalidInputError
@@ -25,7 +27,7 @@ class Named(Coded):
     names: Sequence[str]
 
     def __post_init__(self) -> None:
-        if isinstance(self.names, str) or not all(isinstance(name, str) for name in self.names):
+        if isinstance(self.names, str) or not isinstance(self.names, Iterable) or not all(isinstance(name, str) for name in self.names):
             raise InvalidInputError(
                 f"labels are {self.names!r}, expected a list of str",
                 code="invalid-schema",
@@ -137,9 +139,12 @@ def _codes(values: Any, names: Sequence[str]) -> list[Any]:
     place = {name: code for code, name in enumerate(names)}
     found: list[Any] = []
     for row, value in enumerate(arrays_of(values) if is_arrow(values) else container(values)):
-        if isinstance(value, str):
-            raise fail(f"is {value[:80]!r}, expected a list of labels", row, hint=f"write [{value[:80]!r}], or use ps.Label(names)")
-        if is_null(value) or not any(isinstance(label, str) for label in value):
+        if is_null(value):
+            found.append(None)
+            continue
+        if not isinstance(value, list | tuple | np.ndarray) and not hasattr(value, "detach"):
+            raise fail(f"is {value!r:.80}, expected a list of labels", row, hint=f"write [{value!r:.80}], or use ps.Label(names)")
+        if not any(isinstance(label, str) for label in value):
             found.append(value)
             continue
         unknown = next((label for label in value if label not in place), None) if all(isinstance(label, str) for label in value) else 0

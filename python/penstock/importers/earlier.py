@@ -1,15 +1,24 @@
-"""Finds out whether an import ran already, by a digest of its source that is in the properties of its commit."""
+"""Finds out what a dataset has already of a source: the images by their paths, and tables by a digest in the properties of a commit."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.dataset import Dataset
+from penstock.errors import AlreadyExistsError
 from penstock.history.log import Commit
+from penstock.importers.shared.chunks import part_of
+from penstock.importers.shared.source import Chunk, Refusal, Report
+from penstock.values.checks import is_arrow
 
 PROPERTY = "imported"
 # How many commits of a branch are looked at, newest first.
@@ -18,21 +27,25 @@ COMMITS = 1000
 WHOLE_BYTES, PIECE_BYTES, PIECES = 4 << 10, 64 << 10, 256
 # A single file up to this size is read whole.
 LONE_BYTES = PIECES * PIECE_BYTES
+# The column with the paths of images, and how many of them are read at a time.
+PATH, PATHS_AT_ONCE = "path", 1 << 16
+HINT = 'mode="append" (--mode append) imports them again, and "skip-existing" leaves them out'
 
 
-def digest_of(folder: pathlib.Path, files: Sequence[pathlib.Path], options: dict[str, Any]) -> str:
-    """Return a digest of the names and sizes of files, of parts of their contents, and of the options that choose samples.
+def digest_of(folder: pathlib.Path, files: Sequence[pathlib.Path], root: pathlib.Path | None) -> str:
+    """Return a digest of the names and sizes of files, of parts of their contents, and of the folder of the files that they name.
 
     Cost: at most 16 MiB are read, and all files of up to 4 KiB.
     """
-    made = hashlib.blake2b(repr(sorted(options.items())).encode(), digest_size=16)
+    made = hashlib.blake2b(str(root and root.resolve()).encode("utf-8", "surrogateescape"), digest_size=16)
     sizes = [file.stat().st_size if file.exists() else 0 for file in files]
     large = [place for place, size in enumerate(sizes) if size > WHOLE_BYTES]
     some = set(large if len(large) <= PIECES else [large[at * len(large) // PIECES] for at in range(PIECES)])
+    alone = len(files) == 1
     for place, (file, size) in enumerate(zip(files, sizes, strict=True)):
-        name = file.relative_to(folder).as_posix() if len(files) > 1 else ""
+        name = "" if alone else os.path.relpath(file, folder)
         made.update(f"{len(name)} {size} ".encode() + name.encode("utf-8", "surrogateescape"))
-        if size <= WHOLE_BYTES or (len(files) == 1 and size <= LONE_BYTES):
+        if size <= WHOLE_BYTES or (alone and size <= LONE_BYTES):
             made.update(file.read_bytes() if file.is_file() else b"")
         elif place in some:
             count = max(2, PIECES // len(large))
@@ -43,12 +56,20 @@ def digest_of(folder: pathlib.Path, files: Sequence[pathlib.Path], options: dict
     return made.hexdigest()
 
 
-def find(dataset: Dataset, digest: str) -> Commit | None:
-    """Return the newest commit that imported a source with this digest, among the newest 1,000 of the branch. Cost: reads their records.
+@dataclasses.dataclass
+class Earlier:
+    """An earlier import of a source. `whole` says whether the dataset still has all of its rows."""
 
-    Commits that a reset has undone do not count.
+    commit: Commit
+    whole: bool
+
+
+def find(dataset: Dataset, digest: str, limit: int | None) -> Earlier | None:
+    """Return the newest import of a source with this digest, among the newest 1,000 commits of the branch. Cost: reads their records.
+
+    Commits that a reset has undone do not count. An import with another limit is a part.
     """
-    counted = {dataset.snapshot}
+    counted, deleted = {dataset.snapshot}, False
     for commit in itertools.islice(dataset.log(), COMMITS):
         if commit.snapshot not in counted:
             continue
@@ -56,5 +77,70 @@ def find(dataset: Dataset, digest: str) -> Commit | None:
         for entry in commit.transactions:
             noted = entry.properties.get(PROPERTY)
             if isinstance(noted, dict) and noted.get("digest") == digest:
-                return commit
+                enough = noted.get("limit") in (None, limit)
+                return Earlier(commit, enough and not deleted and noted.get("left_out") == 0)
+        deleted = deleted or commit.samples_deleted > 0
     return None
+
+
+class Known:
+    """The paths of a dataset's images. Holds 16 bytes per sample. Cost: reads the column of paths."""
+
+    def __init__(self, dataset: Dataset, image: str | None) -> None:
+        self.dataset, self.image = dataset, image
+        texts = itertools.chain.from_iterable(batch[PATH] for batch in dataset.select_columns([PATH]).batches(PATHS_AT_ONCE))
+        hashes = np.fromiter((hash(text) for text in texts), np.int64, len(dataset))
+        self._order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._order]
+
+    def _places(self, path: str) -> npt.NDArray[np.int64]:
+        low, high = (int(np.searchsorted(self._hashes, hash(path), side)) for side in ("left", "right"))
+        return self._order[low:high]
+
+    def find(self, paths: Sequence[Any], images: Sequence[Any]) -> list[bool | None]:
+        """Return for each path whether the dataset has the image: True, False for another image with this path, or None."""
+        places = [self._places(path) if isinstance(path, str) else np.empty(0, np.int64) for path in paths]
+        found: list[bool | None] = [None] * len(paths)
+        wanted = np.concatenate(places) if places else np.empty(0, np.int64)
+        if not len(wanted):
+            return found
+        columns = [PATH, *([self.image] if self.image else [])]
+        batch = self.dataset.take(wanted, columns=columns, decode=False)
+        rows = np.repeat(np.arange(len(paths)), [len(place) for place in places])
+        for at, row in enumerate(rows.tolist()):
+            if batch[PATH][at] == paths[row]:  # Other paths may have the same hash.
+                same = self.image is None or batch[self.image][at] == images[row]
+                found[row] = bool(found[row] or same)
+        return found
+
+
+def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -> Generator[Chunk, None, None]:
+    """Leave out the images that the dataset has, and count them in the report. Refuses other images with a known path.
+
+    Raises: AlreadyExistsError, unless `skip` is true.
+    """
+    for chunk in chunks:
+        paths = chunk.columns[PATH].to_pylist() if is_arrow(chunk.columns[PATH]) else chunk.columns[PATH]
+        images = [_body(value) for value in chunk.columns.get(known.image or "", [None] * chunk.rows)]
+        found = known.find(paths, images)
+        if not skip and (first := next((path for path, there in zip(paths, found, strict=True) if there is not None), None)) is not None:
+            text = f"cannot import `{first}`: the dataset has an image with this path already"
+            raise AlreadyExistsError(text, code="already-imported", hint=HINT)
+        rows = [row for row, there in enumerate(found) if there is None]
+        report.skipped += sum(there is True for there in found)
+        if len(rows) == chunk.rows:
+            yield chunk
+            continue
+        why = "the dataset has another image with this path; import it with mode append, or under another path"
+        others = [Refusal(chunk.name(row), "already-imported", why) for row, there in enumerate(found) if there is False]
+        part = part_of(chunk, rows)
+        part.refused = [*chunk.refused, *others]
+        yield part
+
+
+def _body(value: Any) -> Any:
+    """Return the contents of an image that is still a file."""
+    try:
+        return pathlib.Path(value).read_bytes() if isinstance(value, os.PathLike) else value
+    except OSError:
+        return None

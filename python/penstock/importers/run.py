@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -15,13 +16,13 @@ from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.mask import Mask
+from penstock.columns.text import Text
 from penstock.dataset import Dataset, create, open
 from penstock.errors import AlreadyExistsError, Error, InvalidInputError, NotFoundError
-from penstock.history.log import Commit
 from penstock.importers import csv, earlier, frames, jsonl, parquet, rows
 from penstock.importers.appender import Appender, as_error
 from penstock.importers.pictures import coco, images, yolo
-from penstock.importers.shared.chunks import Known, limited, with_files, without
+from penstock.importers.shared.chunks import limited, with_files
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Options, Report, TextOptions, checked_patterns
 from penstock.schema import from_json, to_json
 from penstock.values.checks import whole
@@ -66,7 +67,7 @@ def detect(source: pathlib.Path) -> str:
     if source.is_dir():
         if yolo.is_yolo(source):
             return "yolo"
-        if coco.within(source) is not None:
+        if coco.within(source):
             return "coco"
         first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
@@ -115,14 +116,7 @@ def import_data(
     Raises: InvalidInputError (also media-undecodable, for a damaged image), NotFoundError (source-not-found), UnsupportedError
     (unsupported-format), CorruptError (object-malformed, for a damaged file).
     """
-    if on_error not in ("raise", "skip", "null"):
-        raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
-    if validate not in ("header", "decode"):
-        raise InvalidInputError(f"validate={validate!r}, expected header or decode")
-    if mode not in (None, *MODES):
-        raise InvalidInputError(f"mode={mode!r}, expected {', '.join(MODES)} or None")
-    if limit is not None:
-        limit = whole(limit, "limit", 1)
+    limit, shuffle_seed = _checked(on_error, validate, mode, limit, shuffle_seed)
     names = set().union(*(_own_options(format.options) for format in FORMATS.values()))
     if unknown := sorted(set(options) - names):
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(names))}")
@@ -133,30 +127,38 @@ def import_data(
         raise AlreadyExistsError(
             f"cannot create `{destination}`: it is a dataset already", hint="choose another destination, or another mode"
         )
+    if not isinstance(types, Mapping | None):
+        raise InvalidInputError(f"types={types!r}, expected a dict of column names to types", hint='write types={"image": ps.Image()}')
+    if not isinstance(root, str | os.PathLike | None):
+        raise InvalidInputError(f"root={root!r}, expected a folder")
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     defaults = {} if there is None else there.schema
     common = Options(given, on_error, defaults, None if root is None else pathlib.Path(root), shuffle_seed)
     opened, name = _open_source(source, format, common, options)
-    properties, before = _noted(there, source, opened, {"limit": limit, "shuffle_seed": shuffle_seed}, name)
-    if before is not None and mode != "append":
-        if mode == "skip-existing":
-            return Report(0, [], before.snapshot, opened.left_out, skipped=before.samples_added)
-        raise AlreadyExistsError(
-            f"cannot import `{name}`: commit {before.snapshot} ({before.time:%Y-%m-%d %H:%M} UTC) imported the same files already",
-            code="already-imported",
-            hint="--mode append imports them again, and --mode skip-existing leaves them out",
-        )
+    opened.root = opened.root or common.root or _beside(source)
+    kinds = {**opened.schema, **defaults}
+    always = _columns_in(files, kinds)
+    by_path = opened.by_path and there is not None and isinstance(defaults.get(earlier.PATH), Text)
+    note = _note(source, opened, name, any(isinstance(kind, Image | Mask) for kind in kinds.values()) or bool(files))
+    before = earlier.find(there, note["digest"], limit) if note and there is not None and mode != "append" else None
+    if before is not None and not by_path and before.whole and mode == "skip-existing":
+        return Report(0, [], before.commit.snapshot, opened.left_out, skipped=before.commit.samples_added)
+    # Of images, those that are there are found by their paths.
+    if before is not None and (not by_path or (before.whole and mode is None)):
+        raise _imported(name, before)
     missing = _missing(destination)
     dataset, created = _destination(there, destination, opened.schema, f"create dataset to import {name}")
     report = Report(0, [], None, opened.left_out)
     kinds = dataset.schema
-    opened.root = opened.root or common.root or _beside(source)
-    known = there if mode == "skip-existing" else None
+    image = "image" if isinstance(kinds.get("image"), Image | Mask | Bytes) else None
+    known = earlier.Known(dataset, image) if by_path and mode != "append" else None
+    named = [name for name, kind in kinds.items() if isinstance(kind, Image | Mask)]
+    read = functools.partial(with_files, kinds=named, always=always, folder=opened.root)
     with (
         _undo(dataset, created, missing),
         contextlib.closing(opened.chunks),
-        contextlib.closing(_offered(opened, known, kinds, limit, files, report)) as chunks,
-        dataset.transaction(message or f"import {name}", properties=properties) as transaction,
+        contextlib.closing(_offered(opened.chunks, read, known, mode == "skip-existing", limit, report)) as chunks,
+        dataset.transaction(message or f"import {name}") as transaction,
     ):
         appender = Appender(transaction, kinds, validate, on_error, report.refused)
         for chunk in chunks:
@@ -166,43 +168,63 @@ def import_data(
             report.samples += appender.append(chunk)
             if progress:
                 progress(opened.done(), opened.total if limit is None or opened.total is None else min(limit, opened.total), opened.unit)
+        if known is not None and not report.samples:
+            transaction.abort()  # There is nothing to commit.
+            report.snapshot = dataset.snapshot
+            return report
+        if note:
+            transaction._note({earlier.PROPERTY: {**note, "limit": limit, "left_out": len(report.refused)}})
     report.snapshot = transaction.receipt.snapshot
     return report
 
 
 MODES = ("append", "skip-existing", "create")
-# The column with the paths of images, and how many of them are read at a time.
-PATH, PATHS_AT_ONCE = "path", 1 << 16
+
+
+def _checked(on_error: str, validate: str, mode: str | None, limit: int | None, seed: int | None) -> tuple[int | None, int | None]:
+    """Check options, and return the limit and the seed."""
+    if on_error not in ("raise", "skip", "null"):
+        raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
+    if validate not in ("header", "decode"):
+        raise InvalidInputError(f"validate={validate!r}, expected header or decode")
+    if mode not in (None, *MODES):
+        raise InvalidInputError(f"mode={mode!r}, expected {', '.join(MODES)} or None")
+    if limit is not None:
+        limit = whole(limit, "limit", 1)
+    return limit, None if seed is None else whole(seed, "shuffle_seed", 0)
 
 
 def _offered(
-    opened: OpenedSource,
-    known: Dataset | None,
-    kinds: Mapping[str, ColumnType],
+    given: Iterable[Chunk],
+    read: Callable[[Iterable[Chunk]], Iterable[Chunk]],
+    known: earlier.Known | None,
+    skip: bool,
     limit: int | None,
-    files: Sequence[str],
     report: Report,
 ) -> Generator[Chunk, None, None]:
-    """Yield the rows to append: up to `limit`, without those whose path is known, and with the contents of the files that they name."""
-    chunks: Iterable[Chunk] = opened.chunks
-    if known is not None and PATH in opened.schema and PATH in kinds:
-        texts = itertools.chain.from_iterable(batch[PATH] for batch in known.select_columns([PATH]).batches(PATHS_AT_ONCE))
-        chunks = without(chunks, PATH, Known(texts), report)
-    chunks = chunks if limit is None else limited(chunks, limit)
-    named = [name for name, kind in kinds.items() if isinstance(kind, Image | Mask)]
-    yield from with_files(chunks, named, _columns_in(files, kinds), opened.root or pathlib.Path())
+    """Yield the rows to append: with the contents of the files that they name, without those that are known, and up to `limit`."""
+    if known is not None:
+        given = earlier.without(read(given), known, skip, report)
+        yield from given if limit is None else limited(given, limit)
+    else:
+        yield from read(given if limit is None else limited(given, limit))
 
 
-def _noted(
-    there: Dataset | None, source: Any, opened: OpenedSource, options: dict[str, Any], name: str
-) -> tuple[dict[str, Any], Commit | None]:
-    """Return the properties that note a source in a commit, and the earlier commit that has noted it."""
+def _note(source: Any, opened: OpenedSource, name: str, names_files: bool) -> dict[str, Any]:
+    """Return what a commit says about its source: nothing for tables in memory."""
     if not opened.files:
-        return {}, None
+        return {}
     path = pathlib.Path(source)
-    digest = earlier.digest_of(path if path.is_dir() else path.parent, opened.files, options)
-    found = None if there is None else earlier.find(there, digest)
-    return {earlier.PROPERTY: {"source": name[:200], "digest": digest}}, found
+    folder = path if path.is_dir() else path.parent
+    return {"source": name[:200], "digest": earlier.digest_of(folder, opened.files, opened.root if names_files else None)}
+
+
+def _imported(name: str, before: earlier.Earlier) -> AlreadyExistsError:
+    """Make the error for a source that was imported already."""
+    part = "" if before.whole else ", or a part of them,"
+    text = f"commit {before.commit.snapshot} ({before.commit.time:%Y-%m-%d %H:%M} UTC) imported the same files{part} already"
+    hint = earlier.HINT if before.whole else 'mode="append" (--mode append) imports all of them again'
+    return AlreadyExistsError(f"cannot import `{name}`: {text}", code="already-imported", hint=hint)
 
 
 def _beside(source: Any) -> pathlib.Path:

@@ -266,7 +266,7 @@ def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, lis
         if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
             continue
         kind, value = kinds[name], wanted[name]
-        if kind in ("tensor", "boxes", "keypoints") and None in shape:
+        if kind in ("tensor", "boxes", "keypoints", "labels") and None in shape:
             raise InvalidInputError(
                 f"nulls of `{name}` cannot be filled: the column is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
             )

@@ -26,8 +26,8 @@ def _range(value: Any, what: str, centre: float, least: float) -> list[float] | 
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitter(Transform):
-    """Change brightness, contrast, saturation and hue, in random order. One number x stands for (max(0, 1 - x), 1 + x), and for hue
-    for (-x, x), where 0.5 is half of the colour circle.
+    """Change brightness, contrast, saturation and hue, in random order. One number x means (max(0, 1 - x), 1 + x). For hue, it
+    means (-x, x), where 0.5 is half of the colour circle.
 
     Values follow torchvision on uint8 tensors; each step differs from it by at most one level.
     """

@@ -105,6 +105,8 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
         array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" and not wrong:
+        if not array.size:
+            return np.empty([size or 0 for size in array.shape], numpy_dtype(dtype))
         within = next((item for item in array.flat if not isinstance(item, numbers.Complex)), array.flat[0])
         raise fail(f"contains {str(within)[:80]!r}, expected {dtype}", row, hint="make the whole sample null, or none of it")
     if wrong:

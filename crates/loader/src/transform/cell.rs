@@ -12,7 +12,7 @@ use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
 use crate::batch::Loose;
-use crate::transform::colour::{Erased, erase};
+use crate::transform::erased::{Erased, erase};
 
 /// A value that transforms are applied to.
 pub enum Cell<'a> {

@@ -1,28 +1,17 @@
 //! Transforms that change pixels but move none: colours, blurring and erasing. Images have 8 bits, and 1 or 3 channels.
 //!
-//! The arithmetic follows torchvision v2 on uint8 tensors step by step, so results differ by at most one level per step, where
-//! its fused additions round differently.
+//! The arithmetic follows torchvision v2 on uint8 tensors step by step. Results differ by at most one level per step, because its
+//! fused additions round differently.
 
 use std::borrow::Cow;
 
-use penstock_codec::cut::{Convert, Cut, cut};
 use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
 use crate::order::random::Draws;
 use crate::transform::cell::{Cell, CutArray};
+use crate::transform::erased::{Erased, fill};
 use crate::transform::operation::Operation;
-
-/// A box of an image that has one colour.
-#[derive(Debug, Clone)]
-pub struct Erased {
-    top: usize,
-    left: usize,
-    height: usize,
-    width: usize,
-    /// One value for all channels, or one per channel.
-    values: Vec<f32>,
-}
 
 /// A change of pixels whose random numbers have been drawn.
 enum Change {
@@ -175,26 +164,6 @@ fn changed(pixels: &mut Vec<u8>, size: &mut [usize; 3], change: &Change) {
             fill(pixels, *size, 1, erased, &bytes);
         }
         (Change::Saturation(_) | Change::Hue(_) | Change::Grey(_), _) => {} // An image with one channel has no colour.
-    }
-}
-
-/// Erase boxes from a converted image of shape (height, width, channels).
-pub fn erase(out: &mut [u8], shape: &[usize], dtype: Dtype, erased: &[Erased]) -> Result<()> {
-    for erased in erased {
-        let values: Vec<u8> = erased.values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        let mut bytes = vec![0; erased.values.len() * dtype.size()];
-        cut(&values, Dtype::Float32, &Cut::whole(&[erased.values.len()]), Some(&Convert::cast(dtype)), &mut bytes)?;
-        fill(out, [shape[0], shape[1], shape[2]], dtype.size(), erased, &bytes);
-    }
-    Ok(())
-}
-
-/// Fill a box with values of `size` bytes: one for all channels, or one for each.
-fn fill(out: &mut [u8], [_, width, channels]: [usize; 3], size: usize, erased: &Erased, values: &[u8]) {
-    let pixel: Vec<u8> = values.iter().copied().cycle().take(channels * size).collect();
-    for row in erased.top..erased.top + erased.height {
-        let begin = (row * width + erased.left) * pixel.len();
-        out[begin..begin + erased.width * pixel.len()].chunks_exact_mut(pixel.len()).for_each(|target| target.copy_from_slice(&pixel));
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod cell;
 mod colour;
+mod erased;
 pub mod motion;
 pub mod operation;
 pub mod output;

@@ -10,7 +10,6 @@ use serde::Deserialize;
 
 use crate::order::random::Draws;
 use crate::transform::cell::Cell;
-use crate::transform::colour;
 use crate::transform::motion::{Motion, moved, sanitise};
 
 /// A transform, and the results to which it is applied jointly.
@@ -153,9 +152,6 @@ impl Operation {
 pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
         return sanitise(cells, on, *min_size, *min_area);
-    }
-    if colour::is_colour(operation) {
-        return colour::apply(operation, cells, on, draws);
     }
     let lead = on.iter().find_map(|at| size_of(&cells[*at]));
     let Some(size) = lead else {

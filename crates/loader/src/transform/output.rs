@@ -240,8 +240,8 @@ fn unit_scale(dtype: Dtype) -> f32 {
     }
 }
 
-/// Check a transform's parameters, and that the transform fits every result in `on`.
-pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
+/// Check a transform's parameters.
+fn check_parameters(operation: &Operation) -> Result<()> {
     let name = operation.name();
     let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
     let sizes = |size: &[usize], counts: &[usize]| {
@@ -293,6 +293,14 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
         Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
         _ => {}
     }
+    Ok(())
+}
+
+/// Check a transform's parameters, and that the transform fits every result in `on`.
+pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
+    check_parameters(operation)?;
+    let name = operation.name();
+    let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
     for output in on.iter().map(|at| &outputs[*at]) {
         let fits = match (operation, &output.role) {
             (_, Role::Other) => false,

@@ -9,7 +9,7 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
-use crate::transform::colour::copies;
+use crate::transform::colour::{self, copies, is_colour};
 use crate::transform::operation::{self, Operation, Transform};
 use crate::transform::output::{Input, MediaForm, Output, Role, check};
 
@@ -122,7 +122,11 @@ impl Pipeline {
         let cells = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].cell(input, pool));
         let mut cells = cells.collect::<Result<Vec<Cell<'a>>>>()?;
         for (key, operation, on) in &group.transforms {
-            operation::apply(operation, &mut cells, on, &mut Draws::new(*key, epoch, draw))?;
+            let draws = &mut Draws::new(*key, epoch, draw);
+            match is_colour(operation) {
+                true => colour::apply(operation, &mut cells, on, draws)?,
+                false => operation::apply(operation, &mut cells, on, draws)?,
+            }
         }
         Ok(cells)
     }

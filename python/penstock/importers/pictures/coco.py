@@ -9,15 +9,17 @@ import collections
 import dataclasses
 import itertools
 import json
+import math
 import mmap
 import pathlib
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock import _core
 from penstock.columns.boxes import Boxes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -29,50 +31,67 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal
-from penstock.values.checks import is_whole
+from penstock.importers.pictures.drawing import boxes_in, mask_of
+from penstock.importers.pictures.images import list_images
+from penstock.importers.shared.chunks import with_files
+from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
+from penstock.values.checks import is_utf8, is_whole
 
-ROWS_AT_ONCE, MASKS_AT_ONCE = 256, 16
-_FILES_TO_FIND = 5
+ROWS_AT_ONCE = 256
+# Masks of so many pixels are drawn before they are stored.
+MASK_PIXELS = 1 << 25
+_FILES_TO_FIND = 20
 # Parts of an entry that are not imported, and that would take most of the memory.
 _UNUSED = {"license", "coco_url", "flickr_url", "date_captured", "url"}
+# Words in the names of annotation files. A folder of images may contain other JSON files.
+_WORDS = ("annotation", "instances", "captions", "keypoints", "coco")
+_OBJECT = ("bbox", "category_id", "segmentation", "keypoints")
 
 
 @dataclasses.dataclass(frozen=True)
-class CocoOptions(Options):
+class CocoOptions(FolderOptions):
     """Options for COCO. `masks` adds a mask with the class of each pixel, plus 1 ("class"), or with the number of its object ("instance")."""
 
     masks: str | None = None
 
 
-def is_coco(file: pathlib.Path) -> bool:
-    """Return whether a JSON file has the keys of COCO. Cost: reads the file until both are found."""
-    if not file.is_file() or not file.stat().st_size:
+def _is_coco(file: pathlib.Path) -> bool:
+    """Return whether a JSON file has the name and the keys of COCO. Cost: reads the file until both keys are found."""
+    named = any(word in f"{file.parent.name}/{file.name}".lower() for word in _WORDS)
+    if not named or not file.is_file() or not file.stat().st_size:
         return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as found:
         return found.find(b'"images"') >= 0 and found.find(b'"annotations"') >= 0
 
 
-def within(folder: pathlib.Path) -> pathlib.Path | None:
-    """Return the only COCO file in a folder or its sub-folders, if there is exactly one."""
-    found = [file for file in itertools.chain(folder.glob("*.json"), folder.glob("*/*.json")) if is_coco(file)]
-    return found[0] if len(found) == 1 else None
+def within(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the COCO files in a folder and its sub-folders."""
+    return [file for file in sorted(itertools.chain(folder.glob("*.json"), folder.glob("*/*.json"))) if _is_coco(file)]
 
 
 def open_source(path: pathlib.Path, options: CocoOptions) -> OpenedSource:
     """Parse the file, or the only such file in a folder. Columns: image, path and image_id; for objects boxes (xywh), labels, area and
     crowd, keypoints and a mask; for captions a list of texts.
     """
-    path = within(path) or path if path.is_dir() else path
+    folder, left_out = path, list[str]()
+    if path.is_dir():
+        files = within(path)
+        if len(files) != 1:
+            found = f"has {len(files)} files of annotations: {', '.join(str(file.relative_to(path)) for file in files[:5])}"
+            raise InvalidInputError(
+                f"cannot import `{path}`: it {found if files else 'has no file of COCO annotations'}",
+                hint=f"name one: penstock import {files[0] if files else path / 'annotations.json'} …; for the images alone, pass --format images",
+            )
+        path = files[0]
     if options.masks not in (None, "class", "instance"):
         raise InvalidInputError(f"masks={options.masks!r}, expected class or instance")
     file = _File(path, options)
-    unknown = [name for name in options.types if name not in file.schema]
-    if unknown:
-        raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(file.schema)}")
-    return OpenedSource(
-        {**file.schema, **options.types}, file.chunks(), len(file.images), "files", lambda: file.done, files=[path], root=file.root
-    )
+    if folder.is_dir():
+        named = {(file.root / str(image.get("file_name"))).resolve() for image in file.images}
+        others = itertools.chain(*list_images(folder, FolderOptions()))
+        left_out = [str(other.relative_to(folder)) for other in others if other.resolve() not in named and other != path]
+    made, done = file.chunks(), lambda: file.done
+    return OpenedSource(file.schema, made, len(file.images), "files", done, left_out, files=[path], root=file.root, by_path=True)
 
 
 class _File:
@@ -82,20 +101,29 @@ class _File:
         self.path, self.masks, self.done = path, options.masks, 0
         found = _parsed(path, bool(options.masks))
         self.images, annotations = found["images"], found["annotations"]
-        self.of: dict[Any, list[dict[str, Any]]] = collections.defaultdict(list)
+        self.of: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+        self.lost: list[dict[str, Any]] = []
+        known = {image["id"] for image in self.images if is_whole(image.get("id"))}
         for annotation in annotations:
-            self.of[annotation.get("image_id")].append(annotation)
-        known = {image.get("id") for image in self.images}
-        self.lost = [annotation for image, each in self.of.items() if image not in known for annotation in each]
-        self.objects = not annotations or any("bbox" in annotation or "category_id" in annotation for annotation in annotations)
+            number = annotation.get("image_id")
+            (self.of[number] if is_whole(number) and number in known else self.lost).append(annotation)
+        self.objects = not annotations or any(_is_object(annotation) for annotation in annotations)
         self.captions = any("caption" in annotation for annotation in annotations)
         points = next((annotation["keypoints"] for annotation in annotations if annotation.get("keypoints")), None)
         self.points = len(points) // 3 if isinstance(points, list) else 0
-        names = {category["id"]: str(category["name"]) for category in found["categories"]}
-        counts = collections.Counter(names.values())
-        self.codes = {number: code for code, number in enumerate(names)}
-        self.names = [name if counts[name] == 1 else f"{name} {number}" for number, name in names.items()]
+        counts = collections.Counter(category["name"] for category in found["categories"])
+        names = {category["id"]: category["name"] for category in found["categories"]}
+        self.names = {number: name if counts[name] == 1 else f"{name} {number}" for number, name in names.items()}
         self.schema = self._schema()
+        if unknown := [name for name in options.types if name not in self.schema]:
+            known_columns = ", ".join(self.schema)
+            raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {known_columns}")
+        self.schema |= options.types
+        # The destination may have other codes for the names, and another form of boxes.
+        kinds = {**self.schema, **options.defaults}
+        labels, boxes = kinds.get("labels"), kinds.get("boxes")
+        self.codes = {name: code for code, name in enumerate(labels.names)} if isinstance(labels, Labels) else {}
+        self.form = boxes.format if isinstance(boxes, Boxes) else "xywh"
         if options.shuffle_seed is not None:
             random.Random(options.shuffle_seed).shuffle(self.images)
         self.root = self._root(options.root)
@@ -103,7 +131,7 @@ class _File:
     def _schema(self) -> dict[str, ColumnType]:
         schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), "image_id": Scalar("int64")}
         if self.objects:
-            schema |= {"boxes": Boxes("xywh", of="image"), "labels": Labels(self.names)}
+            schema |= {"boxes": Boxes("xywh", of="image"), "labels": Labels(list(self.names.values()))}
             schema |= {"area": Tensor((None,), "float32"), "crowd": Tensor((None,), "bool")}
         if self.points:
             schema["keypoints"] = Keypoints(self.points, 3, of="image")
@@ -114,149 +142,197 @@ class _File:
         return schema
 
     def _root(self, given: pathlib.Path | None) -> pathlib.Path:
-        """Return the folder of the images: the given one, or the first of the usual places that has one of the first images."""
+        """Return the folder of the images: the given one, or the one of the usual places that has most of the first images."""
         if given is not None:
             return given
         beside, above, split = self.path.parent, self.path.parent.parent, self.path.stem.rpartition("_")[2]
-        inner = ("", "images", split, f"images/{split}")
-        places = [place / name for place in (beside, above) for name in inner]
-        wanted = [str(image.get("file_name", "")) for image in self.images[:_FILES_TO_FIND]]
-        for place in places:
-            if any(name and (place / name).is_file() for name in wanted):
-                return place
-        raise NotFoundError(
-            f"cannot import `{self.path}`: its first image `{wanted[0][:200]}` is in none of {', '.join(f'`{place}`' for place in places)}",
-            code="source-not-found",
-            hint="pass the folder of the images: --root images/train",
-        )
+        places = [place / name for place in (beside, above) for name in ("", "images", split, f"images/{split}")]
+        names = [name for image in self.images[:_FILES_TO_FIND] if isinstance(name := image.get("file_name"), str) and is_utf8(name)]
+        counts = [sum((place / name).is_file() for name in names if name and "\0" not in name) for place in places]
+        if max(counts) == 0:
+            raise NotFoundError(
+                f"cannot import `{self.path}`: its first images, such as `{names[0][:200] if names else None}`, are in none of "
+                + ", ".join(f"`{place}`" for place in places),
+                code="source-not-found",
+                hint='pass the folder of the images: root="images/train" (--root images/train)',
+            )
+        return places[counts.index(max(counts))]
 
     def chunks(self) -> Generator[Chunk, None, None]:
+        """Yield the images with their annotations, after a comparison of their sizes with those in the file."""
+        for chunk in with_files(self._chunks(), ["image"], (), self.root):
+            sizes = chunk.columns.pop("size")
+            bodies = [body if isinstance(body, bytes) else None for body in chunk.columns["image"]]
+            problems = list(chunk.problems)
+            for row, (stated, found) in enumerate(zip(sizes, _core.image_sizes(bodies), strict=True)):
+                if stated is not None and found is not None and tuple(stated) != tuple(found):
+                    turned = " (upright)" if tuple(stated) == tuple(found)[::-1] else ""
+                    why = f"the image has {found[1]} × {found[0]} pixels{turned}, but its annotations say {stated[1]} × {stated[0]}"
+                    problems.append((row, "image", Refusal.of_value(chunk.name(row), "image", why)))
+            chunk.problems = sorted(problems, key=lambda problem: problem[0])
+            self.done += chunk.rows
+            yield chunk
+
+    def _chunks(self) -> Generator[Chunk, None, None]:
         lost = [
             Refusal(f"{self.path}: annotation {annotation.get('id')}", "invalid-value", f"there is no image {annotation.get('image_id')!r}")
             for annotation in self.lost
         ]
-        rows = MASKS_AT_ONCE if self.masks else ROWS_AT_ONCE
-        for begin in range(0, len(self.images), rows):
-            group = self.images[begin : begin + rows]
-            names = [str(image.get("file_name", "")) for image in group]
-            columns: dict[str, list[Any]] = {name: [] for name in self.schema}
+        for group in self._groups():
+            names = [str(image.get("file_name") or f"image {image.get('id')}") for image in group]
+            columns: dict[str, list[Any]] = {name: [] for name in (*self.schema, "size")}
             problems: list[tuple[int, str, Refusal]] = []
             for row, image in enumerate(group):
                 refused: dict[str, str] = {}
                 values = self._values(image, refused)
-                problems += [(row, column, Refusal.of_value(names[row], column, why)) for column, why in refused.items()]
-                for name in self.schema:
-                    columns[name].append(values.get(name))
-            self.done += len(group)
-            yield Chunk(columns, len(group), names.__getitem__, lost if begin == 0 else (), problems)
+                problems += [
+                    (row, column, Refusal.of_value(names[row], column, why)) for column, why in refused.items() if column in columns
+                ]
+                for name, column in columns.items():
+                    column.append(None if name in refused else values.get(name))
+            yield Chunk(columns, len(group), names.__getitem__, lost, problems)
+            lost = []
+
+    def _groups(self) -> Generator[list[dict[str, Any]], None, None]:
+        """Divide the images into groups whose masks fit in memory."""
+        group: list[dict[str, Any]] = []
+        pixels = 0
+        for image in self.images:
+            size = _size_of(image)
+            pixels += math.prod(size) if self.masks and size else 0
+            group.append(image)
+            if len(group) >= ROWS_AT_ONCE or pixels >= MASK_PIXELS:
+                yield group
+                group, pixels = [], 0
+        if group:
+            yield group
 
     def _values(self, image: Mapping[str, Any], refused: dict[str, str]) -> dict[str, Any]:
         """Return the values of one image. Columns whose value is refused are added to `refused`, with the reason."""
         name, number = image.get("file_name"), image.get("id")
-        values: dict[str, Any] = {"image": None, "path": name if isinstance(name, str) else None}
-        if not isinstance(name, str) or not name:
-            refused["image"] = "the image has no file_name"
+        values: dict[str, Any] = {"size": _size_of(image)}
+        if isinstance(name, str) and name:
+            values |= {"image": name, "path": name}
         else:
-            values["image"] = name
+            refused["image"] = "the image has no file_name"
         if is_whole(number):
             values["image_id"] = number
         else:
             refused["image_id"] = f"the id is {number!r}, expected a whole number"
-        annotations = self.of.get(number, [])
-        found = [annotation for annotation in annotations if "bbox" in annotation or "category_id" in annotation]
-        try:
-            boxes = np.array([_box(annotation) for annotation in found], np.float32).reshape(-1, 4)
-            labels = [self._code(annotation) for annotation in found]
-        except ValueError as error:
-            refused["boxes"] = str(error)
-            return values
-        areas = [_number(annotation.get("area"), float(box[2] * box[3])) for annotation, box in zip(found, boxes, strict=True)]
-        values |= {"boxes": boxes, "labels": np.array(labels, np.int64), "area": np.array(areas, np.float32)}
-        values["crowd"] = np.array([bool(annotation.get("iscrowd")) for annotation in found], bool)
+        annotations = self.of.get(number, []) if is_whole(number) else []
         values["captions"] = [annotation["caption"] for annotation in annotations if "caption" in annotation]
+        found = [annotation for annotation in annotations if _is_object(annotation)]
         try:
+            boxes = np.array([_box(annotation) for annotation in found], np.float64).reshape(-1, 4)
+            values |= {"boxes": boxes_in(boxes, "xywh", self.form), "labels": [self._name(annotation) for annotation in found]}
+            values["area"] = np.array([_area(annotation) for annotation in found], np.float32)
+            values["crowd"] = np.array([_crowd(annotation) for annotation in found], bool)
             if self.points:
-                values["keypoints"] = _keypoints(found, self.points)
-            if self.masks:
-                values["mask"] = _mask(image, found, [label + 1 for label in labels] if self.masks == "class" else None)
-        except (ValueError, TypeError, KeyError) as error:
-            refused["keypoints" if self.points and "keypoints" not in values else "mask"] = str(error)
+                values["keypoints"] = np.array([_keypoints(annotation, self.points) for annotation in found], np.float32).reshape(
+                    -1, self.points, 3
+                )
+        except ValueError as error:
+            refused |= dict.fromkeys(("boxes", "labels", "area", "crowd", "keypoints", "mask"), str(error))
+        if self.masks and "mask" not in refused:
+            try:
+                values["mask"] = mask_of(values["size"], found, self._numbers(found))
+            except ValueError as error:
+                refused["mask"] = str(error)
         return values
 
-    def _code(self, annotation: Mapping[str, Any]) -> int:
+    def _numbers(self, found: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the number of each object in the mask: its code in the destination plus 1, or its place."""
+        if self.masks == "instance":
+            return list(range(1, len(found) + 1))
+        names = [self._name(annotation) for annotation in found]
+        if unknown := [name for name in names if name not in self.codes]:
+            raise ValueError(f"`{unknown[0]}` is not one of the labels")
+        return [self.codes[name] + 1 for name in names]
+
+    def _name(self, annotation: Mapping[str, Any]) -> str:
         number = annotation.get("category_id")
-        if number not in self.codes:
-            raise ValueError(f"annotation {annotation.get('id')} has the category {number!r}, which is not in the file")
-        return self.codes[number]
+        if not is_whole(number) or number not in self.names:
+            raise ValueError(f"annotation {annotation.get('id')} has the category {number!r:.80}, which is not in the file")
+        return self.names[number]
+
+
+def _is_object(annotation: Mapping[str, Any]) -> bool:
+    return "caption" not in annotation or any(name in annotation for name in _OBJECT)
+
+
+def _size_of(image: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the height and width that the file states, if it does."""
+    height, width = image.get("height"), image.get("width")
+    return (height, width) if is_whole(height) and is_whole(width) and height > 0 and width > 0 else None
 
 
 def _parsed(path: pathlib.Path, polygons: bool) -> dict[str, list[dict[str, Any]]]:
     """Parse a file. Drops polygons, unless they are wanted, before the whole is in memory."""
-    unused = _UNUSED if polygons else {*_UNUSED, "segmentation"}
+    unused = _UNUSED
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: value for name, value in pairs if name not in unused}
+        return {name: True if name == "segmentation" and not polygons else value for name, value in pairs if name not in unused}
 
+    wrong = f"cannot import `{path}`: "
+    lines = "for one object per line, name the file .jsonl or pass --format jsonl"
     try:
         with path.open("rb") as opened:
             found = json.load(opened, object_pairs_hook=kept)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(
-            f"cannot import `{path}`: it is not JSON: {error}", hint="for one object per line, pass --format jsonl"
-        ) from error
+        raise InvalidInputError(f"{wrong}it is not JSON: {error}", hint=lines) from error
     parts: dict[str, list[dict[str, Any]]] = {"categories": [], **found} if isinstance(found, dict) else {}
     for name in ("images", "annotations", "categories"):
         part = parts.get(name)
         if not isinstance(part, list) or not all(isinstance(entry, dict) for entry in part):
-            raise InvalidInputError(
-                f"cannot import `{path}`: it has no list `{name}` of objects, so it is not in the form of COCO",
-                hint="for one object per line, pass --format jsonl",
-            )
+            raise InvalidInputError(f"{wrong}it has no list `{name}` of objects, so it is not in the form of COCO", hint=lines)
     if not parts["images"]:
-        raise InvalidInputError(f"cannot import `{path}`: it lists no images")
-    if not all(is_whole(category.get("id")) and "name" in category for category in parts["categories"]):
-        raise InvalidInputError(f"cannot import `{path}`: a category has no id or no name")
+        raise InvalidInputError(f"{wrong}it lists no images")
+    if any("segments_info" in annotation for annotation in parts["annotations"]):
+        raise InvalidInputError(
+            f"{wrong}panoptic annotations are not supported", hint="import the instances, and the PNG files as ps.Mask()"
+        )
+    if not all(is_whole(category.get("id")) and isinstance(category.get("name"), str) for category in parts["categories"]):
+        raise InvalidInputError(f"{wrong}a category has no name, or its id is not a whole number")
+    for name in ("images", "categories"):
+        twice = [number for number, count in collections.Counter(str(entry.get("id")) for entry in parts[name]).items() if count > 1]
+        if twice:
+            raise InvalidInputError(f"{wrong}two of its {name} have the id {twice[0]}")
     return parts
+
+
+def _finite(values: Any, count: int) -> bool:
+    """Return whether this is a list of numbers that float32 represents."""
+    good = isinstance(values, list) and len(values) == count
+    return good and all(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 for value in values)
 
 
 def _box(annotation: Mapping[str, Any]) -> list[float]:
     box = annotation.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(side, int | float) for side in box):
-        raise ValueError(f"annotation {annotation.get('id')} has the bbox {str(box)[:80]}, expected 4 numbers: left, top, width, height")
-    return box
+    if not _finite(box, 4) or box is None or box[2] < 0 or box[3] < 0:
+        raise ValueError(f"annotation {annotation.get('id')} has the bbox {box!r:.80}, expected 4 numbers: left, top, width, height")
+    return list(box)
 
 
-def _number(value: Any, otherwise: float) -> float:
-    return float(value) if isinstance(value, int | float) else otherwise
+def _area(annotation: Mapping[str, Any]) -> float:
+    """Return the area of an object; by default, that of its box."""
+    area = annotation.get("area")
+    if area is None:
+        return float(annotation["bbox"][2] * annotation["bbox"][3])
+    if not isinstance(area, int | float) or not 0 <= area < 1e18:
+        raise ValueError(f"annotation {annotation.get('id')} has the area {area!r:.80}, expected a number")
+    return float(area)
 
 
-def _keypoints(annotations: list[dict[str, Any]], count: int) -> npt.NDArray[np.float32]:
-    """Return the keypoints (N, points, 3) of objects. An object without keypoints has zeros, which mean "not labelled"."""
-    found = [annotation.get("keypoints") or [0] * (3 * count) for annotation in annotations]
-    if any(not isinstance(points, list) or len(points) != 3 * count for points in found):
-        raise ValueError(f"an annotation has other than {count} keypoints")
-    return np.array(found, np.float32).reshape(-1, count, 3)
+def _crowd(annotation: Mapping[str, Any]) -> bool:
+    crowd = annotation.get("iscrowd", 0)
+    if crowd not in (0, 1):
+        raise ValueError(f"annotation {annotation.get('id')} has iscrowd {crowd!r:.80}, expected 0 or 1")
+    return bool(crowd)
 
 
-def _mask(image: Mapping[str, Any], annotations: list[dict[str, Any]], codes: list[int] | None) -> npt.NDArray[Any]:
-    """Draw the objects, large ones first, so that small ones are on top. Pixels outside of all objects are 0."""
-    try:
-        from pycocotools import mask as drawing
-    except ImportError as error:
-        raise InvalidInputError("cannot draw masks: pycocotools is not installed", hint="pip install pycocotools") from error
-    height, width = int(image["height"]), int(image["width"])
-    numbers = codes if codes is not None else list(range(1, len(annotations) + 1))
-    drawn = np.zeros((height, width), np.uint8 if max(numbers, default=0) < 256 else np.uint16)
-    pieces = []
-    for annotation, number in zip(annotations, numbers, strict=True):
-        outline = annotation.get("segmentation")
-        if not outline:
-            continue
-        runs = (
-            drawing.frPyObjects(outline, height, width) if isinstance(outline, list) or isinstance(outline.get("counts"), list) else outline
-        )
-        inside = drawing.decode(drawing.merge(runs) if isinstance(runs, list) else runs).astype(bool)
-        pieces.append((int(inside.sum()), number, inside))
-    for _, number, inside in sorted(pieces, key=lambda piece: -piece[0]):
-        drawn[inside] = number
-    return drawn
+def _keypoints(annotation: Mapping[str, Any], count: int) -> npt.NDArray[np.float32]:
+    """Return the keypoints of an object. One without keypoints has zeros, which mean "not labelled"."""
+    points = annotation.get("keypoints") or [0] * (3 * count)
+    if not _finite(points, 3 * count):
+        raise ValueError(f"annotation {annotation.get('id')} has the keypoints {points!r:.80}, expected {3 * count} numbers")
+    return np.array(points, np.float32)

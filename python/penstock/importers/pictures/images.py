@@ -65,7 +65,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
 
     shown = [_shown(file.relative_to(folder).as_posix()) for file in left_out]
     done, chunks = image_chunks(folder, files, columns_of)
-    return OpenedSource(schema, chunks, len(files), "files", done, shown, files)
+    return OpenedSource(schema, chunks, len(files), "files", done, shown, files, by_path=True)
 
 
 def image_chunks(

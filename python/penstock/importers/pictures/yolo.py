@@ -5,7 +5,9 @@ Source: docs.ultralytics.com/datasets/detect.
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +24,8 @@ from penstock.columns.image import Image
 from penstock.columns.label import Labels
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
-from penstock.importers.pictures.images import SPLITS, ImageOptions, image_chunks, list_images
+from penstock.importers.pictures.drawing import boxes_in
+from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt")
@@ -31,12 +34,16 @@ _SLACK = 0.01
 
 
 def is_yolo(folder: pathlib.Path) -> bool:
-    """Return whether a folder has the form of YOLO: names of classes, or `labels` beside `images`."""
-    if any((folder / name).is_file() for name in _NAME_FILES[:2]):
-        return True
-    if any(_named(_parsed(file)) for file in sorted(folder.glob("*.y*ml"))):
-        return True
-    return any((inner / "images").is_dir() and (inner / "labels").is_dir() for inner in (folder, *(folder / name for name in SPLITS)))
+    """Return whether a folder has the form of YOLO: names of classes or `labels` beside `images`, and a text file for an image."""
+    hinted = any((folder / name).is_file() for name in _NAME_FILES) or any(_looks_like_names(file) for file in folder.glob("*.y*ml"))
+    hinted = hinted or any((inner / "labels").is_dir() for inner in (folder, *(folder / name for name in SPLITS)))
+    if not hinted:
+        return False
+    images = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+    return any(_labels_of(image) is not None for image in itertools.islice(images, IMAGES_TO_DETECT))
+
+
+IMAGES_TO_DETECT = 1000
 
 
 def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
@@ -44,6 +51,11 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     files, left_out = list_images(folder, options)
     known = {file: _labels_of(file) for file in files}
     used = {path for path in known.values() if path is not None}
+    if not used:
+        raise InvalidInputError(
+            f"cannot import `{folder}`: none of its {len(files)} images has a text file of boxes, in `labels` beside `images`, or beside the image",
+            hint="for the images alone, pass --format images",
+        )
     names = _names(folder, options)
     splits = {file: _split_of(file.relative_to(folder)) for file in files}
     split = options.split and (not options.defaults or "split" in options.defaults) and None not in splits.values()
@@ -53,17 +65,21 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     if unknown:
         raise InvalidInputError(f"cannot import `{folder}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(schema)}")
     schema |= options.types
+    boxes = {**schema, **options.defaults}["boxes"]
 
     def columns_of(group: Sequence[pathlib.Path]) -> dict[str, Any]:
         return {"split": [splits[file] for file in group]} if split else {}
 
     done, chunks = image_chunks(folder, files, columns_of)
-    annotated = (_annotated(folder, chunk, known, len(names)) for chunk in chunks)
-    shown = [file.relative_to(folder).as_posix() for file in left_out if file not in used]
-    return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)])
+    form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
+    annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
+    shown = [os.path.relpath(file, folder) for file in left_out if file not in used]
+    return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
 
 
-def _annotated(folder: pathlib.Path, chunk: Chunk, known: dict[pathlib.Path, pathlib.Path | None], classes: int) -> Chunk:
+def _annotated(
+    folder: pathlib.Path, chunk: Chunk, known: dict[pathlib.Path, pathlib.Path | None], names: Sequence[str], form: str
+) -> Chunk:
     """Add the boxes and labels to images, which are read for their sizes."""
     images = chunk.columns["image"]
     bodies = [_body(file) for file in images]
@@ -71,16 +87,15 @@ def _annotated(folder: pathlib.Path, chunk: Chunk, known: dict[pathlib.Path, pat
     labels: list[Any] = []
     for row, (file, size) in enumerate(zip(images, _core.image_sizes(bodies), strict=True)):
         path = known[file]
-        found = (np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+        found = (np.zeros((0, 4), np.float64), list[int]())
         if path is not None and size is not None:  # The image's own problem is found later.
             try:
-                found = _parsed_lines(path.read_text(encoding="utf-8"), size, classes)
+                found = _parsed_lines(path.read_text(encoding="utf-8-sig"), size, len(names))
             except (OSError, ValueError) as error:
-                place = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-                refusal = Refusal(chunk.name(row), "invalid-value", f"cannot read `{place}`: {error}")
+                refusal = Refusal(chunk.name(row), "invalid-value", f"cannot read `{os.path.relpath(path, folder)}`: {error}")
                 chunk.problems = [*chunk.problems, (row, "boxes", refusal), (row, "labels", refusal)]
-        boxes.append(found[0])
-        labels.append(found[1])
+        boxes.append(boxes_in(found[0], "cxcywh", form))
+        labels.append([names[code] for code in found[1]])
     chunk.columns |= {"image": [file if body is None else body for file, body in zip(images, bodies, strict=True)]}
     chunk.columns |= {"boxes": boxes, "labels": labels}
     return chunk
@@ -93,7 +108,7 @@ def _body(file: pathlib.Path) -> bytes | None:
         return None  # The appender refuses the file.
 
 
-def _parsed_lines(text: str, size: tuple[int, int], classes: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def _parsed_lines(text: str, size: tuple[int, int], classes: int) -> tuple[npt.NDArray[np.float64], list[int]]:
     """Parse lines of `class cx cy w h`, in fractions of the image, or of a class and a polygon. Returns the boxes in pixels, and the classes.
 
     >>> _parsed_lines("1 0.5 0.5 0.2 0.4\\n0 0 0 0.5 0 0.5 1\\n", (100, 200), 2)[0].tolist()
@@ -122,17 +137,18 @@ def _parsed_lines(text: str, size: tuple[int, int], classes: int) -> tuple[npt.N
         labels.append(int(code))
     height, width = size
     scaled = np.array(boxes, np.float64).reshape(-1, 4) * (width, height, width, height)
-    return scaled.astype(np.float32), np.array(labels, np.int64)
+    return scaled, labels
 
 
 def _labels_of(image: pathlib.Path) -> pathlib.Path | None:
-    """Return the text file of an image, if there is one: in `labels` instead of the last `images`, or beside it."""
+    """Return the text file of an image, if there is one: in `labels` instead of a folder of images, or beside it."""
     parts = list(image.parts)
-    places = [image.with_suffix(".txt")]
-    if "images" in parts[:-1]:
-        at = len(parts) - 2 - parts[-2::-1].index("images")
-        places.insert(0, pathlib.Path(*parts[:at], "labels", *parts[at + 1 :]).with_suffix(".txt"))
-    return next((place for place in places if place.is_file()), None)
+    places = [image]
+    for at in reversed(range(len(parts) - 1)):
+        if parts[at].lower().endswith("images"):
+            places += [pathlib.Path(*parts[:at], name, *parts[at + 1 :]) for name in ("labels", "Labels")]
+    files = (place.with_suffix(suffix) for place in [*places[1:], places[0]] for suffix in (".txt", ".TXT"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _split_of(path: pathlib.Path) -> str | None:
@@ -140,33 +156,68 @@ def _split_of(path: pathlib.Path) -> str | None:
 
 
 def _names(folder: pathlib.Path, options: ImageOptions) -> Sequence[str]:
-    """Return the names of the classes: those of the given type, or those in the folder."""
+    """Return the names of the classes in the folder; if it has none, those of the given type."""
+    found = {file.name: names for file in sorted(folder.glob("*.y*ml")) if (names := _names_in(file)) is not None}
+    if len({tuple(names) for names in found.values()}) > 1 and "data.yaml" not in found:
+        raise InvalidInputError(
+            f"cannot import `{folder}`: {' and '.join(found)} name different classes",
+            hint="leave one of them in the folder, or name it data.yaml",
+        )
+    if found:
+        return found.get("data.yaml") or next(iter(found.values()))
+    for name in _NAME_FILES:
+        if (folder / name).is_file():
+            return _lines_of(folder / name)
     given = options.types.get("labels") or options.defaults.get("labels")
     if isinstance(given, Labels):
         return given.names
-    for file in sorted(folder.glob("*.y*ml")):
-        found = _named(_parsed(file))
-        if found:
-            return found
-    for name in _NAME_FILES:
-        if (folder / name).is_file():
-            return [line.strip() for line in (folder / name).read_text(encoding="utf-8").splitlines() if line.strip()]
     raise InvalidInputError(
         f"cannot import `{folder}`: the names of its classes are neither in a .yaml file nor in {' or '.join(_NAME_FILES[:2])}",
         hint="pass them: --type labels=labels:cat,dog",
     )
 
 
-def _parsed(file: pathlib.Path) -> Any:
+def _lines_of(file: pathlib.Path) -> list[str]:
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines()]
+    except ValueError as error:
+        raise InvalidInputError(f"cannot import `{file}`: it is not UTF-8: {error}") from error
+    if "" in lines:
+        raise InvalidInputError(f"cannot import `{file}`: line {lines.index('') + 1} is empty, expected the name of a class")
+    return lines
+
+
+def _looks_like_names(file: pathlib.Path) -> bool:
+    """Return whether a small file has the key `names`. It is parsed only by `_names_in`."""
+    try:
+        return file.is_file() and file.stat().st_size <= LARGEST_YAML_BYTES and b"\nnames:" in b"\n" + file.read_bytes()
+    except OSError:
+        return False
+
+
+LARGEST_YAML_BYTES = 1 << 20
+
+
+def _names_in(file: pathlib.Path) -> list[str] | None:
+    """Return the names of classes in a `data.yaml`: a list, or a dict from codes to names. Values such as `no` stay text."""
+    if not _looks_like_names(file):
         return None
-
-
-def _named(found: Any) -> list[str] | None:
-    """Return the names of classes in the contents of a `data.yaml`: a list, or a dict from codes to names."""
-    names = found.get("names") if isinstance(found, dict) else None
-    if isinstance(names, dict) and sorted(names, key=str) and set(names) == set(range(len(names))):
-        names = [names[code] for code in range(len(names))]
-    return [str(name) for name in names] if isinstance(names, list) else None
+    try:
+        found = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidInputError(f"cannot import `{file}`: {error}", hint="repair the file, or pass --format images") from error
+    if not isinstance(found, dict):
+        return None
+    if "kpt_shape" in found:
+        raise InvalidInputError(f"cannot import `{file}`: keypoints (kpt_shape) are not supported", hint="convert them to COCO first")
+    names = found.get("names")
+    if isinstance(names, dict):
+        wanted = [str(code) for code in range(len(names))]
+        if sorted(names, key=str) != sorted(wanted):
+            raise InvalidInputError(
+                f"cannot import `{file}`: the codes of its names are {list(names)[:10]}, expected 0 to {len(names) - 1}"
+            )
+        names = [names[code] for code in wanted]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidInputError(f"cannot import `{file}`: its names are {names!r:.80}, expected a list")
+    return names

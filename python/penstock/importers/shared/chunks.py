@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as compute
 
 from penstock.importers.shared import tables
-from penstock.importers.shared.source import Chunk, Refusal, Report
+from penstock.importers.shared.source import Chunk, Refusal
 from penstock.values.checks import is_arrow, is_utf8
 
 # Limits for a chunk of files, which is held in memory. The last file in a chunk may push the chunk over the byte limit.
@@ -26,7 +25,11 @@ LARGEST_FILE_BYTES = 1 << 30
 def picked(values: Any, rows: Sequence[int]) -> Any:
     """Return the values of some rows."""
     return (
-        values.take(list(rows)) if is_arrow(values) else values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+        values.take(pa.array(rows, pa.int64()))
+        if is_arrow(values)
+        else values[rows]
+        if isinstance(values, np.ndarray)
+        else [values[row] for row in rows]
     )
 
 
@@ -52,31 +55,6 @@ def limited(chunks: Iterable[Chunk], limit: int) -> Generator[Chunk, None, None]
         left -= chunk.rows
 
 
-class Known:
-    """The values of a text column of a dataset. Holds 8 bytes per value: two different texts are taken for equal once in 10^19 pairs."""
-
-    def __init__(self, texts: Iterable[Any]) -> None:
-        self._hashes = np.sort(np.fromiter((hash(text) for text in texts if text is not None), np.int64))
-
-    def __contains__(self, text: object) -> bool:
-        place = int(np.searchsorted(self._hashes, hash(text)))
-        return place < len(self._hashes) and int(self._hashes[place]) == hash(text)
-
-
-def without(chunks: Iterable[Chunk], column: str, known: Known, report: Report) -> Generator[Chunk, None, None]:
-    """Leave out the rows whose value in a column is known, and count them in the report."""
-    for chunk in chunks:
-        values = _listed(chunk.columns.get(column, [None] * chunk.rows))
-        rows = [row for row, value in enumerate(values) if value not in known]
-        report.skipped += chunk.rows - len(rows)
-        if len(rows) == chunk.rows:
-            yield chunk
-        else:
-            part = part_of(chunk, rows)
-            part.refused = chunk.refused
-            yield part
-
-
 def with_files(
     chunks: Iterable[Chunk], kinds: Collection[str], always: Collection[str], folder: pathlib.Path
 ) -> Generator[Chunk, None, None]:
@@ -86,7 +64,7 @@ def with_files(
     """
     for chunk in chunks:
         named = {name: _names(chunk.columns[name], name in always) for name in (*kinds, *always) if name in chunk.columns}
-        named = {name: values for name, values in named.items() if any(isinstance(value, str) for value in values)}
+        named = {name: values for name, values in named.items() if any(isinstance(value, str | os.PathLike) for value in values)}
         if not named:
             yield chunk
             continue
@@ -101,23 +79,21 @@ def with_files(
             yield part
 
 
-def _listed(values: Any) -> Any:
-    return values.to_pylist() if is_arrow(values) else values
-
-
 def _names(values: Any, always: bool) -> list[Any]:
     """Return the values as a list in which names of files are text. Returns an empty list if there are none."""
     if is_arrow(values):
         kind = tables.storage(values.type)
-        if always and not tables.is_text(kind):
-            values = compute.cast(values, pa.large_string())
+        if always and tables.is_binary(kind):
+            return [None if value is None else os.fsdecode(value) for value in values.to_pylist()]
         elif not tables.is_text(kind) and not pa.types.is_dictionary(kind):
             return []
         return list(values.to_pylist())
-    return [value.decode(errors="replace") if always and isinstance(value, bytes) else value for value in values]
+    return [os.fsdecode(value) if always and isinstance(value, bytes) else value for value in values]
 
 
 def _file(folder: pathlib.Path, value: Any) -> pathlib.Path | None:
+    if isinstance(value, os.PathLike):
+        return folder / value
     return folder / value if isinstance(value, str) and value and "://" not in value and "\0" not in value else None
 
 
@@ -137,7 +113,7 @@ def size_of(file: pathlib.Path) -> int:
     """Return the size of a file in bytes, or 0 if it cannot be read."""
     try:
         return file.stat().st_size
-    except OSError:
+    except (OSError, ValueError):  # A name with a lone surrogate raises ValueError.
         return 0
 
 
@@ -145,11 +121,12 @@ def _read(
     name_of: Callable[[int], str], column: str, problems: list[tuple[int, str, Refusal]], row: int, value: Any, file: pathlib.Path | None
 ) -> Any:
     """Return the contents of a file, or None with a problem. Values that are not names are returned unchanged."""
-    if not isinstance(value, str):
+    if not isinstance(value, str | os.PathLike):
         return value
-    if not value:
+    text = os.fspath(value)
+    if not text:
         return None
-    problem = Refusal("", "invalid-value", f"`{value[:200]}` is not a path of a local file") if file is None else problem_of(value, file)
+    problem = Refusal("", "invalid-value", f"`{text[:200]}` is not a path of a local file") if file is None else problem_of(text, file)
     if problem is None and file is not None:
         try:
             return file.read_bytes()

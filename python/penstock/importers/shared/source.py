@@ -179,7 +179,8 @@ class OpenedSource:
     """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
 
     `left_out` lists files that are of other kinds or were not selected, and `files` those that are read. `root` is the folder
-    of the files that text in image columns names; None means the usual one. The consumer of `chunks` must close the generator instead of
+    of the files that text in image columns names; None means the usual one. `by_path` says whether the column `path` identifies samples.
+    The consumer of `chunks` must close the generator instead of
     leaving it to the garbage collector. The collector may run while a thread that the generator waits for is starting.
     """
 
@@ -191,3 +192,4 @@ class OpenedSource:
     left_out: list[str] = dataclasses.field(default_factory=list)
     files: list[pathlib.Path] = dataclasses.field(default_factory=list)
     root: pathlib.Path | None = None
+    by_path: bool = False

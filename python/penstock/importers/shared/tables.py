@@ -113,8 +113,10 @@ def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> lis
     """Convert values whose metadata give them a meaning that their Arrow type lacks. Returns None for other values."""
     if isinstance(kind, Json) and isinstance(noted, Json):
         return [None if text is None else json.loads(text) for text in array.to_pylist()]
-    if isinstance(kind, Label) and isinstance(noted, Label) and pa.types.is_integer(array.type):
-        return [None if code == -1 else code for code in array.to_pylist()]  # In Hugging Face datasets, -1 means no label.
+    if isinstance(kind, Label | Category) and isinstance(noted, Label) and pa.types.is_integer(array.type):
+        # In Hugging Face datasets, -1 means no label. The names may have other codes in the destination.
+        names = noted.names
+        return [None if code in (None, -1) else names[code] if 0 <= code < len(names) else code for code in array.to_pylist()]
     return None
 
 
@@ -134,7 +136,8 @@ def restored(fields: list[pa.Field]) -> ColumnType | None:
     return kind if fits else None
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is a type of bytes."""
     return any(
         test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     )
@@ -147,7 +150,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 def _no_json(kind: pa.DataType) -> str | None:
     """Name the values within an Arrow type that JSON cannot represent. Returns None if JSON can represent all values."""
-    if _is_binary(kind):
+    if is_binary(kind):
         return "binary values"
     if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day have microsecond precision.
         return "times of day in nanoseconds"
@@ -162,7 +165,7 @@ def is_media(kind: pa.DataType) -> bool:
     """Return whether this is the type in which Hugging Face stores media: struct<bytes: binary, path: string>."""
     if not pa.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
         return False
-    return _is_binary(kind.field("bytes").type)
+    return is_binary(kind.field("bytes").type)
 
 
 def media_type(first: bytes | None) -> ColumnType:
@@ -196,7 +199,7 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
     if isinstance(kind, Text) and pa.types.is_time64(array.type) and array.type.unit == "ns":
         return array.cast(pa.string())
-    as_text = isinstance(kind, Text) and _is_binary(array.type)  # Binary values are accepted as text if they are UTF-8.
+    as_text = isinstance(kind, Text) and is_binary(array.type)  # Binary values are accepted as text if they are UTF-8.
     if isinstance(kind, Text | Json) and not as_text and (what := _no_json(array.type)) is not None:
         raise UnsupportedError(f"{array.type} contains {what}, which are not text", code="unsupported-format", hint="flatten it first")
     if as_text:

@@ -1,0 +1,102 @@
+"""Converts boxes between their forms, and draws objects as masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+
+# Larger coordinates are mistakes, and would make pycocotools allocate all memory.
+_LARGEST_COORDINATE = 1 << 20
+
+
+def boxes_in(boxes: npt.NDArray[np.float64], form: str, wanted: str) -> npt.NDArray[np.float32]:
+    """Convert boxes (N, 4) from one form to another: xyxy, xywh or cxcywh.
+
+    >>> boxes_in(np.array([[10.0, 20, 4, 6]]), "xywh", "cxcywh").tolist()
+    [[12.0, 23.0, 4.0, 6.0]]
+    """
+    if form != wanted:
+        first, second = boxes[:, :2], boxes[:, 2:]
+        low = first - second / 2 if form == "cxcywh" else first
+        size = second - first if form == "xyxy" else second
+        made = {"xyxy": (low, low + size), "xywh": (low, size), "cxcywh": (low + size / 2, size)}[wanted]
+        boxes = np.concatenate(made, axis=1)
+    return boxes.astype(np.float32)
+
+
+def mask_of(size: tuple[int, int] | None, annotations: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> npt.NDArray[Any]:
+    """Draw the objects of an image of COCO, large ones first, so that small ones are on top. Pixels outside of all objects are 0.
+
+    Raises: ValueError for a segmentation that cannot be drawn.
+    """
+    try:
+        from pycocotools import mask as drawing
+    except ImportError as error:
+        raise InvalidInputError("cannot draw masks: pycocotools is not installed", hint="pip install pycocotools") from error
+    if size is None:
+        raise ValueError("its height or width is missing in the annotations, so its mask cannot be drawn")
+    if max(numbers, default=0) > np.iinfo(np.uint16).max:
+        raise ValueError(f"it has more than {np.iinfo(np.uint16).max} objects")
+    drawn = np.zeros(size, np.uint8 if max(numbers, default=0) < 256 else np.uint16)
+    pieces = []
+    for annotation, number in zip(annotations, numbers, strict=True):
+        if outline := annotation.get("segmentation"):
+            _check(annotation, outline, size)
+            try:
+                as_lists = isinstance(outline, list) or isinstance(outline["counts"], list)
+                runs = drawing.frPyObjects(outline, *size) if as_lists else outline
+                runs = drawing.merge(runs) if isinstance(runs, list) else runs
+                pieces.append((int(drawing.area(runs)), number, runs))
+            except Exception as error:  # pycocotools raises bare exceptions.
+                raise ValueError(f"the segmentation of annotation {annotation.get('id')} cannot be drawn: {error}") from error
+    for _, number, runs in sorted(pieces, key=lambda piece: -piece[0]):
+        drawn[drawing.decode(runs).astype(bool)] = number
+    return drawn
+
+
+def _check(annotation: Mapping[str, Any], outline: Any, size: tuple[int, int]) -> None:
+    """Refuse what would make pycocotools crash: polygons with other values than coordinates, and runs of another image size."""
+    if isinstance(outline, list):
+        numbers = [value for polygon in outline for value in (polygon if isinstance(polygon, list) else [None])]
+        good = all(isinstance(polygon, list) and len(polygon) >= 6 and len(polygon) % 2 == 0 for polygon in outline)
+        good = good and all(isinstance(value, int | float) and abs(value) < _LARGEST_COORDINATE for value in numbers)
+    else:
+        counts = outline.get("counts") if isinstance(outline, dict) else None
+        good = isinstance(outline, dict) and outline.get("size") == list(size) and isinstance(counts, list | str | bytes)
+        if good and isinstance(counts, list):
+            good = all(isinstance(count, int) and count >= 0 for count in counts) and sum(counts) == size[0] * size[1]
+        if good and isinstance(counts, str | bytes):
+            good = _sum_of_runs(counts) == size[0] * size[1]
+    if not good:
+        raise ValueError(
+            f"annotation {annotation.get('id')} has the segmentation {outline!r:.80}, expected polygons of at least 3 points, or runs "
+            f"of an image of {list(size)} (height, width)"
+        )
+
+
+def _sum_of_runs(text: str | bytes) -> int | None:
+    """Return the sum of compressed run lengths, or None if they are not in that form. Source: `rleFrString` in cocodataset/cocoapi.
+
+    >>> _sum_of_runs("05"), _sum_of_runs("~")
+    (5, None)
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for byte in text.encode() if isinstance(text, str) else text:
+        part = byte - 48
+        if not 0 <= part < 64 or shift > 60:
+            return None
+        value |= (part & 31) << shift
+        shift += 5
+        if not part & 32:
+            value -= (1 << shift) if part & 16 else 0
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+            if counts[-1] < 0:
+                return None
+    return sum(counts) if shift == 0 else None

@@ -1,0 +1,314 @@
+"""What an attacker found in imports of manifests and annotations, and of sources that were imported already."""
+
+import io
+import json
+
+import numpy as np
+import penstock as ps
+import pyarrow as pa
+import pytest
+from penstock.importers import import_data
+from PIL import Image as Pillow
+from servers import left_empty
+from test_manifests import png, write
+
+COCO = {
+    "images": [{"id": 1, "file_name": "1.png", "height": 12, "width": 20}, {"id": 2, "file_name": "2.png", "height": 12, "width": 20}],
+    "annotations": [
+        {"id": 1, "image_id": 1, "category_id": 1, "bbox": [2, 3, 4, 5], "segmentation": [[2, 3, 6, 3, 6, 8, 2, 8]]},
+        {"id": 2, "image_id": 2, "category_id": 2, "bbox": [1, 1, 2, 2], "caption": "text"},
+    ],
+    "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+}
+
+
+def coco(folder, change=None, name="annotations.json"):
+    found = json.loads(json.dumps(COCO))
+    if change is not None:
+        change(found)
+    return write(folder, {"1.png": png(1), "2.png": png(2), name: json.dumps(found)}) / name
+
+
+def named(ds, column="labels"):
+    words = ds.vocabulary(column)
+    return [None if codes is None else [words[code] for code in codes.tolist()] for codes in ds[column][:]]
+
+
+def test_labels_are_matched_by_name(tmp_path, root):
+    """The same names have other codes in the destination."""
+    path = coco(tmp_path / "coco")
+    ps.create(root, {**import_schema(path, tmp_path), "labels": ps.Labels(["emu", "dog", "cat"])})
+    import_data(path, root)
+    assert named(ps.open(root)) == [["cat"], ["dog"]]
+    import_data(path, root.with_name("given"), types={"labels": ps.Labels(["dog", "cat"])}, masks="class")
+    given = ps.open(root.with_name("given"))
+    assert named(given) == [["cat"], ["dog"]] and given["mask"][0].max() == 2
+    files = {"images/a.png": png(1), "labels/a.txt": "1 0.5 0.5 0.1 0.1\n", "classes.txt": "cat\ndog\n"}
+    import_data(write(tmp_path / "boxes", files), root.with_name("yolo"), types={"labels": ps.Labels(["dog", "cat"])})
+    assert named(ps.open(root.with_name("yolo"))) == [["dog"]]
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"label": datasets.ClassLabel(names=["cat", "dog"])})
+    ps.create(root.with_name("hub"), {"label": ps.Label(["dog", "cat"])})
+    import_data(datasets.Dataset.from_dict({"label": [0, 1, -1]}, features=features), root.with_name("hub"))
+    assert ps.open(root.with_name("hub")).to_arrow()["label"].to_pylist() == ["cat", "dog", None]
+    with pytest.raises(ps.InvalidInputError, match="'dog', which is not a label"):
+        import_data(path, root.with_name("less"), types={"labels": ps.Labels(["cat"])})
+
+
+def import_schema(path, tmp_path):
+    import_data(path, tmp_path / "schema")
+    return dict(ps.open(tmp_path / "schema").schema)
+
+
+@pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh"])
+def test_boxes_are_converted_to_the_form_of_the_column(tmp_path, root, form):
+    wanted = {"xyxy": [2, 3, 6, 8], "xywh": [2, 3, 4, 5], "cxcywh": [4, 5.5, 4, 5]}[form]
+    import_data(coco(tmp_path / "coco"), root, types={"boxes": ps.Boxes(form, of="image")})
+    assert ps.open(root)["boxes"][0].tolist() == [wanted]
+    files = {"images/a.png": png(1), "labels/a.txt": f"0 {4 / 20} {5.5 / 12} {4 / 20} {5 / 12}\n", "classes.txt": "cat\n"}
+    import_data(write(tmp_path / "boxes", files), root.with_name("yolo"), types={"boxes": ps.Boxes(form, of="image")})
+    assert np.allclose(ps.open(root.with_name("yolo"))["boxes"][0], [wanted], atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [map(str, ["cat"]), {"cat"}, {"cat": 1}, 5, iter(["cat"])])
+def test_labels_that_are_no_list_are_refused(value):
+    ds = ps.create(f"memory://labels-no-list-{id(value)}", {"classes": ps.Labels(["cat"])})
+    with pytest.raises(ps.InvalidInputError, match="expected a list of labels"):
+        ds.append({"classes": [["cat"], value]})
+
+
+def test_manifests_of_other_folders_are_other_sources(tmp_path, root):
+    for place in ("one", "two"):
+        folder = write(tmp_path / place, {"a.png": png(len(place) + ord(place[0])), "rows.csv": "file\na.png\n"})
+        assert import_data(folder / "rows.csv", root, types={"file": ps.Image()}, mode="skip-existing").samples == 1
+    again = import_data(tmp_path / "two" / "rows.csv", root, types={"file": ps.Image()}, mode="skip-existing")
+    assert (again.samples, again.skipped) == (0, 1)
+
+
+def test_an_import_that_left_something_out_is_no_reason_to_skip(tmp_path, root):
+    folder = write(tmp_path, {"a.png": png(1), "rows.csv": "file\na.png\nb.png\n"})
+    assert import_data(folder / "rows.csv", root, types={"file": ps.Image()}, on_error="skip").samples == 1
+    with pytest.raises(ps.AlreadyExistsError, match="or a part of them") as caught:
+        import_data(folder / "rows.csv", root, types={"file": ps.Image()}, mode="skip-existing")
+    assert "append" in caught.value.hint
+    write(tmp_path, {"n.csv": "n\n1\n2\n3\n"})
+    import_data(tmp_path / "n.csv", root.with_name("n"), limit=2)
+    for mode in (None, "skip-existing"):
+        with pytest.raises(ps.AlreadyExistsError, match="or a part of them"):
+            import_data(tmp_path / "n.csv", root.with_name("n"), mode=mode)
+    assert import_data(tmp_path / "n.csv", root.with_name("n"), limit=2, mode="skip-existing").skipped == 2
+
+
+def test_deleted_samples_are_imported_again(tmp_path, root):
+    folder = write(tmp_path / "photos", {f"{row}.png": png(row) for row in range(3)})
+    import_data(folder, root)
+    ds = ps.open(root)
+    with ds.transaction() as tx:
+        tx.delete(row_ids=ds.take([1], columns=["_row_id"])["_row_id"])
+    again = import_data(folder, root, mode="skip-existing")
+    assert (again.samples, again.skipped) == (1, 2) and sorted(ps.open(root)["path"][:]) == ["0.png", "1.png", "2.png"]
+    write(tmp_path, {"n.csv": "n\n1\n"})
+    import_data(tmp_path / "n.csv", root.with_name("n"))
+    with ps.open(root.with_name("n")).transaction() as tx:
+        tx.delete(where="n = 1")
+    with pytest.raises(ps.AlreadyExistsError, match="or a part of them"):
+        import_data(tmp_path / "n.csv", root.with_name("n"), mode="skip-existing")
+
+
+def test_another_image_with_a_known_path_is_not_skipped(tmp_path, root):
+    for place in ("one", "two"):
+        write(tmp_path / place, {"cat/1.png": png(len(place) + ord(place[0])), "cat/2.png": png(2)})
+    import_data(tmp_path / "one", root)
+    with pytest.raises(ps.AlreadyExistsError, match="`cat/1"):
+        import_data(tmp_path / "two", root)
+    with pytest.raises(ps.Error, match="another image with this path"):
+        import_data(tmp_path / "two", root, mode="skip-existing")
+    report = import_data(tmp_path / "two", root, mode="skip-existing", on_error="skip")
+    assert (report.samples, report.skipped) == (0, 1) and [refusal.path for refusal in report.refused] == ["cat/1.png"]
+    assert import_data(tmp_path / "two", root, mode="append").samples == 2
+
+
+def test_a_grown_folder_says_what_is_there(tmp_path, root):
+    folder = write(tmp_path / "photos", {"1.png": png(1)})
+    import_data(folder, root)
+    write(folder, {"2.png": png(2)})
+    with pytest.raises(ps.AlreadyExistsError, match=r"`1.png`: the dataset has an image with this path already"):
+        import_data(folder, root)
+    assert import_data(folder, root, mode="skip-existing", limit=1).samples == 1
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_text_column_named_path_is_no_key_of_a_table(tmp_path, root, form):
+    import pyarrow.parquet as pq
+
+    rows = pa.table({"path": ["a", "a"], "caption": ["one", "two"]})
+    more = pa.table({"path": ["a", None], "caption": ["three", "four"]})
+    for number, table in enumerate((rows, more)):
+        path = tmp_path / f"{number}.{form}"
+        pa.csv.write_csv(table, path) if form == "csv" else pq.write_table(table, path)
+        assert import_data(path, root, mode="skip-existing").samples == 2
+    assert len(ps.open(root)) == 4
+
+
+def test_folders_of_classes_are_not_taken_for_annotations(tmp_path, root):
+    folder = write(
+        tmp_path / "birds", {"cat/1.png": png(1), "dog/2.png": png(2), "classes.txt": "cat\ndog\n", "data.yaml": "names: [cat, dog]\n"}
+    )
+    write(folder, {"meta.json": json.dumps(COCO)})
+    import_data(folder, root)
+    assert ps.open(root).schema["label"] == ps.Label(["cat", "dog"])
+    with pytest.raises(ps.InvalidInputError, match="none of its 2 images has a text file"):
+        import_data(folder, root.with_name("yolo"), format="yolo")
+
+
+def test_several_files_of_annotations_must_be_named(tmp_path, root):
+    folder = tmp_path / "coco"
+    coco(folder, name="train_annotations.json"), coco(folder, name="val_annotations.json")
+    with pytest.raises(ps.InvalidInputError, match="has 2 files of annotations") as caught:
+        import_data(folder, root)
+    assert "train_annotations.json" in caught.value.hint and left_empty(root)
+    (folder / "val_annotations.json").unlink()
+    write(folder, {"3.png": png(3)})
+    report = import_data(folder, root)
+    assert report.samples == 2 and report.left_out == ["3.png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda found: found["annotations"][0].update(iscrowd="0"), "iscrowd '0'"), (lambda found: found["annotations"][0].update(area="7"), "the area '7'"),
+        (lambda found: found["annotations"][0].update(bbox=[float("nan"), 0, 1, 1]), "the bbox"), (lambda found: found["annotations"][0].update(bbox=[0, 0, 10**400, 1]), "the bbox"),
+        (lambda found: found["annotations"][0].update(bbox=None), "the bbox None"), (lambda found: found["annotations"][0].pop("bbox"), "the bbox None"),
+        (lambda found: found["annotations"][0].update(bbox=[0, 0, -1, 1]), "the bbox"), (lambda found: found["annotations"][0].update(category_id=[1]), "the category"),
+        (lambda found: found["annotations"][0].update(image_id=[1]), "there is no image"), (lambda found: found["images"][0].update(id=[1]), "there is no image 1"),
+        (lambda found: found["images"][0].update(file_name="\ud800.png"), "is not UTF-8"), (lambda found: found["images"][0].update(height=20, width=12), "20 × 12 pixels"),
+        (lambda found: found["annotations"][0].update(keypoints=[1, 2, "x"]), "the keypoints"),
+    ],
+)  # fmt: skip
+def test_broken_parts_of_coco_are_refused(tmp_path, root, change, says):
+    path = coco(tmp_path / "coco", change)
+    with pytest.raises(ps.Error, match=says):
+        import_data(path, root)
+    assert left_empty(root)
+    report = import_data(path, root, on_error="skip")
+    assert report.samples in (1, 2) and any(says in refusal.message for refusal in report.refused)
+    assert all(refusal.code in ("invalid-value", "source-not-found") for refusal in report.refused)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda found: found["categories"][1].update(id=1), "two of its categories have the id 1"), (lambda found: found["images"][1].update(id=1), "two of its images have the id 1"),
+        (lambda found: found["categories"][0].update(name=None), "a category has no name"), (lambda found: found["annotations"][0].update(segments_info=[]), "panoptic"),
+    ],
+)  # fmt: skip
+def test_files_of_another_form_are_refused(tmp_path, root, change, says):
+    with pytest.raises(ps.InvalidInputError, match=says):
+        import_data(coco(tmp_path / "coco", change), root)
+
+
+def test_every_null_is_reported(tmp_path, root):
+    path = coco(tmp_path / "coco", lambda found: found["annotations"][1].update(bbox=[1]))
+    report = import_data(path, root, on_error="null")
+    sample = ps.open(root)[1]
+    nulls = {name for name, value in sample.items() if value is None}
+    assert nulls == {"boxes", "labels", "area", "crowd"} and sample["captions"] == ["text"] and len(report.refused) == 4
+
+
+SEGMENTATIONS = [
+    [[]], [[1, 2, 3, 4]], "text", 5, [[None] * 6], [[float("nan")] * 6], [[1e9] * 6], {"size": [10**6, 10**6], "counts": "05"}, {"size": [20, 12], "counts": [240]},
+    {"size": [12, 20], "counts": [10**9]}, {"size": [12, 20], "counts": "~~~"}, {"size": [12, 20], "counts": "0"}, {"size": [12, 20], "counts": [-1, 241]}, {"size": [-1, 20], "counts": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("outline", SEGMENTATIONS, ids=range(len(SEGMENTATIONS)))
+def test_what_would_crash_the_drawing_of_masks_is_refused(tmp_path, root, outline):
+    path = coco(tmp_path / "coco", lambda found: found["annotations"][0].update(segmentation=outline))
+    report = import_data(path, root, masks="class", on_error="null")
+    assert report.samples == 2 and [refusal.path for refusal in report.refused] == ["1.png"] and "segmentation" in report.refused[0].message
+    assert ps.open(root)[0]["mask"] is None
+
+
+def test_compressed_runs_are_drawn(tmp_path, root):
+    from pycocotools import mask as drawing
+
+    shape = np.asfortranarray(np.random.default_rng(0).integers(0, 2, (12, 20)).astype(np.uint8))
+    runs = drawing.encode(shape)
+    runs = {"size": [12, 20], "counts": runs["counts"].decode()}
+    import_data(coco(tmp_path / "coco", lambda found: found["annotations"][0].update(segmentation=runs)), root, masks="instance")
+    assert (ps.open(root)["mask"][0] == shape).all()
+
+
+def test_images_that_are_turned_have_upright_boxes(tmp_path, root):
+    out = io.BytesIO()
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    Pillow.fromarray(np.zeros((20, 40, 3), np.uint8)).save(out, "JPEG", exif=exif)
+    folder = write(
+        tmp_path / "yolo", {"images/a.JPG": out.getvalue(), "labels/a.txt": "\ufeff0 0.5 0.5 0.5 0.5\r\n", "classes.txt": "\ufeffcat\n"}
+    )
+    import_data(folder, root)
+    assert ps.open(root)["boxes"][0].tolist() == [[10, 20, 10, 20]] and ps.open(root).vocabulary("labels") == ["cat"]
+    found = {
+        "images": [{"id": 1, "file_name": "a.JPG", "height": 20, "width": 40}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}],
+    }
+    found["categories"] = [{"id": 1, "name": "cat"}]
+    write(tmp_path / "yolo" / "images", {"coco.json": json.dumps(found)})
+    with pytest.raises(ps.InvalidInputError, match=r"20 × 40 pixels \(upright\), but its annotations say 40 × 20"):
+        import_data(tmp_path / "yolo" / "images" / "coco.json", root.with_name("coco"))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"classes.txt": "cat\n\ndog\n"}, "line 2 is empty"), ({"data.yaml": "names: {0: cat, 2: dog}\n"}, "codes of its names"), ({"data.yaml": "names: [\n"}, "data.yaml"),
+        ({"a.yaml": "names: [x]\n", "b.yaml": "names: [y]\n"}, "name different classes"), ({"data.yaml": "names: [cat]\nkpt_shape: [2, 2]\n"}, "kpt_shape"),
+        ({"classes.txt": "k\xe4se\n".encode("latin-1")}, "not UTF-8"), ({"data.yaml": "names: " + "[" * 5000}, "data.yaml"),
+    ],
+)  # fmt: skip
+def test_wrong_names_of_classes_are_refused(tmp_path, root, files, says):
+    folder = write(tmp_path / "yolo", {"images/a.png": png(1), "labels/a.txt": "0 0.5 0.5 0.5 0.5\n", **files})
+    with pytest.raises(ps.InvalidInputError, match=says):
+        import_data(folder, root)
+
+
+def test_names_such_as_no_stay_text(tmp_path, root):
+    files = {"JPEGImages/a.png": png(1), "labels/a.TXT": "1 0.5 0.5 0.5 0.5\n", "data.yaml": "names: [no, yes]\n"}
+    import_data(write(tmp_path / "boxes", files), root)
+    assert named(ps.open(root)) == [["yes"]]
+
+
+def test_large_or_strange_yaml_files_do_not_matter(tmp_path, root):
+    import os
+
+    folder = write(tmp_path / "photos", {"1.png": png(1), "large.yaml": "names: [x]\n" + "a: {b: [1, 2]}\n" * 200_000})
+    os.mkfifo(folder / "pipe.yaml")
+    assert import_data(folder, root, on_error="skip", exclude=["*.yaml"]).samples == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"types": ["x"]}, {"root": 5}, {"shuffle_seed": [1]}, {"shuffle_seed": -1}, {"files": 5}, {"mode": "x"}, {"limit": "3"}]
+)
+def test_wrong_options_are_refused(tmp_path, root, options):
+    folder = write(tmp_path / "photos", {"1.png": png(1)})
+    with pytest.raises(ps.InvalidInputError):
+        import_data(folder, root, **options)
+    assert left_empty(root)
+
+
+def test_relative_paths_in_rows_are_found_below_root(tmp_path, root):
+    import pathlib
+
+    write(tmp_path / "photos", {"1.png": png(1)})
+    import_data([{"file": pathlib.Path("1.png")}], root, root=tmp_path / "photos")
+    assert ps.open(root).take([0], decode=False)["file"] == [png(1)]
+
+
+def test_frames_with_empty_lists_round_trip():
+    ds = ps.create("memory://empty-lists", {"classes": ps.Labels(["cat"]), "x": ps.Tensor((None,), "float32")})
+    ds.append({"classes": [[], ["cat"]], "x": [[], [1]]})
+    ds.append(ds.to_pandas())
+    assert [codes.tolist() for codes in ds["classes"][:]] == [[], [0]] * 2
+    with pytest.raises(ps.InvalidInputError, match="the column is ragged"):
+        ds.loader(batch_size=2, nulls={"classes": np.array([0])})
