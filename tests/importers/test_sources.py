@@ -229,6 +229,19 @@ def test_what_would_crash_the_drawing_of_masks_is_refused(tmp_path, root, outlin
     assert ps.open(root)[0]["mask"] is None
 
 
+def test_sizes_beyond_the_limit_are_refused(tmp_path, root):
+    path = coco(tmp_path / "coco", lambda found: found["images"][0].update(height=10**6, width=10**7))
+    report = import_data(path, root, masks="class", on_error="skip")
+    assert report.samples == 1 and any("images may have" in refusal.message for refusal in report.refused)
+
+
+def test_a_link_that_leads_to_itself_is_refused(tmp_path, root):
+    folder = write(tmp_path / "photos", {"cat/1.png": png(1)})
+    (folder / "cat" / "2.png").symlink_to("2.png")
+    report = import_data(folder, root, on_error="skip")
+    assert report.samples == 1 and [refusal.path for refusal in report.refused] == ["cat/2.png"]
+
+
 def test_compressed_runs_are_drawn(tmp_path, root):
     from pycocotools import mask as drawing
 

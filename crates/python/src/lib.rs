@@ -56,6 +56,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
     module.add_function(wrap_pyfunction!(media::image_sizes, module)?)?;
+    module.add_function(wrap_pyfunction!(media::mix_rows, module)?)?;
     module.add_function(wrap_pyfunction!(lists::last_places, module)?)?;
     module.add_function(wrap_pyfunction!(lists::numbers, module)?)?;
     module.add_function(wrap_pyfunction!(lists::texts, module)?)?;

@@ -1,6 +1,6 @@
 //! Checks media before they are stored.
 
-use numpy::PyReadonlyArray1;
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use penstock_dataset::{Config, Media, Validate, check_media as check};
 use penstock_error::Error;
 use pyo3::prelude::*;
@@ -23,6 +23,25 @@ pub fn encode_png<'py>(py: Python<'py>, shape: (usize, usize, usize), pixels: Py
     let (height, width, channels) = shape;
     let encoded = penstock_codec::encode_png(height, width, channels, 8, pixels.as_slice()?).or_raise(py)?;
     Ok(PyBytes::new(py, &encoded))
+}
+
+/// Mix each of `rows` rows with the one before it, in place: `share · row + (1 - share) · other`. The first row is mixed with the last one.
+#[pyfunction]
+pub fn mix_rows(py: Python<'_>, mut values: PyReadwriteArray1<'_, f32>, rows: usize, share: f32) -> PyResult<()> {
+    let values = values.as_slice_mut()?;
+    let size = values.len().checked_div(rows).unwrap_or(0);
+    py.detach(|| {
+        let mix = |row: &mut [f32], other: &[f32]| {
+            row.iter_mut().zip(other).for_each(|(value, other)| *value = *value * share + other * (1.0 - share));
+        };
+        let last = values[values.len() - size..].to_vec();
+        for row in (1..rows).rev() {
+            let (before, after) = values.split_at_mut(row * size);
+            mix(&mut after[..size], &before[(row - 1) * size..]);
+        }
+        mix(&mut values[..size], &last);
+    });
+    Ok(())
 }
 
 /// Return the height and width of each image, upright. Returns None for an image whose header cannot be read.

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.coded import Coded
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Torchvision, Transform
+from penstock.transforms.batch import Mixing
 from penstock.values.dtypes import filler
 from penstock.views.view import Batch, View
 
@@ -63,7 +65,7 @@ class Stages:
             batch = self._mapped(batch, about, number, seed)
         for fn in self.per_batch:
             with Noted(fn, f"step {number}"):
-                batch = fn(batch)
+                batch = fn.drawn(batch, _random(seed, 1, 0, number)) if isinstance(fn, Mixing) else fn(batch)
             if not isinstance(batch, dict):
                 raise InvalidInputError(
                     f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
@@ -76,7 +78,7 @@ class Stages:
         samples = []
         for index in range(len(about["valid"])):
             sample = {name: values[index] for name, values in batch.items()}
-            rng = np.random.Generator(np.random.Philox(key=[seed, 0], counter=[0, 0, about["epoch"], int(about["draw"][index])]))
+            rng = _random(seed, 0, about["epoch"], int(about["draw"][index]))
             for fn in self.per_sample:
                 with Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
                     sample = fn(sample, rng) if takes_rng(fn) else fn(sample)
@@ -86,6 +88,11 @@ class Stages:
                     )
             samples.append(sample)
         return collated(samples, about["position"], batch)
+
+
+def _random(seed: int, purpose: int, epoch: int, number: int) -> np.random.Generator:
+    """Return random numbers that depend on these numbers only."""
+    return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, number]))
 
 
 def stages_of(
@@ -109,7 +116,7 @@ def stages_of(
                     raise
                 raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
         elif isinstance(stage, PerBatch):
-            batches.append(stage)
+            batches.append(stage.bound(functools.partial(_words, outputs, view)) if isinstance(stage, Mixing) else stage)
         elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
             raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
         elif callable(stage):
@@ -133,6 +140,12 @@ def stages_of(
             )  # fmt: skip
         given |= set(stage.gives)
     return declared, samples, batches
+
+
+def _words(outputs: Mapping[str, str], view: View, name: str) -> list[str] | None:
+    """Return the words of a result, or None if it has none."""
+    column = outputs.get(name, name)
+    return view.vocabulary(column) if isinstance(view.schema.get(column), Coded) else None
 
 
 def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:

@@ -16,7 +16,7 @@ and transforms of torchvision v2, come after these transforms, and `PerBatch(fn)
 """
 
 from penstock.transforms.base import Transform
-from penstock.transforms.batch import PerBatch, Tokenize
+from penstock.transforms.batch import CutMix, MixUp, PerBatch, Tokenize
 from penstock.transforms.colour import ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale
 from penstock.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
 from penstock.transforms.of_torchvision import Torchvision
@@ -25,8 +25,10 @@ from penstock.transforms.values import Normalize, SanitizeBoundingBoxes, ToDtype
 __all__ = [
     "CenterCrop",
     "ColorJitter",
+    "CutMix",
     "GaussianBlur",
     "Grayscale",
+    "MixUp",
     "Normalize",
     "Pad",
     "PerBatch",

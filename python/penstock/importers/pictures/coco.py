@@ -32,7 +32,7 @@ from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.importers.pictures.drawing import boxes_in, mask_of
-from penstock.importers.pictures.images import list_images
+from penstock.importers.pictures.images import list_images, shown
 from penstock.importers.shared.chunks import with_files
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
 from penstock.values.checks import is_utf8, is_whole
@@ -179,7 +179,7 @@ class _File:
             for annotation in self.lost
         ]
         for group in self._groups():
-            names = [str(image.get("file_name") or f"image {image.get('id')}") for image in group]
+            names = [shown(str(image.get("file_name") or f"image {image.get('id')}")) for image in group]
             columns: dict[str, list[Any]] = {name: [] for name in (*self.schema, "size")}
             problems: list[tuple[int, str, Refusal]] = []
             for row, image in enumerate(group):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock import _core
 from penstock.errors import InvalidInputError
 
 # Larger coordinates are mistakes, and would make pycocotools allocate all memory.
@@ -40,6 +41,8 @@ def mask_of(size: tuple[int, int] | None, annotations: Sequence[Mapping[str, Any
         raise InvalidInputError("cannot draw masks: pycocotools is not installed", hint="pip install pycocotools") from error
     if size is None:
         raise ValueError("its height or width is missing in the annotations, so its mask cannot be drawn")
+    if size[0] * size[1] > _core.configure()[2]:
+        raise ValueError(f"its annotations say {size[1]} × {size[0]} pixels, but images may have {_core.configure()[2]}")
     if max(numbers, default=0) > np.iinfo(np.uint16).max:
         raise ValueError(f"it has more than {np.iinfo(np.uint16).max} objects")
     drawn = np.zeros(size, np.uint8 if max(numbers, default=0) < 256 else np.uint16)

@@ -63,9 +63,9 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
             columns["label"] = [_class_of(folder, file, split) for file in group]
         return columns
 
-    shown = [_shown(file.relative_to(folder).as_posix()) for file in left_out]
+    others = [shown(file.relative_to(folder).as_posix()) for file in left_out]
     done, chunks = image_chunks(folder, files, columns_of)
-    return OpenedSource(schema, chunks, len(files), "files", done, shown, files, by_path=True)
+    return OpenedSource(schema, chunks, len(files), "files", done, others, files, by_path=True)
 
 
 def image_chunks(
@@ -118,7 +118,7 @@ def list_images(folder: pathlib.Path, options: FolderOptions) -> tuple[list[path
 
 def split_of(folder: pathlib.Path, file: pathlib.Path) -> str:
     """Return the first folder of a file."""
-    return _shown(file.relative_to(folder).parts[0])
+    return shown(file.relative_to(folder).parts[0])
 
 
 # Suffixes of images, including formats that are not supported.
@@ -180,17 +180,25 @@ def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathli
     except OSError as error:
         raise InvalidInputError(f"cannot import `{folder}`: {error}") from error
     for entry in entries:
-        if entry.is_dir():
+        if _is_folder(entry):
             yield from _walk(folder / entry.name, (*within, real))
         else:
             yield folder / entry.name
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads to itself.
+        return False
+
+
 def _class_of(folder: pathlib.Path, file: pathlib.Path, split: bool) -> str | None:
     """Return the class of a file, or None if the file is directly in the folder, or in that of its split."""
     parts = file.relative_to(folder).parts[1 if split else 0 : -1]
-    return _shown("/".join(parts)) if parts else None
+    return shown("/".join(parts)) if parts else None
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """Return text that can be printed: bytes that are not UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
