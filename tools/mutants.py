@@ -30,7 +30,7 @@ TREE = FOLDER / "tree"
 LEAST = 0.85
 RUST = [f"crates/dataset/src/{name}/**/*.rs" for name in ("commit", "log", "read", "snapshot", "store", "write")]
 RUST += [f"crates/loader/src/{name}/**/*.rs" for name in ("order", "source", "engine")]
-PYTHON = "python/penstock/importers/*.py"
+PYTHON = "python/penstock/importers/**/*.py"
 # A quick build profile, passed as environment variables so that helpers built by the tests use it too.
 QUICK = {"LTO": "false", "CODEGEN_UNITS": "16", "OPT_LEVEL": "1", "INCREMENTAL": "true", "DEBUG": "0"}
 CARGO = ["--release", "--locked", "-q"]
@@ -42,7 +42,7 @@ def tests_of(path: str) -> list[list[str]]:
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not data"]
     of = lambda *names: [*pytest, *(str(path) for name in names for path in pathlib.Path("tests").glob(f"*/test_{name}.py"))]  # noqa: E731
     if path.startswith("python/penstock/importers/"):
-        return [of("import_model", "importers", "import_faults", "cli", "bad_input")]
+        return [of("import_model", "importers", "import_faults", "manifests", "sources", "cli", "bad_input")]
     if path.startswith("crates/loader/"):
         return [
             of("loader_model", "loader", "epochs", "geometry", "forms", "functions", "files", "window_memory", "loader_limits"),
