@@ -43,9 +43,10 @@ def configure(
 
 
 def _uri(uri: str | os.PathLike[str]) -> str:
-    text = os.fspath(uri)
+    text = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     if not isinstance(text, str):
-        raise InvalidInputError(f"cannot open {uri!r}: expected a str or a Path", code="invalid-uri")
+        hint = 'write a path, such as "data/photos", or a URI, such as "s3://bucket/photos"'
+        raise InvalidInputError(f"cannot open {uri!r}: expected a str or a Path", code="invalid-uri", hint=hint)
     if not is_utf8(text):
         raise InvalidInputError(f"cannot open {text!r}: the path is not UTF-8", code="invalid-uri")
     return text

@@ -66,7 +66,8 @@ def rows_of(values: Any) -> Any:
         return values
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping) or (hasattr(values, "iloc") and hasattr(values, "columns")):
         raise fail(
-            f"a single {type(values).__name__}, expected one value per sample", hint="wrap it in a list, or pass its columns one by one"
+            f"a single {type(values).__name__}, expected one value per sample",
+            hint="pass its columns one by one" if hasattr(values, "columns") else f"write [{values!r:.60}]",
         )
     if hasattr(values, "to_arrow") and not hasattr(values, "columns"):  # A Polars Series.
         return values.to_arrow()
@@ -85,7 +86,7 @@ def rows_of(values: Any) -> Any:
             raise fail("a zero-dimensional array, expected one value per sample", hint="wrap it in a list")
         return list(values) if values.dtype.kind == "O" else values
     if not isinstance(values, Iterable):
-        raise fail(f"a {type(values).__name__}, expected one value per sample", hint="wrap it in a list")
+        raise fail(f"a single {type(values).__name__}, expected one value per sample", hint=f"write [{values!r:.60}]")
     return list(values)
 
 

@@ -58,7 +58,12 @@ def picture(value: Any, row: int, mask: bool) -> Any:
     good = value.dtype in (np.uint8, np.uint16) and value.ndim in ((2,) if mask else (2, 3)) and value.size
     if not good or (value.ndim == 3 and value.shape[2] not in (1, 3, 4)):
         wanted = "(H, W)" if mask else "(H, W) or (H, W, C) with C 1, 3 or 4"
-        raise fail(f"is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row)
+        hint = None
+        if value.dtype.kind == "f":
+            hint = "write (255 * image).astype(np.uint8), or store the values as ps.Tensor"
+        elif value.ndim == 3 and value.shape[0] in (1, 3, 4):
+            hint = "write image.transpose(1, 2, 0), and image.permute(1, 2, 0) in torch"
+        raise fail(f"is an array {value.shape} of {value.dtype}, expected {wanted} of uint8 or uint16", row, hint=hint)
     height, width, channels = value.shape if value.ndim == 3 else (*value.shape, 1)
     return (height, width, channels, value.dtype.itemsize * 8, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
 
