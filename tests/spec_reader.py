@@ -509,7 +509,7 @@ class Dataset:
                 values = [value if value is None else widened(value, chunk.dtype, wider) for value in values]
             words = chunk.dictionary if column["type"] == "category" else column.get("names")
             if words is not None:
-                good = max((int(code) for code in values if code is not None), default=-1) < len(words)
+                good = max((int(code) for codes in values if codes is not None for code in np.ravel(codes)), default=-1) < len(words)
                 need(good and known.issuperset(chunk.dictionary), f"{chunk.name}: an unknown code or word")
             if column["type"] == "category":
                 values = [code if code is None else words[code] for code in values]

@@ -83,7 +83,9 @@ def test_fork_while_other_threads_are_inside_take(ds):
         thread.start()
     try:
         for seed in range(40):
-            shared[0] = ps.open(ds.uri)  # The first take of a handle fills its caches, so the threads and the child do so concurrently.
+            shared[0] = ps.open(
+                ds.uri, snapshot=ds.snapshot
+            )  # The newest listing may be stale. The first take of a handle fills its caches, so the threads and the child do so concurrently.
             in_child(lambda seed=seed: check(shared[0], seed))
     finally:
         stop.set()

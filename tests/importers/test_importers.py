@@ -242,7 +242,7 @@ def test_sources_that_cannot_be_imported_are_refused(tmp_path, root):
         {"on_error": "shrug"},
         {"validate": "maybe"},
         {"types": {"x": "int33"}},
-        {"types": {"x": ps.Image()}},
+        {"types": {"x": ps.Boxes()}},
         {"delimiter": "ab"},
     ):
         with pytest.raises(ps.InvalidInputError):
