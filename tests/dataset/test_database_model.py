@@ -36,8 +36,6 @@ def expected(name, value):
     """Return an appended value as a read would return it."""
     if value is None or name in ("text", "lz4", "meta", "blob", "label", "word", "other", "flag", "number"):
         return value
-    if name == "classes":
-        return np.array([ds.vocabulary(name).index(word) for word in value.as_py()], np.int64)
     if name == "time":
         return np.datetime64(value, "us")
     return np.asarray(value, np.float16) if name == "half" else np.asarray(value)
@@ -49,6 +47,8 @@ def scanned(ds, name, value):
         return None
     if name in ("label", "word", "other"):
         return ds.vocabulary(name).index(value.as_py())
+    if name == "classes":
+        return np.array([ds.vocabulary(name).index(word) for word in value.as_py()], np.int64)
     if name == "time":
         return np.datetime64(value.value, "us")
     if name == "meta":
