@@ -44,7 +44,7 @@ def main(folder: pathlib.Path) -> None:
     ds.append({"x": (data.images / 16).astype(np.float32), "label": data.target})
     seen = []
     for epochs, checkpoint in ((2, None), (4, folder / "model.ckpt")):  # The second run continues with the third epoch, in its own order.
-        trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=epochs, logger=False, enable_progress_bar=False)
+        trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=epochs, logger=False, default_root_dir=folder)
         model = Classifier()
         trainer.fit(model, datamodule=Digits(ds), ckpt_path=checkpoint)
         trainer.save_checkpoint(folder / "model.ckpt")
