@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +14,7 @@ from penstock.columns.image import Image
 from penstock.columns.mask import Mask
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.shared import tables
-from penstock.importers.shared.chunks import picked
+from penstock.importers.shared.chunks import contents_of, picked
 from penstock.importers.shared.source import Chunk, Refusal
 from penstock.transaction import Transaction
 from penstock.values.checks import is_arrow, is_whole
@@ -130,11 +127,8 @@ _NO_FAULT_OF_A_ROW = ("no-space", "storage-failed", "read-only", "permission-den
 
 def _body(value: Any) -> bytes | None:
     """Return encoded media to check before appending, or None. Also returns None for an unreadable file, which is refused later."""
-    if isinstance(value, os.PathLike):
-        with contextlib.suppress(OSError):
-            return pathlib.Path(value).read_bytes()
-        return None
-    return bytes(value) if isinstance(value, bytes | bytearray) else None
+    found = contents_of(value)
+    return bytes(found) if isinstance(found, bytes | bytearray) else None
 
 
 def _numbers(values: Any) -> Iterator[tuple[int, Any]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.dataset import Dataset
 from penstock.errors import AlreadyExistsError
 from penstock.history.log import Commit
-from penstock.importers.shared.chunks import part_of
+from penstock.importers.shared.chunks import contents_of, part_of
 from penstock.importers.shared.source import Chunk, Refusal, Report
 from penstock.values.checks import is_arrow
 
@@ -121,7 +121,7 @@ def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -
     """
     for chunk in chunks:
         paths = chunk.columns[PATH].to_pylist() if is_arrow(chunk.columns[PATH]) else chunk.columns[PATH]
-        images = [_body(value) for value in chunk.columns.get(known.image or "", [None] * chunk.rows)]
+        images = [contents_of(value) for value in chunk.columns.get(known.image or "", [None] * chunk.rows)]
         found = known.find(paths, images)
         if not skip and (first := next((path for path, there in zip(paths, found, strict=True) if there is not None), None)) is not None:
             text = f"cannot import `{first}`: the dataset has an image with this path already"
@@ -136,11 +136,3 @@ def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -
         part = part_of(chunk, rows)
         part.refused = [*chunk.refused, *others]
         yield part
-
-
-def _body(value: Any) -> Any:
-    """Return the contents of an image that is still a file."""
-    try:
-        return pathlib.Path(value).read_bytes() if isinstance(value, os.PathLike) else value
-    except OSError:
-        return None

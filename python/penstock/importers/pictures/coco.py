@@ -33,7 +33,7 @@ from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.importers.pictures.drawing import boxes_in, mask_of
 from penstock.importers.pictures.images import list_images, shown
-from penstock.importers.shared.chunks import with_files
+from penstock.importers.shared.chunks import grouped, with_files
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
 from penstock.values.checks import is_utf8, is_whole
 
@@ -178,7 +178,7 @@ class _File:
             Refusal(f"{self.path}: annotation {annotation.get('id')}", "invalid-value", f"there is no image {annotation.get('image_id')!r}")
             for annotation in self.lost
         ]
-        for group in self._groups():
+        for group in grouped(self.images, self._pixels_of, ROWS_AT_ONCE, MASK_PIXELS):
             names = [shown(str(image.get("file_name") or f"image {image.get('id')}")) for image in group]
             columns: dict[str, list[Any]] = {name: [] for name in (*self.schema, "size")}
             problems: list[tuple[int, str, Refusal]] = []
@@ -193,19 +193,9 @@ class _File:
             yield Chunk(columns, len(group), names.__getitem__, lost, problems)
             lost = []
 
-    def _groups(self) -> Generator[list[dict[str, Any]], None, None]:
-        """Divide the images into groups whose masks fit in memory."""
-        group: list[dict[str, Any]] = []
-        pixels = 0
-        for image in self.images:
-            size = _size_of(image)
-            pixels += math.prod(size) if self.masks and size else 0
-            group.append(image)
-            if len(group) >= ROWS_AT_ONCE or pixels >= MASK_PIXELS:
-                yield group
-                group, pixels = [], 0
-        if group:
-            yield group
+    def _pixels_of(self, image: Mapping[str, Any]) -> int:
+        """Return the number of pixels of an image's mask."""
+        return math.prod(_size_of(image) or (0,)) if self.masks else 0
 
     def _values(self, image: Mapping[str, Any], refused: dict[str, str]) -> dict[str, Any]:
         """Return the values of one image. Columns whose value is refused are added to `refused`, with the reason."""

@@ -21,7 +21,7 @@ from penstock.columns.label import Label
 from penstock.columns.mask import Mask
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
-from penstock.importers.shared.chunks import CHUNK_BYTES, FILES_AT_ONCE, problem_of, size_of
+from penstock.importers.shared.chunks import CHUNK_BYTES, FILES_AT_ONCE, grouped, problem_of, size_of
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
 from penstock.values.media import begins_as_image
 
@@ -35,10 +35,14 @@ class ImageOptions(FolderOptions):
 
     split: bool = True
 
+    @property
+    def may_split(self) -> bool:
+        """Whether a column `split` is wanted, and the destination has one if it exists."""
+        return self.split and (not self.defaults or "split" in self.defaults)
+
     def splits(self, names: Sequence[str]) -> bool:
         """Return whether the first folders of these paths are splits, and the destination has no other use for them."""
-        wanted = self.split and (not self.defaults or "split" in self.defaults)
-        return wanted and all("/" in name and name.partition("/")[0].lower() in SPLITS for name in names)
+        return self.may_split and all("/" in name and name.partition("/")[0].lower() in SPLITS for name in names)
 
 
 def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
@@ -75,7 +79,7 @@ def image_chunks(
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        for group in _groups(files):
+        for group in grouped(files, size_of, FILES_AT_ONCE, CHUNK_BYTES):  # `problem_of` refuses a file without a size.
             good: list[pathlib.Path] = []
             refused: list[Refusal] = []
             for file in group:
@@ -153,20 +157,6 @@ def _accepted(folder: pathlib.Path, file: pathlib.Path) -> bool:
         return _core.check_media([file.read_bytes()], False, "header") == [None]
     except OSError:
         return False
-
-
-def _groups(files: list[pathlib.Path]) -> Iterator[list[pathlib.Path]]:
-    """Split the files into chunks of limited size."""
-    group: list[pathlib.Path] = []
-    size = 0
-    for file in files:
-        size += size_of(file)  # `problem_of` refuses a file whose size cannot be read.
-        group.append(file)
-        if len(group) >= FILES_AT_ONCE or size >= CHUNK_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:

@@ -26,6 +26,7 @@ from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
 from penstock.importers.pictures.drawing import boxes_in
 from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images
+from penstock.importers.shared.chunks import contents_of
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt")
@@ -58,7 +59,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         )
     names = _names(folder, options)
     splits = {file: _split_of(file.relative_to(folder)) for file in files}
-    split = options.split and (not options.defaults or "split" in options.defaults) and None not in splits.values()
+    split = options.may_split and None not in splits.values()
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
     schema |= {"boxes": Boxes("cxcywh", of="image"), "labels": Labels(names)}
     unknown = [name for name in options.types if name not in schema]
@@ -82,7 +83,7 @@ def _annotated(
 ) -> Chunk:
     """Add the boxes and labels to images, which are read for their sizes."""
     images = chunk.columns["image"]
-    bodies = [_body(file) for file in images]
+    bodies = [contents_of(file) for file in images]  # The appender refuses a file that cannot be read.
     boxes: list[Any] = []
     labels: list[Any] = []
     for row, (file, size) in enumerate(zip(images, _core.image_sizes(bodies), strict=True)):
@@ -99,13 +100,6 @@ def _annotated(
     chunk.columns |= {"image": [file if body is None else body for file, body in zip(images, bodies, strict=True)]}
     chunk.columns |= {"boxes": boxes, "labels": labels}
     return chunk
-
-
-def _body(file: pathlib.Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return None  # The appender refuses the file.
 
 
 def _parsed_lines(text: str, size: tuple[int, int], classes: int) -> tuple[npt.NDArray[np.float64], list[int]]:

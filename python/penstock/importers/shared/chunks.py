@@ -6,7 +6,7 @@ import os
 import pathlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from penstock.importers.shared import tables
 from penstock.importers.shared.source import Chunk, Refusal
 from penstock.values.checks import is_arrow, is_utf8
 
+Item = TypeVar("Item")
 # Limits for a chunk of files, which is held in memory. The last file in a chunk may push the chunk over the byte limit.
 FILES_AT_ONCE = 256
 CHUNK_BYTES = 16 << 20
@@ -69,7 +70,8 @@ def with_files(
             yield chunk
             continue
         files = {name: [_file(folder, value) for value in values] for name, values in named.items()}
-        for rows in _groups(files, chunk.rows):
+        held = partial(_bytes_of, files)
+        for rows in grouped(range(chunk.rows), held, FILES_AT_ONCE, CHUNK_BYTES):
             part = part_of(chunk, rows)
             problems = list(part.problems)
             for name, values in named.items():
@@ -91,22 +93,40 @@ def _names(values: Any, always: bool) -> list[Any]:
     return [os.fsdecode(value) if always and isinstance(value, bytes) else value for value in values]
 
 
+def _bytes_of(files: Mapping[str, list[pathlib.Path | None]], row: int) -> int:
+    return sum(size_of(file) for each in files.values() if (file := each[row]) is not None)
+
+
 def _file(folder: pathlib.Path, value: Any) -> pathlib.Path | None:
     if isinstance(value, os.PathLike):
         return folder / value
     return folder / value if isinstance(value, str) and value and "://" not in value and "\0" not in value else None
 
 
-def _groups(files: Mapping[str, list[pathlib.Path | None]], rows: int) -> Iterator[range]:
-    """Divide rows into groups whose files fit in memory."""
-    begin, held = 0, 0
-    for row in range(rows):
-        held += sum(size_of(file) for each in files.values() if (file := each[row]) is not None)
-        if row + 1 - begin >= FILES_AT_ONCE or held >= CHUNK_BYTES:
-            yield range(begin, row + 1)
-            begin, held = row + 1, 0
-    if begin < rows:
-        yield range(begin, rows)
+def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int, largest: int) -> Iterator[list[Item]]:
+    """Divide items into groups of at most `most`. A group ends with the item that brings its size to `largest`.
+
+    >>> list(grouped([3, 4, 5, 6], lambda item: item, 3, 7))
+    [[3, 4], [5, 6]]
+    """
+    group: list[Item] = []
+    held = 0
+    for item in items:
+        group.append(item)
+        held += size(item)
+        if len(group) >= most or held >= largest:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def contents_of(value: Any) -> Any:
+    """Return the contents of a file, or None if it cannot be read. Other values are returned unchanged."""
+    try:
+        return pathlib.Path(value).read_bytes() if isinstance(value, os.PathLike) else value
+    except OSError:
+        return None
 
 
 def size_of(file: pathlib.Path) -> int:
