@@ -7,6 +7,7 @@ import numpy as np
 import penstock as ps
 import pyarrow as pa
 import pytest
+import sample_inputs
 from penstock.importers import import_data
 from PIL import Image as Pillow
 from servers import left_empty
@@ -325,3 +326,20 @@ def test_frames_with_empty_lists_round_trip():
     assert [codes.tolist() for codes in ds["classes"][:]] == [[], [0]] * 2
     with pytest.raises(ps.InvalidInputError, match="the column is ragged"):
         ds.loader(batch_size=2, nulls={"classes": np.array([0])})
+
+
+@pytest.mark.parametrize(
+    ("source", "types"),
+    [("photos", {}), ("./photos/", {}), ("yolo", {}), ("yolo/data.yaml", {}), ("coco", {}), ("coco/annotations/instances.json", {}),
+     ("labels.csv", {"file": ps.Image()}), ("pets.parquet", {})],
+)  # fmt: skip
+def test_sources_may_be_relative_to_the_current_folder(source, types, tmp_path, monkeypatch):
+    """Also when they are imported again, from another folder: the digest of a source does not depend on how it is named."""
+    sample_inputs.make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert import_data(source, "set", types=types).samples == 20
+    image = "file" if types else "image"
+    assert {pixels.shape for pixels in ps.open("set").take(range(20))[image]} == {(90, 120, 3)}
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(ps.AlreadyExistsError):
+        import_data(f"{tmp_path.name}/{source}", tmp_path / "set", types=types)

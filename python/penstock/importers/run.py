@@ -53,7 +53,7 @@ FORMATS = {
 # The formats whose samples are known before they are read.
 SHUFFLED = ("images", "coco", "yolo")
 SUFFIXES = {
-    ".json": "coco", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".json": "coco", ".yaml": "yolo", ".yml": "yolo", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
 }  # fmt: skip
 
 

@@ -69,6 +69,10 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
 
     others = [shown(file.relative_to(folder).as_posix()) for file in left_out]
     done, chunks = image_chunks(folder, files, columns_of)
+    chunks = (
+        dataclasses.replace(chunk, columns={**chunk.columns, "image": [file.absolute() for file in chunk.columns["image"]]})
+        for chunk in chunks
+    )
     return OpenedSource(schema, chunks, len(files), "files", done, others, files, by_path=True)
 
 

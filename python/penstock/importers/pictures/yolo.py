@@ -48,7 +48,11 @@ IMAGES_TO_DETECT = 1000
 
 
 def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
-    """List the folder. Columns: image, path, split if every path has a folder of that kind, boxes (cxcywh, in pixels), and labels."""
+    """List the folder, or that of a `data.yaml`. Columns: image, path, split if every path has a folder of that kind, boxes (cxcywh, in
+    pixels), and labels.
+    """
+    own = None if folder.is_dir() else folder
+    folder = folder if own is None else own.parent
     files, left_out = list_images(folder, options)
     known = {file: _labels_of(file) for file in files}
     used = {path for path in known.values() if path is not None}
@@ -57,7 +61,9 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
             f"cannot import `{folder}`: none of its {len(files)} images has a text file of boxes, in `labels` beside `images`, or beside the image",
             hint="for the images alone, pass --format images",
         )
-    names = _names(folder, options)
+    names = _names(folder, options) if own is None else _names_in(own)
+    if names is None:
+        raise InvalidInputError(f"cannot import `{own}`: it names no classes", hint="add a line `names: [cat, dog]`, or import the folder")
     splits = {file: _split_of(file.relative_to(folder)) for file in files}
     split = options.may_split and None not in splits.values()
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
@@ -97,7 +103,7 @@ def _annotated(
                 chunk.problems = [*chunk.problems, (row, "boxes", refusal), (row, "labels", refusal)]
         boxes.append(boxes_in(found[0], "cxcywh", form))
         labels.append([names[code] for code in found[1]])
-    chunk.columns |= {"image": [file if body is None else body for file, body in zip(images, bodies, strict=True)]}
+    chunk.columns |= {"image": [file.absolute() if body is None else body for file, body in zip(images, bodies, strict=True)]}
     chunk.columns |= {"boxes": boxes, "labels": labels}
     return chunk
 
