@@ -18,7 +18,17 @@ and transforms of torchvision v2, come after these transforms, and `PerBatch(fn)
 from penstock.transforms.base import Transform
 from penstock.transforms.batch import CutMix, MixUp, PerBatch, Tokenize
 from penstock.transforms.colour import ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale
-from penstock.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize
+from penstock.transforms.geometry import (
+    CenterCrop,
+    Pad,
+    RandomAffine,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Resize,
+)
 from penstock.transforms.of_torchvision import Torchvision
 from penstock.transforms.values import Normalize, SanitizeBoundingBoxes, ToDtype, TokenChunks
 
@@ -32,11 +42,13 @@ __all__ = [
     "Normalize",
     "Pad",
     "PerBatch",
+    "RandomAffine",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
     "SanitizeBoundingBoxes",

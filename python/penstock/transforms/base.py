@@ -15,6 +15,7 @@ from penstock.errors import InvalidInputError
 MOST = 1 << 16
 
 On = str | Sequence[str] | None
+Range = float | Sequence[float]
 
 
 def numbers_of(value: Any, what: str) -> list[Any]:
@@ -28,6 +29,18 @@ def numbers_of(value: Any, what: str) -> list[Any]:
     if not values or not all(isinstance(number, numbers.Number) and not isinstance(number, bool) for number in values):
         raise InvalidInputError(f"{what}={value!r}, expected a number or a sequence of numbers", code="invalid-argument")
     return [number.item() if isinstance(number, np.generic) else number for number in values]
+
+
+def range_of(value: Any, what: str, centre: float, least: float) -> list[float]:
+    """Return (low, high). One number is the distance to both sides of the centre."""
+    numbers = [float(number) for number in numbers_of(value, what)]
+    if len(numbers) == 1:
+        if numbers[0] < 0:
+            raise InvalidInputError(f"{what}={value!r}, expected a number of at least 0", code="invalid-argument")
+        numbers = [max(least, centre - numbers[0]), centre + numbers[0]]
+    if len(numbers) != 2:
+        raise InvalidInputError(f"{what}={value!r}, expected a number or (low, high)", code="invalid-argument")
+    return numbers
 
 
 def sizes_of(value: Any, what: str, square: bool) -> list[int]:

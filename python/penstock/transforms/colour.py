@@ -7,20 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidInputError
-from penstock.transforms.base import On, Transform, numbers_of, sizes_of
-
-Range = float | Sequence[float]
+from penstock.transforms.base import On, Range, Transform, numbers_of, range_of, sizes_of
 
 
-def _range(value: Any, what: str, centre: float, least: float) -> list[float] | None:
-    """Return (low, high). One number is the distance to both sides of the centre; 0 means that nothing changes."""
-    numbers = [float(number) for number in numbers_of(value, what)]
-    if len(numbers) == 1:
-        if numbers[0] < 0:
-            raise InvalidInputError(f"{what}={value!r}, expected a number of at least 0", code="invalid-argument")
-        numbers = [max(least, centre - numbers[0]), centre + numbers[0]]
-    if len(numbers) != 2:
-        raise InvalidInputError(f"{what}={value!r}, expected a number or (low, high)", code="invalid-argument")
+def _factors(value: Any, what: str, centre: float, least: float) -> list[float] | None:
+    """Return (low, high), or None if nothing changes."""
+    numbers = range_of(value, what, centre, least)
     return None if numbers == [centre, centre] else numbers
 
 
@@ -41,7 +33,7 @@ class ColorJitter(Transform):
 
     def declared(self) -> dict[str, Any]:
         factors = ("brightness", "contrast", "saturation")
-        return {**{name: _range(getattr(self, name), name, 1, 0) for name in factors}, "hue": _range(self.hue, "hue", 0, -0.5)}
+        return {**{name: _factors(getattr(self, name), name, 1, 0) for name in factors}, "hue": _factors(self.hue, "hue", 0, -0.5)}
 
 
 def _channels(value: Any) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidInputError
-from penstock.transforms.base import On, Transform, numbers_of, padding_of, sizes_of
+from penstock.transforms.base import On, Range, Transform, numbers_of, padding_of, range_of, sizes_of
 
+TURNED = ("nearest", "bilinear")
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "lanczos")
 
 
@@ -138,10 +140,84 @@ class Pad(Transform):
         return {"padding": padding_of(self.padding), "fill": float(self.fill)}
 
 
-def _interpolation(name: Any) -> str:
+@dataclasses.dataclass(frozen=True)
+class RandomRotation(Transform):
+    """Turn by a random angle in degrees: `degrees` is (low, high), or one number x for (-x, x). Positive angles turn anticlockwise.
+
+    `interpolation`: nearest or bilinear; masks use the nearest pixel. `expand`: enlarge the result so that nothing is cut off. `center`:
+    the fixed point (x, y), by default the centre of the image. `fill`: the value beyond the border, one number or one per channel;
+    `mask_fill` is the one of masks. A box becomes the box around its turned corners, cut at the borders. Keypoints may leave the image.
+    Values follow torchvision on uint8 tensors.
+    """
+
+    degrees: Range
+    interpolation: str = "nearest"
+    expand: bool = False
+    center: Sequence[float] | None = None
+    fill: float | Sequence[float] = 0
+    mask_fill: float = 0
+    on: On = None
+    op = "random-affine"
+
+    def declared(self) -> dict[str, Any]:
+        return {"rotation": True, "expand": bool(self.expand), **_turned(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAffine(Transform):
+    """Turn, shift, scale and shear at random, and keep the size. Positive angles turn clockwise, as in torchvision.
+
+    `degrees`: (low, high), or one number x for (-x, x). `translate`: the largest shifts, relative to width and height. `scale`: (low, high).
+    `shear`: angles in degrees: one number x for (-x, x) along x, (low, high) along x, or two ranges (low, high, low, high) along x and y.
+    The other parameters, and boxes, masks and keypoints, are those of `RandomRotation`.
+    """
+
+    degrees: Range
+    translate: Sequence[float] | None = None
+    scale: Sequence[float] | None = None
+    shear: Range | None = None
+    interpolation: str = "nearest"
+    fill: float | Sequence[float] = 0
+    center: Sequence[float] | None = None
+    mask_fill: float = 0
+    on: On = None
+    op = "random-affine"
+
+    def declared(self) -> dict[str, Any]:
+        shear = None if self.shear is None else [float(number) for number in numbers_of(self.shear, "shear")]
+        if shear is not None and len(shear) not in (1, 2, 4):
+            raise InvalidInputError(f"shear={self.shear!r}, expected 1, 2 or 4 numbers", code="invalid-argument")
+        if shear is not None:
+            shear = [-shear[0], shear[0]] if len(shear) == 1 else shear
+            shear = [*shear, 0.0, 0.0][:4]
+        return {
+            "rotation": False, "expand": False, "translate": _pair(self.translate, "translate"), "scale": _pair(self.scale, "scale"),
+            "shear": None if shear is None else [shear[:2], shear[2:]], **_turned(self),
+        }  # fmt: skip
+
+
+def _turned(transform: RandomRotation | RandomAffine) -> dict[str, Any]:
+    """Return what the two transforms share."""
+    interpolation = _interpolation(transform.interpolation, TURNED)
+    return {
+        "degrees": range_of(transform.degrees, "degrees", 0, -math.inf), "bilinear": interpolation == "bilinear", "center": _pair(transform.center, "center"),
+        "fill": [float(value) for value in numbers_of(transform.fill, "fill")], "mask_fill": float(transform.mask_fill),
+    }  # fmt: skip
+
+
+def _pair(value: Any, what: str) -> list[float] | None:
+    if value is None:
+        return None
+    numbers = [float(number) for number in numbers_of(value, what)]
+    if len(numbers) != 2:
+        raise InvalidInputError(f"{what}={value!r}, expected two numbers", code="invalid-argument")
+    return numbers
+
+
+def _interpolation(name: Any, valid: Sequence[str] = INTERPOLATIONS) -> str:
     text = str(getattr(name, "value", name)).lower()
-    if text not in INTERPOLATIONS:
-        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint=f"valid values: {', '.join(INTERPOLATIONS)}")
+    if text not in valid:
+        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint=f"valid values: {', '.join(valid)}")
     return text
 
 

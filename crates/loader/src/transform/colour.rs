@@ -36,6 +36,7 @@ pub fn is_colour(operation: &Operation) -> bool {
 pub fn copies(operation: &Operation) -> u64 {
     match operation {
         Operation::GaussianBlur { .. } => 6, // One of them has 32 bits per value.
+        Operation::RandomAffine(_) => 2,
         operation if is_colour(operation) => 2,
         _ => 0,
     }

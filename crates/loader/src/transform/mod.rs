@@ -7,3 +7,4 @@ pub mod motion;
 pub mod operation;
 pub mod output;
 pub mod pipeline;
+mod warp;

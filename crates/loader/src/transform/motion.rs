@@ -8,6 +8,7 @@ use penstock_codec::resize::{Filter, Geometry, Resized};
 use penstock_error::{Error, Result};
 
 use crate::transform::cell::{Cell, CutArray, Image, ImageData};
+use crate::transform::warp::Warp;
 
 /// A geometry change that is the same for all columns of a transform.
 pub enum Motion {
@@ -18,6 +19,7 @@ pub enum Motion {
     },
     Resize(Resized),
     Mirror(usize),
+    Warp(Warp),
 }
 
 /// Apply a motion to one column. `size` is the size of the leading column before the motion.
@@ -32,6 +34,9 @@ pub fn moved(cell: &mut Cell<'_>, motion: &Motion, size: &[usize]) -> Result<()>
             *cell = Cell::Array(image.array()?);
         }
     }
+    if let (Cell::Image(image), Motion::Warp(_)) = (&*cell, motion) {
+        *cell = Cell::Array(image.array()?);
+    }
     match (cell, motion) {
         (Cell::Image(image), Motion::Crop { boxes, .. }) => crop_image(image, boxes),
         (Cell::Image(image), Motion::Resize(resized)) => resize_image(image, resized)?,
@@ -39,9 +44,10 @@ pub fn moved(cell: &mut Cell<'_>, motion: &Motion, size: &[usize]) -> Result<()>
         (Cell::Array(array), Motion::Crop { boxes, fill }) => crop_array(array, boxes, *fill)?,
         (Cell::Array(array), Motion::Resize(resized)) => resize_array(array, resized)?,
         (Cell::Array(array), Motion::Mirror(dimension)) => array.cut.mirror(*dimension),
+        (Cell::Array(array), Motion::Warp(warp)) => *array = warp.array(array)?,
         (Cell::Boxes(rows), motion) => rows.iter_mut().for_each(|row| *row = moved_box(*row, motion, size)),
         (Cell::Points(numbers, [_, each]), motion) => numbers.chunks_exact_mut(*each).for_each(|point| move_point(point, motion, size)),
-        (Cell::Null, _) => {}
+        (Cell::Null, _) | (Cell::Image(_), Motion::Warp(_)) => {}
     }
     Ok(())
 }
@@ -120,6 +126,7 @@ fn moved_box([x1, y1, x2, y2]: [f32; 4], motion: &Motion, size: &[usize]) -> [f3
         }
         Motion::Mirror(1) => [size[1] as f32 - x2, y1, size[1] as f32 - x1, y2],
         Motion::Mirror(_) => [x1, size[0] as f32 - y2, x2, size[0] as f32 - y1],
+        Motion::Warp(warp) => warp.moved_box([x1, y1, x2, y2]),
     }
 }
 
@@ -135,6 +142,7 @@ fn move_point(point: &mut [f32], motion: &Motion, size: &[usize]) {
         }
         Motion::Mirror(1) => point[0] = size[1] as f32 - 1.0 - point[0],
         Motion::Mirror(_) => point[1] = size[0] as f32 - 1.0 - point[1],
+        Motion::Warp(warp) => warp.move_point(point),
     }
 }
 

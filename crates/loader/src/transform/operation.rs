@@ -11,6 +11,7 @@ use serde::Deserialize;
 use crate::order::random::Draws;
 use crate::transform::cell::Cell;
 use crate::transform::motion::{Motion, moved, sanitise};
+use crate::transform::warp::Affine;
 
 /// A transform, and the results to which it is applied jointly.
 #[derive(Debug, Clone, Deserialize)]
@@ -102,6 +103,8 @@ pub enum Operation {
         #[serde(default)]
         converted: bool,
     },
+    /// RandomRotation and RandomAffine.
+    RandomAffine(Affine),
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -144,6 +147,7 @@ impl Operation {
             Operation::Grayscale { .. } => "Grayscale",
             Operation::GaussianBlur { .. } => "GaussianBlur",
             Operation::RandomErasing { .. } => "RandomErasing",
+            Operation::RandomAffine(affine) => affine.name(),
         }
     }
 }
@@ -246,17 +250,22 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
             let begin = if *random { draws.below(spare + 1) } else { 0 };
             vec![Motion::Crop { boxes: vec![(begin as i64, *length)], fill: *pad }]
         }
+        Operation::RandomAffine(affine) => vec![Motion::Warp(affine.drawn(height, width, draws))],
         _ => vec![],
     })
 }
 
-/// Return the height and width after a transform, which do not depend on random numbers.
+/// Return the height and width after a transform. If they depend on random numbers, return the largest.
 pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (usize, usize) {
     match operation {
         Operation::Resize { size, max_size, .. } => resized(height, width, size, *max_size),
         Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if size.len() >= 2 => (size[0], size[1]),
         Operation::RandomResizedCrop { size, .. } => (size[0], size[1]),
         Operation::Pad { padding, .. } => (padded_size(height, padding, 0), padded_size(width, padding, 1)),
+        Operation::RandomAffine(affine) if affine.expand => {
+            let diagonal = (height as f64).hypot(width as f64) as usize + 2;
+            (diagonal, diagonal)
+        }
         _ => (height, width),
     }
 }

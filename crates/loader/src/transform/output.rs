@@ -175,6 +175,7 @@ impl Output {
             Operation::Grayscale { channels, .. } if self.is_picture() => self.shape[2] = Some(*channels),
             Operation::RandomResizedCrop { size, .. } if spatial => (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1])),
             Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
+            Operation::RandomAffine(affine) if affine.expand && spatial => self.shape[..2].fill(None),
             Operation::Pad { padding, .. } if spatial => {
                 for dimension in 0..padding.len() / 2 {
                     self.shape[dimension] = self.shape[dimension].map(|size| padded_size(size, padding, dimension));
@@ -290,6 +291,7 @@ fn check_parameters(operation: &Operation) -> Result<()> {
                 return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) from 0 to 1, and above 0"));
             }
         }
+        Operation::RandomAffine(affine) => affine.wrong().map_or(Ok(()), wrong)?,
         Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
         _ => {}
     }
@@ -325,6 +327,14 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                 matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
             }
             (Operation::Resize { .. } | Operation::RandomResizedCrop { .. }, Role::Tensor) => false,
+            (Operation::RandomAffine(affine), Role::Image { .. } | Role::Tensor) => {
+                let channels = output.shape.get(2).copied().flatten();
+                if affine.fill.len() != 1 && channels != Some(affine.fill.len()) {
+                    let channels = channels.map_or("an unknown number of".into(), |channels| channels.to_string());
+                    return wrong(format!("fill has {} values, but `{}` has {channels} channels", affine.fill.len(), output.name));
+                }
+                output.shape.len() == 3 && matches!(output.stored, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32)
+            }
             (Operation::SanitizeBoundingBoxes { .. }, role) => matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor),
             (Operation::TokenChunks { .. }, role) => *role == Role::Tensor && output.shape.len() == 1,
             (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, Role::Tensor) => size.len() <= output.shape.len(),
