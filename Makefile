@@ -13,7 +13,7 @@ setup: ## install what is missing; build the package (release) into .venv
 demo: setup ## run the demo on real data; DATA=folder imports your own images
 	@$(PY) examples/demo.py $(if $(DATA),--data "$(DATA)")
 
-test: setup ## run all tests: layers, Rust, Python, README tour, demo
+test: setup ## run all tests: layers, Rust, Python, pages of the site, demo
 	@tools/test.sh
 
 lint: setup ## check formatting, lints, types, layers, sizes, unused dependencies and typing errors
@@ -36,9 +36,11 @@ fuzz: ## fuzz every parser for SECONDS_EACH=60 seconds
 soak: setup ## run the long tests: 200,000 orders of replies, 10,000 crashes, every bit flipped, 200 kills, storms, planted errors (MUTANTS=40)
 	@tools/soak.sh
 
-docs: setup ## build the Rust API docs and run the Python doctests
+docs: ## build the site in target/site, look at its pages if there is a browser, and build the Rust API docs
+	@tools/setup.sh docs
+	@$(PY) docs/build.py
+	@if command -v chromium >/dev/null; then $(PY) tools/look.py; else echo "no Chromium: pages were not opened"; fi
 	@source tools/env.sh && cargo doc --no-deps --workspace --exclude penstock-python
-	@$(PY) -m pytest --doctest-modules python/penstock -p no:cacheprovider
 
 clean: ## remove all build products
 	rm -rf target .venv .tools fuzz/target fuzz/corpus fuzz/artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,8 +8,8 @@ for config in "$CARGO_TARGET_DIR"/maturin/pyo3-config-*.txt; do [ -e "$config" ]
 PYO3_ENVIRONMENT_SIGNATURE=$(.venv/bin/python -c 'import sys; print("{0.name}-{1[0]}.{1[1]}-64bit".format(sys.implementation, sys.version_info))')
 export PYO3_ENVIRONMENT_SIGNATURE PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$PWD/.venv/bin/python
 cargo clippy --release --workspace --locked -- -D warnings -D unused_crate_dependencies
-.venv/bin/ruff check python tests bench examples tools
-.venv/bin/ruff format --check python tests bench examples tools
+.venv/bin/ruff check python tests bench examples tools docs
+.venv/bin/ruff format --check python tests bench examples tools docs
 .venv/bin/mypy
 .venv/bin/python tools/check_layers.py
 .venv/bin/python tools/check_sizes.py

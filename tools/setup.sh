@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Create .venv with the package, built in release mode, and its dev extra. Idempotent, and quick if nothing has changed.
-# Usage: tools/setup.sh [bench]   bench also installs the packages that the benchmarks need.
+# Usage: tools/setup.sh [bench | docs]   also installs the packages that benchmarks or the site need.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 
@@ -62,4 +62,4 @@ if ! done_before build "$sources" || ! .venv/bin/python -c 'import penstock' 2>/
   VIRTUAL_ENV="$PWD/.venv" .venv/bin/maturin develop --profile "$profile" --uv -q >/dev/null
   echo "$sources" > .venv/.stamp-build
 fi
-if [ "${1:-}" = bench ]; then install bench; fi
+if [ -n "${1:-}" ]; then install "$1"; fi

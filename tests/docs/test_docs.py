@@ -1,4 +1,4 @@
-"""Check the documentation: the README's tours run, named paths and functions exist, and every public name has a docstring."""
+"""Check the documentation: named paths and functions exist, and every public name has a docstring."""
 
 import inspect
 import os
@@ -11,26 +11,6 @@ import penstock as ps
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-
-
-def test_the_tour_of_the_readme_runs_and_prints_what_it_says(tmp_path):
-    tour = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
-    assert len(tour.strip().splitlines()) <= 30
-    expected = [line.rsplit("# ", 1)[1].strip() for line in tour.splitlines() if "print(" in line and "#" in line]
-    done = subprocess.run([sys.executable, "-c", tour], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == expected
-
-
-@pytest.mark.parametrize("which", [1, 2, 3])
-def test_the_other_tours_of_the_readme_run_and_print_what_they_say(tmp_path, which):
-    tours = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(tours) == 4
-    expected = [line.rsplit("# ", 1)[1].strip() for line in tours[which].splitlines() if "print(" in line and "#" in line]
-    assert subprocess.run([sys.executable, "-c", tours[0]], cwd=tmp_path, capture_output=True).returncode == 0
-    done = subprocess.run([sys.executable, "-c", tours[which]], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == expected
 
 
 def test_the_paths_of_the_architecture_name_what_exists():
@@ -48,7 +28,9 @@ def test_links_of_the_documents_lead_somewhere():
     links = [(name, link) for name in listed for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / name).read_text())]
     inside = [(name, link) for name, link in links if not link.startswith(("http://", "https://"))]
     assert len(inside) >= 10
-    assert not [(name, link) for name, link in inside if not (ROOT / name).parent.joinpath(link).exists()]
+    generated = {ROOT / "docs/site" / name for name in ("reference/commands.md", "format.md", "benchmarks.md")}  # By docs/build.py.
+    places = [(ROOT / name).parent.joinpath(link) for name, link in inside]
+    assert not [place for place in places if place not in generated and not place.exists()]
 
 
 # Code-font words that refer to the kernel, the processor or a library that we do not use.
@@ -66,6 +48,8 @@ def test_every_name_in_the_documents_exists():
     unknown, seen = [], 0
     for document in documents:
         prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
+        if document.name.startswith("from-"):  # The first cells of tables name what other libraries have.
+            prose = re.sub(r"^\|[^|]*\|", "|", prose, flags=re.M)
         for quoted in re.findall(r"`([^`\n]+)`", prose):
             seen += 1
             unknown += [(document.name, quoted) for word in re.findall(r"[A-Za-z_]\w*", quoted) if word not in known]

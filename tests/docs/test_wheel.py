@@ -1,4 +1,4 @@
-"""The wheel installs into an empty environment without a compiler, and runs the README's tour. Importing penstock loads few modules."""
+"""The wheel installs into an empty environment without a compiler, and runs the first block of the site's code page. Importing penstock loads few modules."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
+def test_a_wheel_installs_without_a_compiler_and_runs_the_code(tmp_path):
     built = subprocess.run(["tools/wheel.sh", "release", str(tmp_path / "dist")], cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
@@ -20,7 +20,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_tour(tmp_path):
     python = tmp_path / "venv/bin/python"
     uv = ROOT / ".venv/bin/uv"
     subprocess.run([uv, "pip", "install", "-q", "--python", python, f"{wheel}[torch]"], check=True)
-    tour = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    tour = re.search(r"```python\n(.*?)```", (ROOT / "docs/site/reference/code.md").read_text(), re.S).group(1)
     environment = {"PATH": "/nowhere", "HOME": str(tmp_path)}
     done = subprocess.run([python, "-c", tour], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,157 @@
+"""Build the site: `make docs`. Writes generated pages and plots beside the pages of docs/site, and runs Zensical.
+
+.venv/bin/python docs/build.py            # target/site
+.venv/bin/python docs/build.py --readme   # only docs/site/img/photos.svg, the plot of the README
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES, SOURCE, SITE = ROOT / "docs" / "site", ROOT / "target" / "site-source", ROOT / "target" / "site"
+RESULTS = ROOT / "bench" / "results"
+OURS, THEIRS = "#3567c9", "#b3bccb"
+
+# Plots of rates: the result, its title, and how to find {system: samples per second} in it.
+PLOTS = {
+    "photos": ("loader_photos", "JPEG photographs: decode, crop, resize, flip (images/s)", lambda r: _rates(r["sets"]["photos"]["systems"])),
+    "augment": ("loader_augment", "32 × 32 images: flip, crop, normalise, two threads (images/s)", lambda r: _rates(r["threads"]["2"])),
+    "rows": ("loader_rows", "Text: batches of 1,024 random rows (rows/s)", lambda r: r["rows_per_second"]),
+    "cifar": ("cifar", "32 × 32 images: shuffled takes of 512, one thread (samples/s)", lambda r: _named(r["samples_per_second"], "penstock", "numpy", "lance")),
+    "jpeg": ("jpeg", "JPEG bytes: shuffled takes of 128 (samples/s)", lambda r: _named(r["samples_per_second"], "penstock", "copy", "lance")),
+}  # fmt: skip
+NAMES = {
+    "penstock": "Penstock", "dali": "DALI", "ffcv": "FFCV", "litdata": "LitData", "torchvision": "torchvision + DataLoader", "numpy": "NumPy, in memory",
+    "hdf5": "HDF5", "lance": "Lance", "copy": "a copy in memory",
+}  # fmt: skip
+
+
+def _rates(systems: Mapping[str, Any]) -> dict[str, float]:
+    return {name: found["per_second"] for name, found in systems.items()}
+
+
+def _named(rates: Mapping[str, float], *names: str) -> dict[str, float]:
+    return {name: rates[name] for name in names}
+
+
+def rates(plot: str) -> dict[str, float]:
+    """Return the rates that a plot shows, fastest first."""
+    file, _, find = PLOTS[plot]
+    found: dict[str, float] = find(json.loads((RESULTS / f"{file}.json").read_text()))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def draw(plot: str, path: pathlib.Path) -> None:
+    """Draw the rates of some systems as bars, with their numbers. The file is the same each time."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "penstock"
+    matplotlib.rcParams["svg.fonttype"] = "none"  # Text stays text, in the fonts of the reader.
+    found = rates(plot)
+    figure, axes = pyplot.subplots(figsize=(7.2, 0.7 + 0.42 * len(found)))
+    names = [NAMES.get(name, name) for name in found]
+    axes.barh(names, list(found.values()), color=[OURS if name == "penstock" else THEIRS for name in found])
+    for row, rate in enumerate(found.values()):
+        axes.text(rate, row, f" {rate:,.0f}", va="center")
+    axes.set_title(PLOTS[plot][1], loc="left", fontsize=11)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(found.values()) * 1.15)
+    axes.xaxis.set_visible(False)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def benchmarks() -> str:
+    """Return the page of benchmarks: plots, and a table of all bars, met or not."""
+    card = json.loads((RESULTS / "loader_photos.json").read_text())["machine"]
+    plots = "\n\n".join(
+        f"![{PLOTS[plot][1]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)" for plot in PLOTS
+    )
+    tables = ""
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        rows = [_row(bar) for bar in result.get("bars", [])]
+        if rows:
+            tables += f"\n### {path.stem}\n\n{result['what']}\n\n| | measured | wanted |\n|---|---:|---:|\n" + "\n".join(rows) + "\n"
+    rules = re.search(r"Rules for a fair comparison:\n\n(.*?)\n\n", (ROOT / "bench" / "README.md").read_text(), re.S)
+    assert rules
+    return f"""# Benchmarks
+
+Machine: {card["cpu"]}, {card["cores"]} cores. All systems take turns on the same cores, and read from the page cache.
+
+{rules.group(1)}
+
+{plots}
+
+`make bench` repeats all of them. What each workload is, and what it is compared with, is in `bench/README.md`.
+
+## All bars
+
+Each benchmark has bars: ratios to the machine's limit or to other systems. Those that are missed are bold.
+{tables}"""
+
+
+def _row(bar: Mapping[str, Any]) -> str:
+    bound = f"≥ {bar['at_least']:,}" if "at_least" in bar else f"≤ {bar['at_most']:,}"
+    value = f"{bar['value']:,.3g}" if bar["value"] < 1000 else f"{bar['value']:,.0f}"
+    return f"| {bar['what'].replace('|', '/')} | {value if bar['met'] else f'**{value}**'} | {bound} |"
+
+
+def commands() -> str:
+    """Return the page of the command line, from the help of each verb."""
+    import typer.main
+    from penstock.cli import app
+
+    group = typer.main.get_command(app)
+    text = "# Command line\n\n`--json` prints machine-readable output. Exit codes: 0 success, 1 error, 2 usage error.\n"
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+        usage = " ".join(
+            [
+                "penstock",
+                name,
+                *(parameter.name.upper() if parameter.required else f"[{parameter.name.upper()}]" for parameter in arguments),
+            ]
+        )
+        rows = [(", ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts)) if parameter not in arguments else f"`{parameter.name.upper()}`",
+                 " ".join((parameter.help or "").split()).replace("|", "\\|")) for parameter in command.params]  # fmt: skip
+        table = "\n".join(f"| {option} | {meaning} |" for option, meaning in rows)
+        text += f"\n## {name}\n\n{' '.join((command.help or '').split())}\n\n```text\n{usage}\n```\n\n| | |\n|---|---|\n{table}\n"
+    return text
+
+
+def build() -> None:
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    shutil.copytree(PAGES, SOURCE)
+    for plot in PLOTS:
+        draw(plot, SOURCE / "img" / f"{plot}.svg")
+    (SOURCE / "benchmarks.md").write_text(benchmarks())
+    (SOURCE / "reference" / "commands.md").write_text(commands())
+    (SOURCE / "format.md").write_text((ROOT / "spec" / "format-v1.md").read_text())
+    subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(ROOT / "zensical.toml")], cwd=ROOT, check=True
+    )
+    print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="draw only the plot of the README")
+    if parser.parse_args().readme:
+        draw("photos", PAGES / "img" / "photos.svg")
+    else:
+        build()
