@@ -397,13 +397,14 @@ def _training(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result
 
     def run(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         import training
+        import transforms
 
-        return training.ALL[name](folder, photos)
+        return {**training.ALL, "transforms": transforms.loader_transforms}[name](folder, photos)
 
     return run
 
 
-TRAINING = ("photos", "augment", "rows", "functions", "starting", "whole_direct", "whole_minio")
+TRAINING = ("photos", "augment", "rows", "functions", "transforms", "starting", "whole_direct", "whole_minio")
 
 ALL: dict[str, Callable[[pathlib.Path, pathlib.Path | None], Result]] = {
     "cifar": cifar, "jpeg": jpeg, "ingest": ingest, "text": text, "calls": calls, "opening": opening, "memory": memory,

@@ -13,6 +13,8 @@ import argparse
 import ast
 import contextlib
 import difflib
+import functools
+import itertools
 import json
 import os
 import pathlib
@@ -22,7 +24,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "target" / "mutants"
@@ -76,15 +79,20 @@ def tests_of(path: str) -> list[list[str]]:
     return [[*pytest, "tests"], rust, remote]
 
 
-def of_rust() -> Iterator[tuple[str, str, str]]:
-    """Yield all mutants from cargo-mutants as (name, path, patch)."""
+# A mutant: its name, its path, and a function that returns its patch, or None if it changes nothing.
+Mutant = tuple[str, str, Callable[[], str | None]]
+
+
+def of_rust() -> Iterator[Mutant]:
+    """Yield all mutants from cargo-mutants."""
     chosen = [arg for path in RUST for arg in ("-f", path)]
     listed = subprocess.run(
         ["cargo", "mutants", "--list", "--json", "--diff", *chosen], cwd=TREE, check=True, capture_output=True, text=True
     )
     for mutant in json.loads(listed.stdout):
         hunks = mutant["diff"].split("\n", 2)[2]  # The second line is the mutation's description, not a path.
-        yield mutant["name"], mutant["file"], f"--- a/{mutant['file']}\n+++ b/{mutant['file']}\n{hunks}"
+        patch = f"--- a/{mutant['file']}\n+++ b/{mutant['file']}\n{hunks}"
+        yield mutant["name"], mutant["file"], lambda patch=patch: patch  # type: ignore[misc]
 
 
 def means(code: str) -> str:
@@ -97,35 +105,46 @@ def means(code: str) -> str:
     return ast.dump(tree)
 
 
-def of_python() -> Iterator[tuple[str, str, str]]:
-    """Yield all mutants from cosmic-ray as (name, path, patch)."""
+def of_python() -> Iterator[Mutant]:
+    """Yield all mutants from cosmic-ray. Making one takes long, so only those that are chosen are made."""
     from cosmic_ray import plugins
     from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.mutating import mutate_code
 
     for path in sorted(TREE.glob(PYTHON)):
         name, code = str(path.relative_to(TREE)), path.read_text()
+        nodes = list(ast_nodes(get_ast(code)))
         for operator_name in plugins.operator_names():
             operator = plugins.get_operator(operator_name)
             if operator.arguments():
                 continue  # Skip operators that need variable names as arguments.
-            made = operator()
-            places = sum(len(list(made.mutation_positions(node))) for node in ast_nodes(get_ast(code)))
+            places = sum(len(list(operator().mutation_positions(node))) for node in nodes)
             for place in range(places):
-                try:
-                    changed = mutate_code(code, made, place)
-                    other = changed is not None and means(changed) != means(code)
-                except (AttributeError, SyntaxError):  # cosmic-ray fails on dotted exception names, and puts `not` before `:=`.
-                    continue
-                if changed and other:
-                    lines = difflib.unified_diff(code.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}")
-                    yield f"{name}: {operator_name} {place}", name, "".join(lines)
+                yield f"{name}: {operator_name} {place}", name, functools.partial(made, name, code, operator, place)
 
 
-def of_patches(folder: pathlib.Path) -> Iterator[tuple[str, str, str]]:
+def made(name: str, code: str, operator: Any, place: int) -> str | None:
+    from cosmic_ray.mutating import mutate_code
+
+    try:
+        changed = mutate_code(code, operator(), place)
+        if not changed or means(changed) == means(code):
+            return None
+    except (AttributeError, SyntaxError):  # cosmic-ray fails on dotted exception names, and puts `not` before `:=`.
+        return None
+    return "".join(difflib.unified_diff(code.splitlines(True), changed.splitlines(True), f"a/{name}", f"b/{name}"))
+
+
+def of_patches(folder: pathlib.Path) -> Iterator[Mutant]:
     for patch in sorted(folder.glob("*.patch")):
         text = patch.read_text()
-        yield patch.name, next(line[6:].strip() for line in text.splitlines() if line.startswith("+++ b/")), text
+        path = next(line[6:].strip() for line in text.splitlines() if line.startswith("+++ b/"))
+        yield patch.name, path, lambda text=text: text  # type: ignore[misc]
+
+
+def chosen(mutants: list[Mutant], count: int) -> list[tuple[str, str, str]]:
+    """Make the first `count` mutants that change anything."""
+    able = ((name, path, patch) for name, path, make in mutants if (patch := make()) is not None)
+    return list(itertools.islice(able, count))
 
 
 def run(command: Sequence[str], log: pathlib.Path) -> int:
@@ -187,10 +206,11 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Shells make background jobs ignore SIGINT, but tests need this signal.
     prepare()
-    mutants = list(of_patches(options.patches.resolve()) if options.patches else [*of_rust(), *of_python()])
-    total = len(mutants)
+    given = list(of_patches(options.patches.resolve()) if options.patches else [*of_rust(), *of_python()])
+    total = len(given)
     if not options.patches:
-        mutants = random.Random(options.seed).sample(mutants, min(options.sample, total))
+        random.Random(options.seed).shuffle(given)
+    mutants = chosen(given, total if options.patches else options.sample)
     logs = FOLDER / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)

@@ -149,10 +149,9 @@ fn changed(pixels: &mut Vec<u8>, size: &mut [usize; 3], change: &Change) {
         }
         (Change::Saturation(factor), 3) => in_blocks(pixels, |block| saturated(block, *factor)),
         (Change::Hue(shift), 3) => in_blocks(pixels, |block| shifted(block, *shift)),
-        (Change::Grey(3), 3) => in_blocks(pixels, greyed),
+        (Change::Grey(3), 3) => pixels.as_chunks_mut::<3>().0.iter_mut().for_each(|pixel| *pixel = [grey_byte(pixel); 3]),
         (Change::Grey(1), 3) => {
-            in_blocks(pixels, greyed);
-            *pixels = pixels.as_chunks::<3>().0.iter().map(|[grey, _, _]| *grey).collect();
+            *pixels = pixels.as_chunks::<3>().0.iter().map(grey_byte).collect();
             size[2] = 1;
         }
         (Change::Grey(3), _) => {
@@ -195,27 +194,18 @@ fn floor_byte(value: f32) -> u8 {
 /// From this number on, all floats are whole.
 const WHOLE: f32 = 8_388_608.0;
 
+/// Return the grey value of a pixel, rounded down. The weights are those of `grey_of` in parts of 65,536.
+#[inline(always)]
+fn grey_byte([r, g, b]: &[u8; 3]) -> u8 {
+    ((u32::from(*r) * 19_589 + u32::from(*g) * 38_470 + u32::from(*b) * 7_471) >> 16) as u8
+}
+
 fn mean_grey(pixels: &[u8], channels: usize) -> f32 {
     let sum: u64 = match channels {
-        3 => {
-            let (blocks, rest) = pixels.as_chunks::<{ 3 * BLOCK }>();
-            let mut last = [0; 3 * BLOCK];
-            last[..rest.len()].copy_from_slice(rest);
-            blocks.iter().chain([&last]).map(grey_sum).sum()
-        }
+        3 => pixels.as_chunks::<3>().0.iter().map(|pixel| u64::from(grey_byte(pixel))).sum(),
         _ => pixels.iter().map(|value| u64::from(*value)).sum(),
     };
     (sum as f64 / (pixels.len() / channels).max(1) as f64) as f32
-}
-
-/// Return the sum of the grey values of a block of pixels. Each is rounded down first.
-fn grey_sum(bytes: &[u8; 3 * BLOCK]) -> u64 {
-    let [r, g, b] = channels_of(bytes);
-    let mut sum = 0;
-    for at in 0..BLOCK {
-        sum += u32::from(floor_byte(grey_of(r[at], g[at], b[at])));
-    }
-    sum.into()
 }
 
 fn through_table(pixels: &mut [u8], function: impl Fn(f32) -> u8) {
@@ -259,13 +249,6 @@ fn in_block(bytes: &mut [u8; 3 * BLOCK], change: &impl Fn(&mut Block)) {
     }
     for at in 0..BLOCK {
         (0..3).for_each(|channel| bytes[3 * at + channel] = whole[channel][at]);
-    }
-}
-
-fn greyed([r, g, b]: &mut Block) {
-    for at in 0..BLOCK {
-        let grey = grey_of(r[at], g[at], b[at]);
-        (r[at], g[at], b[at]) = (grey, grey, grey);
     }
 }
 
