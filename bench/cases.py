@@ -374,10 +374,10 @@ def patterns(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
 
 def beside(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
-    """Read beside a writer; see bench/beside.py."""
-    import beside
+    """Read beside a writer; see bench/changes.py."""
+    import changes
 
-    return beside.beside(folder, photos)
+    return changes.beside(folder, photos)
 
 
 def _rows(name: str) -> Callable[[pathlib.Path, pathlib.Path | None], Result]:

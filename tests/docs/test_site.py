@@ -17,6 +17,8 @@ import servers
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGES = ROOT / "docs" / "site"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
+# What a block says that it prints: behind a `print` that fits one line, or in the line after it.
+SAID = re.compile(r"^ *print\(.*\) +# (.*)$|^ *# → (.*)$", re.M)
 # These pages run in `make soak`: their library needs older versions of ours, and so an environment of its own.
 ALONE = {"from-mds"}
 
@@ -43,9 +45,10 @@ def run_page(page: pathlib.Path, change=lambda text: text) -> int:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile("\n" * (line - 1) + change(block), str(page), "exec"), names)
-            said = [text.rsplit("# ", 1)[1].strip() for text in block.splitlines() if "print(" in text and re.search(r"\)\s+# ", text)]
+            said = [(behind or after).strip() for behind, after in SAID.findall(block)]
+            assert not re.search(r"^ *\) +# ", block, re.M), (place, "a comment behind a bracket is easily missed")
             lines = printed.getvalue().splitlines()
-            assert [text for text in lines if text in said] == said, (place, lines)
+            assert [text for text in lines if text in said] == said, (place, said, lines)
         else:
             assert language in ("text", "pycon"), (place, language)
             continue

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+from test_site import SAID
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -24,7 +26,7 @@ def test_a_wheel_installs_without_a_compiler_and_runs_the_code(tmp_path):
     environment = {"PATH": "/nowhere", "HOME": str(tmp_path)}
     done = subprocess.run([python, "-c", tour], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = [line.rsplit("# ", 1)[1].strip() for line in tour.splitlines() if "print(" in line and "#" in line]
+    expected = [(behind or after).strip() for behind, after in SAID.findall(tour)]
     assert done.stdout.splitlines() == expected
     shown = subprocess.run([python.parent / "penstock", "--version"], env=environment, capture_output=True, text=True)
     assert shown.returncode == 0 and wheel.name.split("-")[1].startswith(shown.stdout.strip().replace("-", "."))
