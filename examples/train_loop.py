@@ -1,5 +1,6 @@
 """A plain training loop that stops and resumes: `python examples/train_loop.py FOLDER`."""
 
+import itertools
 import pathlib
 import sys
 import tempfile
@@ -32,14 +33,14 @@ def main(folder: pathlib.Path) -> None:
             optimiser.step()
         return loss.item()
 
-    train(loader.stream(30))
+    train(itertools.islice(loader.stream(), 30))  # 23 steps are an epoch.
     # The checkpoint of a training run: the loader's state is a small dict of plain values.
     torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "loader": loader.state_dict()}, folder / "checkpoint.pt")
     found = torch.load(folder / "checkpoint.pt", weights_only=False)
     model.load_state_dict(found["model"])
     optimiser.load_state_dict(found["optimiser"])
     loader.load_state_dict(found["loader"])  # Continues with the next batch, in the middle of the second epoch.
-    loss = train(loader.stream(90))
+    loss = train(loader.stream(12))
     [test] = parts["test"].loader(batch_size=len(parts["test"]), output="torch")
     with torch.no_grad():
         right = (model(test["x"]).argmax(1) == test["label"]).float().mean().item()

@@ -49,8 +49,9 @@ wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo 
 export PENSTOCK_BUILT=1
 
 # Tests run in three lanes. A single lane would often wait for servers and disks; three keep two processors busy. Job control is on because
-# tests send Ctrl-C, which background jobs would otherwise ignore. NumPy's idle threads must not spin on processors that the lanes share.
-export OPENBLAS_NUM_THREADS=1
+# tests send Ctrl-C, which background jobs would otherwise ignore. Idle threads of NumPy and torch must not spin on processors that the lanes
+# share.
+export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 set -m
 { start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --ignore tests/docs --doctest-modules -m "$select" --durations=5; } &
 lanes=($!)
