@@ -199,6 +199,7 @@ def prepare() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=40)
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no mutant after so many minutes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--patches", type=pathlib.Path)
     parser.add_argument("--trust", action="store_true", help="skip the initial check that the tests pass with no error planted")
@@ -220,8 +221,11 @@ def main() -> int:
     for command in () if options.trust else sorted(commands):
         if run(command, logs / "tests.log"):
             raise SystemExit(f"`{' '.join(command)}` fails with no error planted: see {logs / 'tests.log'}")
-    report = []
+    report: list[dict[str, Any]] = []
+    end = time.monotonic() + 60 * options.minutes
     for number, (name, path, patch) in enumerate(mutants):
+        if options.minutes and time.monotonic() > end:
+            break
         log, began = logs / f"{number:03}.log", time.monotonic()
         log.write_text(f"{name}\n{patch}\n")
         subprocess.run(["git", "apply", "--recount", "-"], cwd=TREE, input=patch, text=True, check=True)
@@ -239,7 +243,7 @@ def main() -> int:
     viable = [one for one in report if one["outcome"] != "does not build"]
     caught = sum(one["outcome"] == "caught" for one in viable)
     print(
-        f"{len(mutants)} of {total} mutants (seed {options.seed}): tests caught {caught} of {len(viable)} that build, {caught / max(1, len(viable)):.1%}"
+        f"{len(report)} of {total} mutants (seed {options.seed}): tests caught {caught} of {len(viable)} that build, {caught / max(1, len(viable)):.1%}"
     )
     return int(caught < LEAST * len(viable))
 

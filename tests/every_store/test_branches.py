@@ -53,7 +53,7 @@ def test_a_branch_begins_at_a_snapshot_and_keeps_apart(root):
         with pytest.raises(ps.Error) as caught:
             ds.create_branch(name)
         assert caught.value.code == code and caught.value.hint
-    with pytest.raises(ps.AlreadyExistsError, match="it is a branch"):
+    with pytest.raises(ps.AlreadyExistsError, match="there is a branch of this name already"):
         ds.create_tag("exp")
     with pytest.raises(ps.NotFoundError, match="no branch and no tag `nothing`"):
         ds.create_branch("other", "nothing")

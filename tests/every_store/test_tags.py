@@ -18,7 +18,9 @@ def test_a_tag_names_one_snapshot_until_it_is_deleted(root):
     assert [len(ps.open(root, tag=name)) for name in ("empty", "first", "größe / ✓")] == [0, 1, 3]
     assert ps.open(root, tag="first").snapshot == receipts[0].snapshot
     for again in (None, receipts[0].snapshot):
-        with pytest.raises(ps.AlreadyExistsError, match=f"it is a tag and names snapshot {receipts[0].snapshot}") as caught:
+        with pytest.raises(
+            ps.AlreadyExistsError, match=f"there is a tag of this name already, for snapshot {receipts[0].snapshot}"
+        ) as caught:
             ds.create_tag("first", again)
         assert caught.value.code == "name-exists" and caught.value.hint
     ds.delete_tag("first")

@@ -431,7 +431,7 @@ def test_media_that_are_only_a_path_are_refused_row_by_row(tmp_path, on_error):
     values = [{"bytes": encoded(), "path": "a"}, {"bytes": None, "path": "b.png"}, None, {"bytes": encoded(), "path": None}]
     pq.write_table(pa.table({"image": pa.array(values, kind), "n": [0, 1, 2, 3]}), tmp_path / "t.parquet")
     if on_error == "raise":
-        with pytest.raises(ps.InvalidInputError, match=r"row 1.*`image`.*'b.png', without bytes") as caught:
+        with pytest.raises(ps.InvalidInputError, match=r"row 1.*`image`.*No such file.*b\.png") as caught:
             import_data(tmp_path / "t.parquet", tmp_path / "ds")
         assert caught.value.column == "image"
         return

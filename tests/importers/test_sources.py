@@ -6,6 +6,7 @@ import json
 import numpy as np
 import penstock as ps
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sample_inputs
 from penstock.importers import import_data
@@ -343,3 +344,34 @@ def test_sources_may_be_relative_to_the_current_folder(source, types, tmp_path, 
     monkeypatch.chdir(tmp_path.parent)
     with pytest.raises(ps.AlreadyExistsError):
         import_data(f"{tmp_path.name}/{source}", tmp_path / "set", types=types)
+
+
+def test_a_limit_takes_no_more_rows_of_a_generator_and_is_the_end_of_the_progress():
+    taken, seen = [], []
+
+    def rows():
+        for number in range(10_000):
+            taken.append(number)
+            yield {"n": number}
+
+    assert import_data(rows(), "memory://limited-generator", limit=10).samples == 10 and len(taken) == 10
+    rows_at_hand = [{"n": number} for number in range(100)]
+    assert import_data(rows_at_hand, "memory://limited-list", limit=10, progress=lambda *said: seen.append(said)).samples == 10
+    assert seen == [(10, 10, "rows")]
+
+
+def test_parquet_of_hugging_face_may_name_files(tmp_path, monkeypatch):
+    """`datasets` writes only the paths of images that are local files. They are relative to the file, or to `root`."""
+    sample_inputs.photographs(tmp_path / "data" / "photos")
+    paths = sorted(path.relative_to(tmp_path / "data").as_posix() for path in (tmp_path / "data").rglob("*.jpg"))
+    images = pa.array([{"bytes": None, "path": path} for path in paths[:3]] + [{"bytes": png(1), "path": "x"}, None])
+    pq.write_table(pa.table({"image": images}), tmp_path / "data" / "pets.parquet")
+    pq.write_table(pa.table({"image": images}), tmp_path / "elsewhere.parquet")
+    assert import_data(tmp_path / "data" / "pets.parquet", tmp_path / "set", types={"image": ps.Image()}).samples == 5
+    ds = ps.open(tmp_path / "set")
+    assert [None if image is None else image.shape for image in ds.take(range(5))["image"]] == [(90, 120, 3)] * 3 + [(12, 20, 3), None]
+    elsewhere = tmp_path / "elsewhere.parquet"
+    assert import_data(elsewhere, tmp_path / "rooted", types={"image": ps.Image()}, root=tmp_path / "data").samples == 5
+    with pytest.raises(ps.Error, match=r"photos/cat/0\.jpg") as caught:
+        import_data(elsewhere, tmp_path / "lost", types={"image": ps.Image()})
+    assert "row 0" in str(caught.value) and left_empty(tmp_path / "lost")

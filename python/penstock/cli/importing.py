@@ -86,9 +86,9 @@ def import_(
             masks=masks or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude,
         )  # fmt: skip
-        show.done = f"imported {report.samples} samples into {destination}, snapshot {report.snapshot}"
+        show.done = f"imported {show.count(report.samples, 'sample')} into {destination}, snapshot {report.snapshot}"
         if report.skipped:
-            show.done += f"; skipped {report.skipped} samples that it has already"
+            show.done += f"; skipped {show.count(report.skipped, 'sample')} that it has already"
     _print(report, console, as_json)
 
 
@@ -111,9 +111,9 @@ def _print(report: Report, console: Console, as_json: bool) -> None:
     print(show.done, flush=True)
     if report.left_out:
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
-        print(f"left out {len(report.left_out)} files that are of other kinds or not selected: {some}")
+        print(f"left out {show.count(len(report.left_out), 'file')} without samples, or not selected: {some}")
     if report.refused:
-        refused_table = show.table(f"{len(report.refused)} items were refused", "item", "code", "message")
+        refused_table = show.table(f"refused {show.count(len(report.refused), 'item')}", "item", "code", "message")
         for refusal in report.refused[:50]:
             refused_table.add_row(show.plain(refusal.path), refusal.code, show.plain(refusal.message))
         console.print(refused_table)

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
+from penstock.columns.image import Image
+from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers.shared import tables
@@ -160,6 +162,10 @@ def _chunk(
     for name, kind in kinds.items():
         array = batch.column(name)
         if tables.is_media(array.type):
+            # As Hugging Face stores images of local files, unless they are embedded.
+            if isinstance(kind, Image | Mask) and (named_files := _guard(file, partial(tables.media_with_paths, array))) is not None:
+                columns[name] = named_files
+                continue
             array, only_paths = _guard(file, partial(tables.media, array))
             problems += [(row, name, Refusal.of_value(named(row), name, why)) for row, why in only_paths]
         if kind == Scalar("timestamp") and tables.is_text(tables.storage(array.type)):

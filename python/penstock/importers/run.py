@@ -134,7 +134,7 @@ def import_data(
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
     defaults = {} if there is None else there.schema
     common = Options(given, on_error, defaults, None if root is None else pathlib.Path(root), shuffle_seed)
-    opened, name = _open_source(source, format, common, options)
+    opened, name = _open_source(source, format, common, options, limit)
     opened.root = opened.root or common.root or _beside(source)
     kinds = {**opened.schema, **defaults}
     always = _columns_in(files, kinds)
@@ -167,7 +167,8 @@ def import_data(
                 raise as_error(chunk.refused[0])
             report.samples += appender.append(chunk)
             if progress:
-                progress(opened.done(), opened.total if limit is None or opened.total is None else min(limit, opened.total), opened.unit)
+                total = opened.total if limit is None or opened.total is None or opened.unit == "bytes" else min(limit, opened.total)
+                progress(opened.done() if total is None else min(opened.done(), total), total, opened.unit)
         if known is not None and not report.samples:
             transaction.abort()  # There is nothing to commit.
             report.snapshot = dataset.snapshot
@@ -255,7 +256,7 @@ def _own_options(options: type[Options]) -> set[str]:
     return {field.name for field in dataclasses.fields(options)} - {field.name for field in dataclasses.fields(Options)}
 
 
-def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any]) -> tuple[OpenedSource, str]:
+def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any], limit: int | None) -> tuple[OpenedSource, str]:
     if not isinstance(source, str | os.PathLike):
         _check_shuffled("table", common)
         table = frames.open_source(source, common)
@@ -268,6 +269,7 @@ def _open_source(source: Any, format: str, common: Options, options: Mapping[str
             source = itertools.chain(first, source)
             if first and frames.is_table(first[0]):
                 return frames.open_tables(source, common), "tables"
+            source = source if limit is None else itertools.islice(source, limit)  # Takes no more rows than wanted.
         return rows.open_source(source, common), "iterable"
     if "://" in str(source):
         raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")

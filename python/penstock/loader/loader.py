@@ -287,6 +287,19 @@ class Loader:
 
     # State
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0: the number of epochs that are behind it, also after `load_state_dict`.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://epoch", {"n": "int64"})
+        >>> receipt = ds.append({"n": range(4)})
+        >>> loader = ds.loader(batch_size=2)
+        >>> [(loader.epoch, len(list(loader))) for _ in range(2)], loader.epoch
+        ([(0, 2), (1, 2)], 2)
+        """
+        return int(self._position.core.begin_of(self._position.step)[0])
+
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Return the loader state, now or at `step` (counted from the start of epoch 0). It takes a few hundred bytes as JSON.
 

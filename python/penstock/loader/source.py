@@ -161,9 +161,11 @@ class Source:
         own = self.state()
         for what in ("name", "dataset", "selection"):
             if state[what] != own[what]:
+                there = str(state["snapshot"])
+                other = f'commits since then changed it: make the same view of ps.open("{self.view.uri}", snapshot="{there}")'
                 raise InvalidInputError(
                     f"cannot load the state: its {what} is {state[what]}, but this loader reads {own[what]}", code="invalid-argument",
-                    hint=self.view._other(what, int(state["samples"])),
+                    hint=other if what == "selection" and there != own["snapshot"] else self.view._other(what, int(state["samples"])),
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
             raise InvalidInputError(

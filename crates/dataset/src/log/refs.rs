@@ -140,8 +140,8 @@ pub fn create_name(
     append(context, set).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
     let found = match (taken, own) {
         (None, Some(own)) => return Ok(own),
-        (Some((NameKind::Tag, target)), _) => format!("it is a tag and names snapshot {target}"),
-        _ => "it is a branch".to_owned(),
+        (Some((NameKind::Tag, target)), _) => format!("there is a tag of this name already, for snapshot {target}"),
+        _ => "there is a branch of this name already".to_owned(),
     };
     Err(Error::new("name-exists", format!("cannot create {what} `{name}` of `{uri}`: {found}"))
         .hint("use another name, or delete that one first; branches and tags share one set of names"))

@@ -199,7 +199,7 @@ impl Doctor<'_> {
                     true,
                     Some((rate, "MB/s")),
                     what,
-                    slow(rate, 100.0, "this is slow for training: a cache on a local disk would help"),
+                    slow(rate, 100.0, "this is slow for training: copy the dataset to a local disk, or shuffle with ps.Window"),
                 );
             }
         }

@@ -93,6 +93,15 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
+def count(number: int, what: str) -> str:
+    """Return a number and what it counts.
+
+    >>> count(1, "sample"), count(2000, "sample")
+    ('1 sample', '2,000 samples')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def size_text(count: float) -> str:
     """Format a number of bytes with its unit.
 

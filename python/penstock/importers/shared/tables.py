@@ -337,6 +337,18 @@ def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
     return bodies, [(int(row), f"it contains only the path {str(paths[row])[:80]!r}, without bytes") for row in only_path]
 
 
+def media_with_paths(array: pa.StructArray) -> list[bytes | str | None] | None:
+    """Return the media bytes, and the path of each row that contains only that. Returns None if all rows have bytes."""
+    bodies, only_paths = media(array)
+    if not only_paths:
+        return None
+    values: list[bytes | str | None] = bodies.to_pylist()
+    paths = compute.struct_field(array, "path")
+    for row, _ in only_paths:
+        values[row] = paths[row].as_py()
+    return values
+
+
 def _plain(value: Any) -> Any:
     """Convert nested Arrow values to values that JSON can represent."""
     if isinstance(value, Mapping):
