@@ -77,7 +77,8 @@ def draw(plot: str, path: pathlib.Path) -> None:
 
 def benchmarks() -> str:
     """Return the page of benchmarks: plots, and a table of all bars, met or not."""
-    card = json.loads((RESULTS / "loader_photos.json").read_text())["machine"]
+    cards = {plot: json.loads((RESULTS / f"{PLOTS[plot][0]}.json").read_text())["machine"] for plot in PLOTS}
+    machines = sorted({f"{card['cpu']}, {card['cores']} cores" for card in cards.values()})
     plots = "\n\n".join(
         f"![{PLOTS[plot][1]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)" for plot in PLOTS
     )
@@ -86,12 +87,15 @@ def benchmarks() -> str:
         result = json.loads(path.read_text())
         rows = [_row(bar) for bar in result.get("bars", [])]
         if rows:
-            tables += f"\n### {path.stem}\n\n{result['what']}\n\n| | measured | wanted |\n|---|---:|---:|\n" + "\n".join(rows) + "\n"
+            machine = f"{result['machine']['cpu']}, {result['machine']['date']}"
+            tables += (
+                f"\n### {path.stem}\n\n{result['what']} ({machine})\n\n| | measured | wanted |\n|---|---:|---:|\n" + "\n".join(rows) + "\n"
+            )
     rules = re.search(r"Rules for a fair comparison:\n\n(.*?)\n\n", (ROOT / "bench" / "README.md").read_text(), re.S)
     assert rules
     return f"""# Benchmarks
 
-Machine: {card["cpu"]}, {card["cores"]} cores. All systems take turns on the same cores, and read from the page cache.
+Plots: {"; ".join(machines)}. All systems take turns on the same cores, and read from the page cache.
 
 {rules.group(1)}
 

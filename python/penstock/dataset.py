@@ -157,9 +157,11 @@ def open_incomplete(
     snapshot: str | None = None,
     tag: str | None = None,
     as_of: datetime.datetime | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Open a dataset like `open`, but accept an incomplete copy, so that `verify` can name the missing objects."""
-    return Dataset(_core.open(_uri(uri), snapshot, incomplete=True, tag=tag, branch=(branch, _microseconds(as_of))))
+    options = _options(storage_options)
+    return Dataset(_core.open(_uri(uri), snapshot, options, incomplete=True, tag=tag, branch=(branch, _microseconds(as_of))))
 
 
 def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -261,3 +261,8 @@ def test_head_names_labels_and_shows_thumbnails_where_the_terminal_can(tmp_path,
         monkeypatch.setenv(name, value)
     shown = run("head", root).stdout
     assert shown.count("▀") == 15 * 5 and "38;2;255;0;0" in shown and "48;2;0;0;0" in shown and "dog" in shown
+    # With many columns, thumbnails keep their width, because a broken line would scramble them.
+    many = ps.create(tmp_path / "many", {"image": ps.Image(), **{f"column_{number}": ps.Text() for number in range(6)}})
+    many.append({"image": [image], **{f"column_{number}": ["words of some length"] for number in range(6)}})
+    lines = [line.count("▀") for line in run("head", tmp_path / "many").stdout.splitlines() if "▀" in line]
+    assert lines == [15] * 5

@@ -92,7 +92,7 @@ def test_joined_views_read_as_one(parts):
         and len(both[[]]["n"]) == 0
     )
     assert both.take([3, 20], columns=["image"], decode=False)["image"][0].startswith(b"\x89PNG")
-    assert both[["n"]][22] == {"n": 22} and len(both.head(13)) == 13 and both.head(13)["n"].tolist()[-2:] == [17, 16]
+    assert both[["n"]][22] == {"n": 22} and len(both.head(13)) == 13 and both.head(13)["n"][:].tolist()[-2:] == [17, 16]
     for wrong, kind in (
         (lambda: both[23], IndexError),
         (lambda: both["m"], ps.NotFoundError),
@@ -205,7 +205,7 @@ def test_joined_views_split_and_pickle(tmp_path):
     assert {name: len(part) for name, part in split.items()} == {"train": 160, "test": 40}
     assert sorted(np.concatenate([part["n"] for part in split.values()]).tolist()) == list(range(200))
     again = pickle.loads(pickle.dumps(both))
-    assert again["n"].tolist() == list(range(200)) and repr(again) == "<penstock.Concat of 2 views: 200 samples, 2 columns>"
+    assert again["n"][:].tolist() == list(range(200)) and repr(again) == "<penstock.Concat of 2 views: 200 samples, 2 columns>"
     stored[0].append({"n": [7]})
     assert len(both) == 200, "the views stay at their snapshots"
     assert len(ps.concat([both, stored[0]])) == 301
@@ -218,7 +218,7 @@ def test_views_that_do_not_fit_are_refused(parts):
         ps.create("memory://concat-codec", {"n": ps.Scalar("int64", codec="zstd")}),
     )
     codec.append({"n": [7]})
-    assert ps.concat([parts[0][["n"]], codec])["n"].tolist()[-1] == 7
+    assert ps.concat([parts[0][["n"]], codec])["n"][:].tolist()[-1] == 7
     for wrong, text in (
         ([parts[0][["n"]], other], "column `n` is int64 in `memory://concat-one` and int32"),
         ([parts[0][["n"]], fewer], "only one of them has column `m`"),
@@ -246,3 +246,26 @@ def test_joined_views_that_are_not_mapped_are_shuffled_within_windows(tmp_path, 
         ]
         seen = np.concatenate([batch["n"] for rank in ranks for batch in rank])
         assert {*seen.tolist()} == {*wanted} and all((batch["v"] == batch["n"][:, None]).all() for rank in ranks for batch in rank)
+
+
+def test_columns_of_joined_views_compare_by_word_and_read_parts():
+    one, two = (
+        ps.create("memory://joined-column-one", SMALL),
+        ps.create("memory://joined-column-two", SMALL | {"label": ps.Label(["dog", "cat"])}),
+    )
+    for ds in (one, two):
+        ds.append({"label": ["cat", "dog", None], "text": ["a", None, "b"], "v": [[1, 2], [3, 4], [5, 6]]})
+    both = ps.concat([one, two])
+    assert (both["label"] == "dog").tolist() == [False, True, False] * 2 and (both["text"] != "a").tolist() == [False, True, True] * 2
+    assert len(both["label"]) == 6 and both["label"].dtype == np.int64 and both["v"].shape == (6, 2)
+    assert both["text"][:] == ["a", None, "b"] * 2 and both["text"][-1] == "b" and both["v"][[5, 0], 1] == [6, 2] and both["v"][4, 0] == 3
+    assert [None if code is None else int(code) for code in both["label"]] == [0, 1, None] * 2
+    with pytest.raises(ps.InvalidInputError, match="labels: cat, dog"):
+        print(both["label"] == "bird")
+    with pytest.raises(ps.InvalidInputError, match="cannot compare column `v`"):
+        print(both["v"] == 3)
+    with pytest.raises(ps.NotFoundError):
+        print(both["nothing"])
+
+
+SMALL = {"label": ps.Label(["cat", "dog"]), "text": ps.Text(), "v": ps.Tensor((2,), "int64")}

@@ -207,3 +207,42 @@ def test_a_type_checker_finds_mistakes_before_they_run(tmp_path):
     assert found <= set(range(4, 4 + len(lines))), said
     missed = [line for number, line in enumerate(lines, 4) if number not in found]
     assert len(missed) <= len(lines) // 10, missed
+
+
+def test_tokens_are_those_of_the_tokenizer():
+    """Texts are cut and padded as the tokenizer itself does it: special tokens stay, on its own sides."""
+    import penstock as ps
+    from penstock import transforms as T
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, **{word: 10 + at for at, word in enumerate("abcdefgh")}}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    texts = ["a b c d e f g h", "a b", ""]
+    ds = ps.create("memory://tokens-of-others", {"t": ps.Text()})
+    ds.append({"t": texts})
+    for side in ("right", "left"):
+        fast = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", padding_side=side, truncation_side=side)
+        for length in (6, None):
+            [batch] = ds.loader(batch_size=3, transform=[T.Tokenize(fast, on="t", length=length)])
+            wanted = fast(texts, truncation=length is not None, max_length=length, padding="longest" if length is None else "max_length")
+            assert batch["input_ids"].tolist() == wanted["input_ids"] and batch["attention_mask"].tolist() == wanted["attention_mask"]
+    [batch] = ds.loader(batch_size=3, transform=[T.Tokenize(plain, on="t", length=6)])
+    assert batch["input_ids"].tolist() == [[2, 10, 11, 12, 13, 3], [2, 10, 11, 3, 0, 0], [2, 3, 0, 0, 0, 0]]
+
+
+def test_streams_and_arrays_of_hugging_face_keep_their_types():
+    import datasets
+    import penstock as ps
+
+    features = datasets.Features({"m": datasets.Array2D((2, 2), "float32"), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    given = datasets.Dataset.from_dict({"m": [[[1.0, 2.0], [3.0, 4.0]], None], "label": [1, 0]}, features=features)
+    for number, source in enumerate((given, given.to_iterable_dataset())):
+        ps.importers.import_data(source, f"memory://hf-arrays-{number}")
+        ds = ps.open(f"memory://hf-arrays-{number}")
+        assert ds.schema["m"] == ps.Tensor((2, 2), "float32") and ds.vocabulary("label") == ["cat", "dog"]
+        assert ds[0]["m"].tolist() == [[1, 2], [3, 4]] and ds[1]["m"] is None and ds["label"][:].tolist() == [1, 0]
+    with pytest.raises(ps.InvalidInputError, match=r"source\['train'\]"):
+        ps.importers.import_data(datasets.DatasetDict({"train": given}), "memory://hf-dict")

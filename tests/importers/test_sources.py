@@ -375,3 +375,19 @@ def test_parquet_of_hugging_face_may_name_files(tmp_path, monkeypatch):
     with pytest.raises(ps.Error, match=r"photos/cat/0\.jpg") as caught:
         import_data(elsewhere, tmp_path / "lost", types={"image": ps.Image()})
     assert "row 0" in str(caught.value) and left_empty(tmp_path / "lost")
+
+
+def test_annotations_find_their_images_from_any_folder(tmp_path, monkeypatch):
+    """The places of images and labels do not depend on how the source is named."""
+    sample_inputs.make(tmp_path)
+    monkeypatch.chdir(tmp_path / "coco" / "annotations")
+    assert import_data("instances.json", tmp_path / "beside").samples == 20
+    monkeypatch.chdir(tmp_path / "coco")
+    assert import_data(".", tmp_path / "here").samples == 20
+    boxes = []
+    for folder, source in (("yolo/images/train", "."), ("yolo/images", "train"), ("", "yolo/images/train")):
+        monkeypatch.chdir(tmp_path / folder)
+        made = tmp_path / f"yolo-{len(boxes)}"
+        import_data(source, made, format="yolo", types={"labels": ps.Labels(["cell", "leaf"])})
+        boxes.append(sum(len(each) for each in ps.open(made)["boxes"][:]))
+    assert boxes == [16] * 3

@@ -477,3 +477,21 @@ def test_the_manifest_is_walked_once_at_most_and_not_where_files_are_mapped(ds, 
         loader.close()
         assert len(walks) == expected
         walks.clear()
+
+
+def test_torchvision_moves_keypoints_with_visibility_and_leaves_boxes_of_missing_images():
+    """Keypoints of COCO have a third value. A null image has no boxes and keypoints."""
+    import torch
+    from torchvision.transforms import v2
+
+    ds = ps.create("memory://coco-points", {"image": ps.Image(), "points": ps.Keypoints(1, 3, of="image"), "boxes": ps.Boxes(of="image")})
+    ds.append({"image": [np.zeros((10, 10, 3), np.uint8), None], "points": [[[[1, 1, 2]]]] * 2, "boxes": [[[0, 0, 2, 2]]] * 2})
+    options = {"nulls": {name: "mask" for name in ("image", "points", "boxes")}}
+    [ours] = ds.loader(batch_size=2, transform=[T.RandomHorizontalFlip(1.0, on=("image", "points", "boxes"))], **options)
+    before = torch.random.get_rng_state()
+    [theirs] = ds.loader(batch_size=2, transform=[v2.RandomHorizontalFlip(1.0)], **options)
+    assert torch.equal(before, torch.random.get_rng_state())
+    for batch in (ours, theirs):
+        assert np.asarray(batch["points"][0]).tolist() == [[[8, 1, 2]]] and np.asarray(batch["boxes"][0]).tolist() == [[8, 0, 10, 2]]
+    assert ours["boxes_valid"].tolist() == [True, False] == ours["points_valid"].tolist()
+    assert len(theirs["boxes"][1]) == 0 == len(theirs["points"][1]), "of a missing image, none are left"

@@ -86,3 +86,30 @@ def test_wrong_uses_are_refused(ds):
     with pytest.raises(ps.InvalidInputError, match="floating-point images of one size") as caught:
         _batches(ds, T.ToDtype("int32", on="image"), T.MixUp())
     assert "T.Normalize" in caught.value.hint
+
+
+def test_mixing_stages_draw_apart_and_samples_without_a_label_have_no_class():
+    ds = ps.create("memory://mixing-apart", {"image": ps.Tensor((1, 1, 1), "float32"), "label": ps.Label(["a", "b"])})
+    ds.append({"image": np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1), "label": ["a", None, "b", "a"]})
+    [batch] = ds.loader(batch_size=4, nulls={"label": "mask"}, transform=[T.MixUp()], seed=3)
+    sums = batch["label"].sum(axis=1)
+    assert sums[0] == pytest.approx(1) == sums[3] and sums[1] + sums[2] == pytest.approx(1) and 0 < sums[1] < 1
+    shares = []
+    for seed in range(40):
+        [one] = ds.select([0, 2]).loader(batch_size=2, transform=[T.MixUp()], seed=seed)
+        [two] = ds.select([0, 2]).loader(batch_size=2, transform=[T.MixUp(), T.MixUp()], seed=seed)
+        s = one["label"][0, 0]
+        shares.append(abs(two["label"][0, 0] - (s * s + (1 - s) ** 2)) < 1e-4)
+    assert sum(shares) < 5, "the second stage has a share of its own"
+
+
+def test_classes_of_a_mixture_are_those_of_all_its_sources():
+    one = ps.create("memory://mixing-one", {"image": ps.Tensor((1, 1, 1), "float32"), "label": ps.Label(["x", "y"])})
+    two = ps.create("memory://mixing-two", {"image": ps.Tensor((1, 1, 1), "float32"), "label": ps.Label(["z", "x", "w"])})
+    one.append({"image": np.zeros((4, 1, 1, 1), np.float32), "label": ["x", "y"] * 2})
+    two.append({"image": np.zeros((4, 1, 1, 1), np.float32), "label": ["z", "w"] * 2})
+    for source in (ps.mix({"one": one, "two": two}), ps.concat([one, two])):
+        [batch] = source.loader(batch_size=8, shuffle=True, transform=[T.MixUp()])
+        assert batch["label"].shape == (8, 4) and np.allclose(batch["label"].sum(axis=1), 1)
+    [wide] = one.loader(batch_size=4, transform=[T.MixUp(200_000)])
+    assert wide["label"].shape == (4, 200_000)

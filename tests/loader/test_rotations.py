@@ -45,7 +45,7 @@ def test_rotations_are_those_of_torchvision(sides, expand, interpolation):
     plain = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     for angle, center, fill in [(0, None, 0), (17.3, None, 0), (-48.1, None, 90), (90, None, 0), (180, None, 7), (270, None, (9, 200, 31)), (33, (10, 20), 5)]:  # fmt: skip
         if expand and center is not None:
-            continue  # torchvision ignores the centre's shift of the larger image; see the boxes below.
+            continue  # This is refused: torchvision moves the picture out of the result.
         transform = T.RandomRotation((angle, angle), interpolation=interpolation, expand=expand, center=center, fill=fill)
         fill = [float(value) for value in fill] if isinstance(fill, tuple) else float(fill)
         theirs = F.rotate(plain, angle, InterpolationMode(interpolation), expand, None if center is None else list(center), fill)
@@ -96,7 +96,7 @@ def test_angles_shifts_and_scales_are_drawn_evenly_and_shifts_are_whole():
 TURNS = {
     "rotated": lambda on: T.RandomRotation(180, on=on),
     "rotated and larger": lambda on: T.RandomRotation(180, expand=True, on=on),
-    "about a corner": lambda on: T.RandomRotation(30, center=(20, 10), expand=True, on=on),
+    "about a corner": lambda on: T.RandomRotation(30, center=(20, 10), on=on),
     "affine": lambda on: T.RandomAffine(40, translate=(0.1, 0.1), scale=(0.7, 1.4), shear=(-15, 15, -10, 10), on=on),
 }
 
@@ -197,10 +197,17 @@ def test_a_crop_and_a_resize_before_and_after_a_rotation():
         (lambda: T.RandomAffine(5, shear=90), "shear"),
         (lambda: T.RandomAffine(5, shear=(1, 2, 3)), "shear"),
         (lambda: T.RandomAffine("5"), "degrees"),
+        (lambda: T.RandomRotation(5, expand=True, center=(1, 1)), "leave it out"),
+        (lambda: T.RandomRotation(5, center=(1e20, 1)), "center"),
+        (lambda: T.RandomRotation(5, fill=-5), "fill=-5"),
+        (lambda: T.RandomRotation(5, fill=300), "fill=300"),
+        (lambda: T.RandomRotation(5, mask_fill=-1, on=("image", "mask")), "mask_fill=-1"),
+        (lambda: T.RandomAffine(5, scale=(1e-162, 1)), "scale"),
+        (lambda: T.RandomAffine(5, shear=89.999), "shear"),
     ],
 )
 def test_wrong_parameters_are_refused(transform, words):
-    ds = ps.create(f"memory://refused-turns-{next(NUMBER)}", {"image": ps.Image()})
+    ds = ps.create(f"memory://refused-turns-{next(NUMBER)}", {"image": ps.Image(), "mask": ps.Mask()})
     with pytest.raises(ps.InvalidInputError, match=words):
         ds.loader(batch_size=1, transform=[transform()])
 
@@ -210,7 +217,38 @@ def test_columns_that_do_not_fit_are_refused():
         "memory://unfit-turns", {"vector": ps.Tensor((4,), "float32"), "grid": ps.Tensor((4, 4, 1), "int64"), "image": ps.Image()}
     )
     for name in ("vector", "grid"):
-        with pytest.raises(ps.InvalidInputError, match=f"RandomRotation does not fit `{name}`"):
+        with pytest.raises(ps.InvalidInputError, match=f"RandomRotation.* `{name}`"):
             ds.loader(batch_size=1, columns=[name], transform=[T.RandomRotation(5, on=name)])
     with pytest.raises(ps.InvalidInputError, match="before ToDtype"):
         ds.loader(batch_size=1, columns=["image"], transform=[T.Normalize([0], [1]), T.RandomAffine(5)])
+
+
+def test_a_box_that_is_not_a_number_stays_none():
+    ds = ps.create("memory://nan-boxes", {"image": ps.Image(), "boxes": ps.Boxes(of="image")})
+    ds.append({"image": [np.zeros((9, 9, 3), np.uint8)], "boxes": [[[np.nan, 1, 2, 3], [1, 1, 5, 5]]]})
+    on = ("image", "boxes")
+    turn = T.RandomRotation((30, 30), on=on)
+    [batch] = ds.loader(batch_size=1, transform=[turn])
+    assert np.isnan(batch["boxes"][0][0]).all() and np.isfinite(batch["boxes"][0][1]).all()
+    [batch] = ds.loader(batch_size=1, transform=[turn, T.SanitizeBoundingBoxes(on="boxes")])
+    assert batch["boxes"][0].shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (
+            ps.Tensor((1, 20_000, 3), "float32"),
+            np.zeros((1, 20_000, 3), np.float32),
+            T.RandomRotation((45, 45), expand=True, on="t"),
+        ),
+        lambda: (ps.Tensor((None, None, 1), "uint8"), np.zeros((10, 10, 1), np.uint8), T.Pad(6000, on="t")),
+        lambda: (ps.Tensor((None, None, 3), "uint8"), np.zeros((3000, 3000, 3), np.uint8), T.GaussianBlur(5, on="t")),
+    ],
+)
+def test_tensors_that_grow_count_against_the_budget(make):
+    kind, value, transform = make()
+    ds = ps.create(f"memory://growing-{next(NUMBER)}", {"t": kind})
+    ds.append({"t": [value]})
+    with pytest.raises(ps.Error, match="cannot load a batch: it needs"):
+        next(iter(ds.loader(batch_size=1, memory_bytes=64 << 20, transform=[transform])))

@@ -4,6 +4,7 @@ import http.server
 import os
 import pickle
 import re
+import subprocess
 import threading
 
 import penstock as ps
@@ -179,3 +180,24 @@ def test_a_host_that_never_answered_is_given_up_soon(bare, uri):
         ps.open(f"{uri}://bucket/set", storage_options={"endpoint_url": "http://127.0.0.1:9", **options})
     assert caught.value.code == "storage-unreachable" and "127.0.0.1:9" in str(caught.value)
     assert 2 <= int(re.search(r"\((\d+) attempts in", str(caught.value))[1]) <= 14
+
+
+def test_imports_and_the_command_line_take_options_of_stores(azurite, bare, tmp_path):
+    """`penstock --option name=value VERB` works for each verb."""
+    import sys
+
+    (tmp_path / "rows.csv").write_text("n\n1\n2\n")
+    options = {"connection_string": f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={azurite.endpoint}/{ACCOUNT};"}
+    place = f"{azurite.root}/imported"
+    assert ps.importers.import_data(tmp_path / "rows.csv", place, storage_options=options).samples == 2
+    flags = ["--option", f"connection_string={options['connection_string']}"]
+
+    def run(*verb):
+        return subprocess.run([sys.executable, "-m", "penstock", *verb], capture_output=True, text=True)
+
+    assert "imported 2 samples" in run(*flags, "import", str(tmp_path / "rows.csv"), place, "--mode", "append").stdout
+    for verb in ("info", "head", "log", "stats", "verify"):
+        done = run(*flags, verb, place, "--json")
+        assert done.returncode == 0, done.stderr
+    assert run("info", place).returncode == 1
+    assert "expected name=value" in run("--option", "endpoint", "info", place).stderr

@@ -104,8 +104,8 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
 
 
 def is_hugging_face(given: Any) -> bool:
-    """Return whether something is a Hugging Face dataset, without an import of that library."""
-    return type(given).__module__.startswith("datasets.") and hasattr(given, "with_format") and hasattr(given, "num_rows")
+    """Return whether something is a Hugging Face dataset, or a stream of it that states its features, without an import of that library."""
+    return type(given).__module__.startswith("datasets.") and hasattr(given, "iter") and getattr(given, "features", None) is not None
 
 
 def _parts(given: Any) -> Iterable[Any]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from penstock.cli import create, doctor, head, importing, info, stats, verify
+from penstock.cli.terminal import at
 from penstock.cli.versions import branch, diff, log, merge, reset, tag
 
 app = typer.Typer(
@@ -33,8 +34,13 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
-    pass
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    option: list[str] = typer.Option(
+        [], "--option", "-o", help="name=value, an option of the store, such as endpoint_url. Can be repeated."
+    ),
+) -> None:
+    at.storage_options.update(at.options_of(option))
 
 
 app.command("create")(create.create)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from penstock.cli.terminal import at
 from penstock.cli.terminal.texts import TYPES_HELP
 
 
@@ -17,7 +18,7 @@ def create(
     import penstock
     from penstock.cli.terminal import show
 
-    dataset = penstock.create(uri, show.parse_types(columns or []), message=message)
+    dataset = penstock.create(uri, show.parse_types(columns or []), message=message, storage_options=at.storage_options or None)
     show.done = f"created {dataset.uri} with {len(dataset.schema)} columns, snapshot {dataset.snapshot}"
     if as_json:
         show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot})

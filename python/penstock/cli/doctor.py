@@ -6,6 +6,8 @@ import pathlib
 
 import typer
 
+from penstock.cli.terminal import at
+
 
 def doctor(
     uri: str = typer.Argument(help="A location for datasets: s3://bucket/prefix, a folder, …"),
@@ -29,10 +31,7 @@ def doctor(
     if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
     # Bypass the page cache to measure the disk itself.
-    given = [tuple(option.split("=", 1)) for option in options]
-    if wrong := [option for option, pair in zip(options, given, strict=True) if len(pair) != 2]:
-        raise typer.BadParameter(f"`{wrong[0]}`: expected name=value")
-    pairs = [("timeout_seconds", "15"), *((name, value) for name, value in given)]
+    pairs = [("timeout_seconds", "15"), *{**at.storage_options, **at.options_of(options)}.items()]
     findings = _core.doctor(uri, None if local else pairs, "direct" if local else "auto")
     bad = [found for found in findings if found[1] is False]
     if as_json:

@@ -35,6 +35,9 @@ def head(
         return
     words, schema = words_of(dataset), dataset.schema
     table = show.table(f"{uri}: {len(dataset):,} samples", *names)
+    for column, name in zip(table.columns, names, strict=True):
+        if name in schema and schema[name].type in ("image", "mask") and pictures.can_show(show.console):
+            column.min_width, column.no_wrap = pictures.SIDE, True  # A broken line would scramble a thumbnail.
     for sample in samples:
         cells: list[Any] = []
         for name in names:

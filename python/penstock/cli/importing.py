@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal import at
 from penstock.cli.terminal.texts import TYPES_HELP
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def import_(
         report = import_data(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
             branch=branch, mode=mode or None, limit=limit or None, shuffle_seed=shuffle_seed, files=files, root=root or None, split=split,
-            masks=masks or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
+            masks=masks or None, storage_options=at.storage_options or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude,
         )  # fmt: skip
         show.done = f"imported {show.count(report.samples, 'sample')} into {destination}, snapshot {report.snapshot}"

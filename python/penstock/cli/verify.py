@@ -26,7 +26,9 @@ def verify(
     from penstock.dataset import open_incomplete
 
     at.check(snapshot, tag, as_of, branch)
-    dataset = open_incomplete(uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None)
+    dataset = open_incomplete(
+        uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None, storage_options=at.storage_options or None
+    )
     console = Console(stderr=True)
     with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
@@ -33,6 +33,12 @@ class Boxes(ColumnType):
 
     def prepare(self, values: Any) -> Prepared:
         return ragged(values, (None, 4), "float32")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        if text not in ("", "xyxy", "xywh", "cxcywh"):
+            raise ValueError(f"a form of boxes is xyxy, xywh or cxcywh, but `{text}` was given")
+        return cls(text or "xyxy")
 
     @classmethod
     def form_of(cls, spec: Mapping[str, Any]) -> str:

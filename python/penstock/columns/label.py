@@ -44,7 +44,7 @@ class Named(Coded):
     @classmethod
     def from_text(cls, text: str) -> Self:
         if not text:
-            raise ValueError(f"{cls.type} needs names, as in {cls.type}:cat,dog")
+            raise ValueError(f"{cls.type} needs names, as in {cls.type}:cat,dog (or write category: its names need not be known)")
         return cls(text.split(","))
 
     def describe(self) -> str:

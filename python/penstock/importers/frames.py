@@ -76,8 +76,8 @@ def _stream(given: Any) -> pa.RecordBatchReader | None:
     """Return a reader for what is Arrow already, or None."""
     if is_hugging_face(given):
         found = given.with_format("arrow")
-        schema = (found[:0] if len(found) else found.data.table[:0]).schema
-        return pa.RecordBatchReader.from_batches(schema, (batch for table in found.iter(1024) for batch in table.to_batches()))
+        schema = found.features.arrow_schema
+        return pa.RecordBatchReader.from_batches(schema, (batch for table in found.iter(1024) for batch in table.cast(schema).to_batches()))
     if hasattr(given, "__arrow_c_stream__") and not hasattr(given, "iloc") and not is_arrow(given):
         return pa.RecordBatchReader.from_stream(given)
     if isinstance(given, pa.RecordBatch):

@@ -95,6 +95,7 @@ def import_data(
     shuffle_seed: int | None = None,
     files: Sequence[str] = (),
     root: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
     """Import a folder of images, COCO or YOLO annotations, CSV/TSV, JSON lines, Parquet/Arrow, a table in memory, or any iterable of
@@ -107,7 +108,8 @@ def import_data(
     already, `mode` decides: None raises AlreadyExistsError (already-imported), "append" imports them again, "skip-existing" does not. In
     this mode, images whose `path` the dataset has are left out. "create" refuses an existing dataset. `types` maps column names to types;
     missing types are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
-    `limit` offers only so many samples; `shuffle_seed` shuffles the images of a folder before.
+    `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
+    `storage_options` are those of `ps.open`, for the destination.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder; split=False keeps folders such as
     `train` in the label; masks="class" or "instance" (COCO).
@@ -122,7 +124,7 @@ def import_data(
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(names))}")
     options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
     files = checked_patterns("files", files)
-    there = _existing(destination, branch)
+    there = _existing(destination, branch, storage_options)
     if there is not None and mode == "create":
         raise AlreadyExistsError(
             f"cannot create `{destination}`: it is a dataset already", hint="choose another destination, or another mode"
@@ -139,6 +141,11 @@ def import_data(
     kinds = {**opened.schema, **defaults}
     always = _columns_in(files, kinds)
     by_path = opened.by_path and there is not None and isinstance(defaults.get(earlier.PATH), Text)
+    if mode == "skip-existing" and not opened.files:
+        raise InvalidInputError(
+            f"cannot import {name} with mode={mode!r}: nothing tells whether it was imported already",
+            hint='upsert its columns by a unique key, in a transaction: tx.upsert(columns, key="id"); or import a file',
+        )
     note = _note(source, opened, name, any(isinstance(kind, Image | Mask) for kind in kinds.values()) or bool(files))
     before = earlier.find(there, note["digest"], limit) if note and there is not None and mode != "append" else None
     if before is not None and not by_path and before.whole and mode == "skip-existing":
@@ -147,7 +154,7 @@ def import_data(
     if before is not None and (not by_path or (before.whole and mode is None)):
         raise _imported(name, before)
     missing = _missing(destination)
-    dataset, created = _destination(there, destination, opened.schema, f"create dataset to import {name}")
+    dataset, created = _destination(there, destination, opened.schema, f"create for {name}", storage_options)
     report = Report(0, [], None, opened.left_out)
     kinds = dataset.schema
     image = "image" if isinstance(kinds.get("image"), Image | Mask | Bytes) else None
@@ -258,6 +265,11 @@ def _own_options(options: type[Options]) -> set[str]:
 
 def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any], limit: int | None) -> tuple[OpenedSource, str]:
     if not isinstance(source, str | os.PathLike):
+        if isinstance(source, Mapping) and source and all(frames.is_table(table) for table in source.values()):
+            raise InvalidInputError(
+                f"cannot import a dict of tables: {', '.join(map(str, source))}",
+                hint=f"import one of them: source[{next(iter(source))!r}]; or add a column that names the part, and append one after the other",
+            )
         _check_shuffled("table", common)
         table = frames.open_source(source, common)
         if table is not None:
@@ -303,11 +315,11 @@ def _check_shuffled(what: str, options: Options) -> None:
         )
 
 
-def _existing(uri: str | os.PathLike[str], branch: str) -> Dataset | None:
+def _existing(uri: str | os.PathLike[str], branch: str, storage_options: Mapping[str, Any] | None) -> Dataset | None:
     if str(uri).lower().startswith(("http://", "https://")):
         return None  # `create` reports that HTTP is read-only.
     try:
-        return open(uri, branch=branch)
+        return open(uri, branch=branch, storage_options=storage_options)
     except NotFoundError as error:
         if error.code != "dataset-not-found":
             raise
@@ -319,9 +331,15 @@ def _existing(uri: str | os.PathLike[str], branch: str) -> Dataset | None:
         return None
 
 
-def _destination(dataset: Dataset | None, uri: str | os.PathLike[str], schema: dict[str, ColumnType], message: str) -> tuple[Dataset, bool]:
+def _destination(
+    dataset: Dataset | None,
+    uri: str | os.PathLike[str],
+    schema: dict[str, ColumnType],
+    message: str,
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[Dataset, bool]:
     if dataset is None:
-        return create(uri, schema, message=message), True
+        return create(uri, schema, message=message, storage_options=storage_options), True
     missing = [name for name in schema if name not in dataset.schema]
     if missing:
         raise InvalidInputError(

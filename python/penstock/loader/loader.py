@@ -61,7 +61,7 @@ class Loader:
         views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}
         first = next(iter(views.values()))[0]
         outputs, extras = options.results(list(first.schema))
-        stages = Stages(*stages_of(options.transform, outputs, first), extras, dict(options.nulls or {}))
+        stages = Stages(*stages_of(options.transform, outputs, [view for view, _ in views.values()]), extras, dict(options.nulls or {}))
         mix: dict[str, Any] | None = None
         if isinstance(source, Mix):
             shares = shares_of({name: weight for name, (_, weight) in views.items()})

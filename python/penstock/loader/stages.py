@@ -21,6 +21,7 @@ from penstock.ragged import Ragged
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Torchvision, Transform
 from penstock.transforms.batch import Mixing
 from penstock.values.dtypes import filler
+from penstock.views.concat import union_of
 from penstock.views.view import Batch, View
 
 
@@ -63,9 +64,9 @@ class Stages:
         began = time.perf_counter()
         if self.per_sample:
             batch = self._mapped(batch, about, number, seed)
-        for fn in self.per_batch:
+        for place, fn in enumerate(self.per_batch):
             with Noted(fn, f"step {number}"):
-                batch = fn.drawn(batch, _random(seed, 1, 0, number)) if isinstance(fn, Mixing) else fn(batch)
+                batch = fn.drawn(batch, _random(seed, 1 + place, 0, number)) if isinstance(fn, Mixing) else fn(batch)
             if not isinstance(batch, dict):
                 raise InvalidInputError(
                     f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
@@ -96,9 +97,10 @@ def _random(seed: int, purpose: int, epoch: int, number: int) -> np.random.Gener
 
 
 def stages_of(
-    transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], view: View
+    transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], views: Sequence[View]
 ) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
     """Split transforms into core transforms, per-sample functions and per-batch functions, which must come in that order."""
+    view = views[0]
     if not isinstance(transform, list | tuple):
         raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
     declared: list[dict[str, Any]] = []
@@ -116,7 +118,7 @@ def stages_of(
                     raise
                 raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
         elif isinstance(stage, PerBatch):
-            batches.append(stage.bound(functools.partial(_words, outputs, view)) if isinstance(stage, Mixing) else stage)
+            batches.append(stage.bound(functools.partial(_words, outputs, views)) if isinstance(stage, Mixing) else stage)
         elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
             raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
         elif callable(stage):
@@ -142,10 +144,11 @@ def stages_of(
     return declared, samples, batches
 
 
-def _words(outputs: Mapping[str, str], view: View, name: str) -> list[str] | None:
+def _words(outputs: Mapping[str, str], views: Sequence[View], name: str) -> list[str] | None:
     """Return the words of a result, or None if it has none."""
     column = outputs.get(name, name)
-    return view.vocabulary(column) if isinstance(view.schema.get(column), Coded) else None
+    coded = all(isinstance(view.schema.get(column), Coded) for view in views)
+    return union_of([view.vocabulary(column) for view in views])[0] if coded else None
 
 
 def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:

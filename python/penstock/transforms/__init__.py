@@ -15,6 +15,8 @@ and transforms of torchvision v2, come after these transforms, and `PerBatch(fn)
 ((2, 30, 40, 3), 'float32', [[5.0, 5.0, 15.0, 20.0]])
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from penstock.transforms.base import Transform
 from penstock.transforms.batch import CutMix, MixUp, PerBatch, Tokenize
 from penstock.transforms.colour import ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale
@@ -31,6 +33,28 @@ from penstock.transforms.geometry import (
 )
 from penstock.transforms.of_torchvision import Torchvision
 from penstock.transforms.values import Normalize, SanitizeBoundingBoxes, ToDtype, TokenChunks
+
+_INSTEAD = {
+    "Affine": "T.RandomAffine",
+    "Compose": "a list: transform=[…]",
+    "Flip": "T.RandomHorizontalFlip",
+    "HorizontalFlip": "T.RandomHorizontalFlip",
+    "Lambda": "the function itself: transform=[function]",
+    "PILToTensor": 'nothing: images are arrays, and tensors with output="torch"',
+    "Rotate": "T.RandomRotation",
+    "ToImage": 'nothing: images are arrays, and tensors with output="torch"',
+    "ToTensor": 'T.ToDtype("float32", scale=True)',
+    "VerticalFlip": "T.RandomVerticalFlip",
+}
+
+
+def _missing(name: str) -> NoReturn:
+    instead = _INSTEAD.get(name, f"torchvision's, if it has one: T.Torchvision(v2.{name}(…), on=[…])")
+    raise AttributeError(f"penstock.transforms has no `{name}`; write {instead}", name=name)
+
+
+if not TYPE_CHECKING:  # A type checker must know which names exist.
+    __getattr__ = _missing
 
 __all__ = [
     "CenterCrop",

@@ -64,6 +64,8 @@ class Mixing(PerBatch):
                 hint='add T.Resize or a crop, and T.Normalize or T.ToDtype("float32", scale=True)',
             )
         labels = self._one_hot(batch[self.label])
+        if (valid := batch.get(f"{self.label}_valid")) is not None:
+            labels[~np.asarray(valid, bool)] = 0  # A sample without a label has no class.
         images, share = self.mixed(np.ascontiguousarray(images), float(rng.beta(self.alpha, self.alpha)), rng)
         own = np.float32(share)
         return {**batch, self.image: images, self.label: labels * own + np.roll(labels, 1, axis=0) * (1 - own)}
@@ -84,7 +86,8 @@ class Mixing(PerBatch):
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes):
             text = f"{type(self).__name__}: `{self.label}` is not one number from 0 to {self.num_classes - 1} for each sample"
             raise InvalidInputError(text, code="invalid-argument")
-        made: npt.NDArray[np.float32] = np.eye(self.num_classes, dtype=np.float32)[labels]
+        made = np.zeros((len(labels), self.num_classes), np.float32)
+        made[np.arange(len(labels)), labels] = 1
         return made
 
 
@@ -141,7 +144,7 @@ class Tokenize(PerBatch):
 
     `tokenizer`: a `tokenizers.Tokenizer`, a fast tokenizer of Hugging Face, or any object with a compatible `encode_batch`. `pad`: by
     default, the tokenizer's padding token, or 0. `length`: truncate or pad to this length,
-    which must be at least 1; None pads to the longest text in the batch. Cost: runs on the library's own threads, without the GIL. Raises:
+    which must be at least 1; None pads to the longest text in the batch. Special tokens are kept, and the sides are the tokenizer's. Cost: runs on the library's own threads, without the GIL. Raises:
     InvalidInputError if the batch already has these columns.
     """
 
@@ -165,6 +168,10 @@ class Tokenize(PerBatch):
         if pad is None:
             pad = getattr(tokenizer, "pad_token_id", None) or 0
         self.tokenizer, self.on, self.length, self.pad = fast, on, length, pad
+        # A fast tokenizer of Hugging Face cuts texts itself: it keeps its special tokens, and cuts and pads on its own sides.
+        self.whole = tokenizer if fast is not tokenizer and callable(tokenizer) else None
+        if self.whole is None and length is not None:
+            self.tokenizer = _cutting(fast, length)
 
     def __repr__(self) -> str:
         return f"Tokenize(on={self.on!r}, length={self.length}, pad={self.pad})"
@@ -175,6 +182,8 @@ class Tokenize(PerBatch):
         if any(not isinstance(text, str | None) for text in batch[self.on]):
             raise InvalidInputError(f"Tokenize: column `{self.on}` is not text", code="invalid-argument")
         texts = [text or "" for text in batch[self.on]]
+        if self.whole is not None:
+            return {**batch, **self._padded(self.whole(texts, truncation=self.length is not None, max_length=self.length, padding=False))}
         found = self.tokenizer.encode_batch(texts)
         if len(found) != len(texts):
             raise InvalidInputError(
@@ -193,6 +202,26 @@ class Tokenize(PerBatch):
                 )
             mask[row, : len(made)] = marks[:length]
         return {**batch, "input_ids": ids, "attention_mask": mask}
+
+    def _padded(self, found: Any) -> dict[str, npt.NDArray[np.int64]]:
+        """Pad the lists of a tokenizer of Hugging Face, on its side."""
+        tokens, marks = found["input_ids"], found["attention_mask"]
+        length = self.length or max(map(len, tokens), default=0)
+        ids, mask = np.full((len(tokens), length), self.pad, np.int64), np.zeros((len(tokens), length), np.int64)
+        for row, (own, marked) in enumerate(zip(tokens, marks, strict=True)):
+            place = slice(length - len(own), length) if self.whole.padding_side == "left" else slice(0, len(own))
+            ids[row, place], mask[row, place] = own, marked
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+def _cutting(tokenizer: Any, length: int) -> Any:
+    """Return a copy of a `tokenizers.Tokenizer` that cuts texts to a length, so that its special tokens stay. Returns others unchanged."""
+    try:
+        copy = type(tokenizer).from_str(tokenizer.to_str())
+        copy.enable_truncation(length)
+    except Exception:  # It has parts in Python, or is none of that library. Its tokens are cut.
+        return tokenizer
+    return copy
 
 
 def _whole_numbers(values: Any, what: str, row: int) -> npt.NDArray[np.int64]:

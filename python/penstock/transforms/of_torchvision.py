@@ -68,14 +68,25 @@ class Torchvision:
 
         given: dict[str, Any] = {}
         size: tuple[int, int] | None = None
+        more: dict[str, Any] = {}
+        led = any(kind.type in ("image", "mask") for kind in self._kinds.values())
+        if led and all(sample[name] is None for name, kind in self._kinds.items() if kind.type in ("image", "mask")):
+            # Without their image, boxes and keypoints cannot be moved, so none are left.
+            follow = [name for name, kind in self._kinds.items() if kind.type in ("boxes", "keypoints") and sample[name] is not None]
+            return {**sample, **{name: sample[name][:0] for name in follow}}
         for name, kind in self._kinds.items():
             if sample[name] is not None:
-                given[name] = _to_torch(sample[name], kind, size)
+                value = sample[name]
+                if isinstance(kind, Keypoints) and kind.dimensions > 2:  # torchvision moves x and y; what follows them stays.
+                    value, more[name] = value[..., :2], value[..., 2:]
+                given[name] = _to_torch(value, kind, size)
                 size = sample[name].shape[:2] if kind.type in ("image", "mask") else size
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.integers(2**63)))
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))  # `torch.manual_seed` would also seed the generators of GPUs.
             found = self.fn(given)
-        return {**sample, **{name: _from_torch(value, self._kinds.get(name)) for name, value in found.items()}}
+        made = {name: _from_torch(value, self._kinds.get(name)) for name, value in found.items()}
+        made |= {name: np.concatenate([made[name], rest], axis=-1) for name, rest in more.items() if name in made}
+        return {**sample, **made}
 
 
 def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None) -> Any:
@@ -104,7 +115,7 @@ def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None) -> Any
         )
     if isinstance(kind, Boxes):
         return tv_tensors.BoundingBoxes(tensor, format=kind.format.upper(), canvas_size=size)
-    if isinstance(kind, Keypoints) and kind.dimensions == 2:
+    if isinstance(kind, Keypoints):
         return tv_tensors.KeyPoints(tensor, canvas_size=size)
     return tensor
 

@@ -63,7 +63,7 @@ def is_null_word(value: Any) -> bool:
 
 def is_arrow(values: Any) -> bool:
     """Return whether values are a pyarrow Array or ChunkedArray, without importing pyarrow."""
-    return type(values).__module__.partition(".")[0] == "pyarrow" and hasattr(values, "null_count")
+    return hasattr(values, "null_count") and any(base.__module__.partition(".")[0] == "pyarrow" for base in type(values).__mro__)
 
 
 def first_row(bad: Array) -> int:

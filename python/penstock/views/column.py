@@ -212,3 +212,29 @@ class Column:
 
     def __repr__(self) -> str:
         return f"<penstock.Column {self.name!r} of {self._view!r}>"
+
+
+class JoinedColumn(Column):
+    """One column of views that `ps.concat` joined. Codes of labels and categories are places in the words of all views."""
+
+    _view: Any
+
+    def __init__(self, view: Any, name: str) -> None:
+        view._named([name])  # Raises an error that lists the columns.
+        self._view = view
+        self.name = name
+
+    def __getitem__(self, key: Any) -> Any:
+        """Read values, as `Column` does."""
+        if isinstance(key, tuple):
+            which, part = key[0] if key else slice(None), key[1:]
+            if not part:
+                return self[which]
+            values = self[which]
+            if not isinstance(which, slice) and one_position(which) is not None:
+                return None if values is None else values[part]
+            each = [unwrap(values, index) for index in range(len(values))]
+            return [None if value is None else value[part] for value in each]
+        position = None if isinstance(key, slice) else one_position(key)
+        values = self._view.take(key if position is None else [position], columns=[self.name])[self.name]
+        return values if position is None else unwrap(values)

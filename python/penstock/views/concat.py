@@ -15,6 +15,7 @@ from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
 from penstock.ragged import Ragged
 from penstock.schema import Schema
 from penstock.values.checks import whole
+from penstock.views.column import JoinedColumn
 from penstock.views.exports import Exports
 from penstock.views.keys import names_of, one_position, positions_of
 from penstock.views.sample import Sample
@@ -140,10 +141,10 @@ class Concat(Exports):
 
     def __getitem__(self, key: Any) -> Any:
         """Read a sample (`both[5]`) or a batch (`both[5:10]`, `both[[9, 2]]`, a mask), or return a `Concat` with some columns
-        (`both[["image", "label"]]`), or the values of one column (`both["label"]`).
+        (`both[["image", "label"]]`), or one column (`both["label"]`).
         """
         if isinstance(key, str):
-            return self.take(slice(None), columns=[key])[key]
+            return JoinedColumn(self, key)
         if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
             return self.select_columns(key)
         position = None if isinstance(key, slice) else one_position(key)
@@ -233,7 +234,7 @@ def concat(views: Sequence[View | Concat]) -> Concat:
     >>> two = ps.create("memory://concat-two", {"n": "int32", "label": ps.Label(["emu", "dog"])})
     >>> receipts = one.append({"label": ["dog"], "n": [1]}), two.append({"label": ["dog", "emu"], "n": [2, 3]})
     >>> both = ps.concat([one, two])
-    >>> both["label"].tolist(), both.vocabulary("label"), both[2]
+    >>> both["label"][:].tolist(), both.vocabulary("label"), both[2]
     ([1, 1, 2], ['cat', 'dog', 'emu'], {'label': np.int64(2), 'n': np.int32(3)})
     >>> sorted(next(iter(both.loader(batch_size=3, shuffle=True)))["n"].tolist())
     [1, 2, 3]

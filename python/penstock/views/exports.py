@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.loadable import Loadable
+from penstock.views.instead import missing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 class Exports(Loadable):
     """The base class of views. Libraries are imported when they are needed."""
+
+    if not TYPE_CHECKING:  # A type checker must know which names exist.
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(self, name)
 
     def _of(self) -> View:
         return cast("View", self)

@@ -58,6 +58,12 @@ def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
         raise InvalidInputError(f"{what}s do not form an array: {error}") from error
     if array.size == 0 and array.dtype != bool:
         return np.empty(0, np.int64)
+    if isinstance(key, str):
+        hint = 'with a condition, write ds.select(ds["n"] > 3) or ds.filter(function); for a column, ds[name]'
+        raise InvalidInputError(f"{what}s are the text {key[:80]!r}, expected whole numbers", hint=hint)
+    if array.dtype.kind in "UOT" and array.ndim == 1 and all(isinstance(name, str) for name in array.tolist()):
+        names = ", ".join(f'"{name}"' for name in array.tolist()[:5])
+        raise InvalidInputError(f"{what}s are text, expected whole numbers", hint=f"for columns, write ds[[{names}]]")
     if array.dtype != bool and (array.dtype.kind not in "iu" or array.ndim != 1):
         raise InvalidInputError(f"{what}s are an array {array.shape} of {array.dtype}, expected whole numbers (N,)")
     return array

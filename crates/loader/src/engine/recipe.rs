@@ -16,7 +16,7 @@ use crate::order::mixture::{Place, Program};
 use crate::source::reads::Reads;
 use crate::source::view::{Source, value_type};
 use crate::source::window::Window;
-use crate::transform::output::Output;
+use crate::transform::output::{Output, Role};
 use crate::transform::pipeline::Pipeline;
 
 /// How to handle a damaged sample. Storage errors never count as damage.
@@ -246,12 +246,17 @@ impl Recipe {
                 inputs.push(input);
             }
             for (place, (input, at)) in inputs.iter().zip(&group.outputs).enumerate() {
-                let Stored::Raw(raw) = input else { continue };
-                let fixed = self.pipeline.outputs[*at].is_fixed();
+                let output = &self.pipeline.outputs[*at];
+                let fixed = output.is_fixed();
                 // Results such as boxes are about as large as their inputs. Images exist twice while they are being stacked.
-                let each = (0..count)
-                    .filter_map(|row| raw.get(row))
-                    .map(|stored| self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)));
+                let size_of = |row: usize| match input {
+                    Stored::Fixed { .. } => Some(self.pipeline.tensor_bytes(group, place, &output.stored_shape.fill(&[]))),
+                    Stored::Raw(raw) => raw.get(row).map(|stored| match output.role {
+                        Role::Tensor => self.pipeline.tensor_bytes(group, place, &output.stored_shape.fill(raw.free(row))),
+                        _ => self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)),
+                    }),
+                };
+                let each = (0..count).filter_map(size_of);
                 let (made, largest, scratch) = each.fold((0, 0, 0), |(all, largest, scratch): (u64, u64, u64), (made, beside)| {
                     (all + made, largest.max(made), scratch.max(beside))
                 });

@@ -194,10 +194,10 @@ fn floor_byte(value: f32) -> u8 {
 /// From this number on, all floats are whole.
 const WHOLE: f32 = 8_388_608.0;
 
-/// Return the grey value of a pixel, rounded down. The weights are those of `grey_of` in parts of 65,536.
+/// Return the grey value of a pixel, rounded down. The weights are those of `grey_of` in parts of 2^24.
 #[inline(always)]
 fn grey_byte([r, g, b]: &[u8; 3]) -> u8 {
-    ((u32::from(*r) * 19_589 + u32::from(*g) * 38_470 + u32::from(*b) * 7_471) >> 16) as u8
+    ((u32::from(*r) * 5_014_703 + u32::from(*g) * 9_848_226 + u32::from(*b) * 1_912_603) >> 24) as u8
 }
 
 fn mean_grey(pixels: &[u8], channels: usize) -> f32 {

@@ -270,6 +270,23 @@ pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (us
     }
 }
 
+/// Change the sizes of a tensor's dimensions as an operation does. If they depend on random numbers, choose the largest.
+pub fn resize_tensor(operation: &Operation, sizes: &mut [usize]) {
+    match operation {
+        Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } => {
+            sizes.iter_mut().zip(size).for_each(|(size, wanted)| *size = *wanted);
+        }
+        Operation::Pad { padding, .. } => {
+            let dimensions = (padding.len() / 2).min(sizes.len());
+            (0..dimensions).for_each(|dimension| sizes[dimension] = padded_size(sizes[dimension], padding, dimension));
+        }
+        Operation::TokenChunks { length, .. } => sizes.iter_mut().take(1).for_each(|size| *size = *length),
+        Operation::Grayscale { channels, .. } => sizes.iter_mut().skip(2).take(1).for_each(|size| *size = *channels),
+        operation if sizes.len() >= 2 => (sizes[0], sizes[1]) = size_after(operation, (sizes[0], sizes[1])),
+        _ => {}
+    }
+}
+
 /// Return whether an operation interpolates pixels. Interpolation takes two passes.
 pub fn resizes(operation: &Operation) -> bool {
     match operation {

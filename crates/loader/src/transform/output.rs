@@ -109,6 +109,11 @@ impl Output {
         matches!(self.role, Role::Image { .. } | Role::Mask)
     }
 
+    /// Return the bytes of one stored value.
+    pub fn stored_size(&self) -> usize {
+        self.stored.size()
+    }
+
     pub fn sizes(&self) -> Vec<usize> {
         self.shape.iter().flatten().copied().collect()
     }
@@ -319,6 +324,10 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                 }
                 true
             }
+            (Operation::RandomAffine(affine), Role::Mask) => match affine.unfit(&[affine.mask_fill], Dtype::Uint8) {
+                Some(fill) => return wrong(format!("mask_fill={fill}, expected a whole number from 0 to 255 for `{}`", output.name)),
+                None => true,
+            },
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
                 let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
                 return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));
@@ -333,7 +342,13 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                     let channels = channels.map_or("an unknown number of".into(), |channels| channels.to_string());
                     return wrong(format!("fill has {} values, but `{}` has {channels} channels", affine.fill.len(), output.name));
                 }
-                output.shape.len() == 3 && matches!(output.stored, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32)
+                if output.shape.len() == 3 && !matches!(output.stored, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32) {
+                    return wrong(format!("`{}` is {}, expected uint8, uint16 or float32", output.name, output.stored.name()));
+                }
+                if let Some(fill) = affine.unfit(&affine.fill, output.stored) {
+                    return wrong(format!("fill={fill} does not fit `{}`, whose values are {}", output.name, output.stored.name()));
+                }
+                output.shape.len() == 3
             }
             (Operation::SanitizeBoundingBoxes { .. }, role) => matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor),
             (Operation::TokenChunks { .. }, role) => *role == Role::Tensor && output.shape.len() == 1,

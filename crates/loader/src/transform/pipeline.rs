@@ -116,6 +116,19 @@ impl Pipeline {
         Some((made, (2 * pixels(height, width) + between) * channels.max(3) as u64 + decoder_bytes))
     }
 
+    /// Estimate the bytes of a result that is a tensor, and the scratch bytes needed to make it, from its stored shape.
+    pub fn tensor_bytes(&self, group: &Group, place: usize, shape: &[u64]) -> (u64, u64) {
+        let output = &self.outputs[group.outputs[place]];
+        let mut sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
+        let mut scratch = 0;
+        for (_, operation, _) in group.transforms.iter().filter(|(_, _, on)| on.contains(&place)) {
+            operation::resize_tensor(operation, &mut sizes);
+            let values: u64 = sizes.iter().map(|size| *size as u64).product();
+            scratch = scratch.max(copies(operation) * values * output.stored_size() as u64);
+        }
+        (sizes.iter().map(|size| *size as u64).product::<u64>() * output.dtype.size() as u64, scratch)
+    }
+
     /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`
     /// provides memory for pixels.
     pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {

@@ -32,8 +32,11 @@ pub struct Affine {
     center: Option<[f64; 2]>,
     /// One value for all channels, or one per channel.
     pub fill: Vec<f32>,
-    mask_fill: f32,
+    pub mask_fill: f32,
 }
+
+/// The largest scale, and the farthest centre in pixels. Beyond them, positions would lose their fractions.
+const FAR: f64 = 1e6;
 
 /// A linear map and a shift: x' = m[0] x + m[1] y + m[2], y' = m[3] x + m[4] y + m[5].
 type Matrix = [f64; 6];
@@ -58,21 +61,34 @@ impl Affine {
 
     /// Return what is wrong with the parameters, or None.
     pub fn wrong(&self) -> Option<String> {
-        let ordered = |range: &[f64; 2], low: f64, high: f64| low < range[0] && range[0] <= range[1] && range[1] < high;
-        if !ordered(&self.degrees, f64::NEG_INFINITY, f64::INFINITY) {
-            return Some(format!("degrees={:?}, expected (low, high) with low <= high", self.degrees));
+        let ordered = |range: &[f64; 2], low: f64, high: f64| low <= range[0] && range[0] <= range[1] && range[1] <= high;
+        if !ordered(&self.degrees, -FAR, FAR) {
+            return Some(format!("degrees={:?}, expected (low, high) with low <= high, from -{FAR} to {FAR}", self.degrees));
         }
         if let Some(shifts) = self.translate.filter(|shifts| !shifts.iter().all(|shift| (0.0..=1.0).contains(shift))) {
             return Some(format!("translate={shifts:?}, expected two numbers from 0 to 1"));
         }
-        if let Some(scale) = self.scale.filter(|scale| !ordered(scale, 0.0, f64::INFINITY)) {
-            return Some(format!("scale={scale:?}, expected (low, high) with 0 < low <= high"));
+        if let Some(scale) = self.scale.filter(|scale| !ordered(scale, 1.0 / FAR, FAR)) {
+            return Some(format!("scale={scale:?}, expected (low, high) with 0 < low <= high, from {} to {FAR}", 1.0 / FAR));
         }
-        if let Some(shear) = self.shear.filter(|shear| !shear.iter().all(|range| ordered(range, -90.0, 90.0))) {
-            return Some(format!("shear={shear:?}, expected angles above -90 and below 90, with low <= high"));
+        if let Some(shear) = self.shear.filter(|shear| !shear.iter().all(|range| ordered(range, -89.0, 89.0))) {
+            return Some(format!("shear={shear:?}, expected angles from -89 to 89, with low <= high"));
         }
-        let far = |center: &[f64; 2]| !center.iter().all(|place| place.is_finite());
-        self.center.filter(far).map(|center| format!("center={center:?}, expected two finite numbers"))
+        if self.expand && self.center.is_some() {
+            return Some("expand=True shows the whole image, so center has no meaning: leave it out".into());
+        }
+        let far = |center: &[f64; 2]| !center.iter().all(|place| place.abs() <= FAR);
+        self.center.filter(far).map(|center| format!("center={center:?}, expected two numbers from -{FAR} to {FAR}"))
+    }
+
+    /// Return a fill value that pixels of this dtype cannot have, or None.
+    pub fn unfit(&self, fill: &[f32], dtype: Dtype) -> Option<f32> {
+        let most = match dtype {
+            Dtype::Uint8 => 255.0,
+            Dtype::Uint16 => 65_535.0,
+            _ => return fill.iter().copied().find(|value| !value.is_finite()),
+        };
+        fill.iter().copied().find(|value| !(0.0..=most).contains(value) || value.fract() != 0.0)
     }
 
     /// Draw the random numbers for an image of the given size, in the order of torchvision.
@@ -158,6 +174,9 @@ impl Warp {
     /// Return the box around the four moved corners of a box, cut at the borders of the result.
     pub fn moved_box(&self, [x1, y1, x2, y2]: [f32; 4]) -> [f32; 4] {
         let corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)].map(|(x, y)| applied(&self.forward, x.into(), y.into()));
+        if corners.iter().any(|(x, y)| !(x + y).is_finite()) {
+            return [f32::NAN; 4]; // `fold` would skip a coordinate that is not a number.
+        }
         let side = |places: [f64; 4], size: usize| {
             let low = places.iter().fold(f64::INFINITY, |low, place| low.min(*place));
             let high = places.iter().fold(f64::NEG_INFINITY, |high, place| high.max(*place));

@@ -19,6 +19,18 @@ ON_CONFLICT: list[str] = typer.Option(
 )
 
 
+# The options of `penstock --option name=value VERB`, for all stores that the verb opens.
+storage_options: dict[str, str] = {}
+
+
+def options_of(given: list[str]) -> dict[str, str]:
+    """Parse options of the form name=value."""
+    pairs = [option.partition("=") for option in given]
+    if wrong := [option for option, (_, sign, _) in zip(given, pairs, strict=True) if not sign]:
+        raise typer.BadParameter(f"`{wrong[0]}`: expected name=value")
+    return {name: value for name, _, value in pairs}
+
+
 def check(snapshot: str, tag: str, as_of: str, branch: str) -> None:
     """Refuse options that exclude each other."""
     if sum(map(bool, (snapshot, tag, as_of))) > 1 or (branch != "main" and (snapshot or tag)):
@@ -30,7 +42,9 @@ def opened(uri: str, snapshot: str, tag: str, as_of: str, branch: str = "main") 
     import penstock
 
     check(snapshot, tag, as_of, branch)
-    return penstock.open(uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None)
+    return penstock.open(
+        uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None, storage_options=storage_options or None
+    )
 
 
 def policies(given: list[str]) -> dict[str, str]:

@@ -145,7 +145,8 @@ class _File:
         """Return the folder of the images: the given one, or the one of the usual places that has most of the first images."""
         if given is not None:
             return given
-        beside, above, split = self.path.parent, self.path.parent.parent, self.path.stem.rpartition("_")[2]
+        path = self.path.absolute()
+        beside, above, split = path.parent, path.parent.parent, self.path.stem.rpartition("_")[2]
         places = [place / name for place in (beside, above) for name in ("", "images", split, f"images/{split}")]
         names = [name for image in self.images[:_FILES_TO_FIND] if isinstance(name := image.get("file_name"), str) and is_utf8(name)]
         counts = [sum((place / name).is_file() for name in names if name and "\0" not in name) for place in places]

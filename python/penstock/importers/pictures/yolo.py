@@ -80,7 +80,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     done, chunks = image_chunks(folder, files, columns_of)
     form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
     annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
-    shown = [os.path.relpath(file, folder) for file in left_out if file not in used]
+    shown = [os.path.relpath(file, folder) for file in left_out if file.absolute() not in used and file != own]
     return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
 
 
@@ -142,6 +142,7 @@ def _parsed_lines(text: str, size: tuple[int, int], classes: int) -> tuple[npt.N
 
 def _labels_of(image: pathlib.Path) -> pathlib.Path | None:
     """Return the text file of an image, if there is one: in `labels` instead of a folder of images, or beside it."""
+    image = image.absolute()  # The folders above the source count as well, however it is named.
     parts = list(image.parts)
     places = [image]
     for at in reversed(range(len(parts) - 1)):

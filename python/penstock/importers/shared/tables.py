@@ -54,6 +54,8 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _PLAIN:
         shape = tuple(kind.shape) if kind.permutation is None else tuple(kind.shape[axis] for axis in kind.permutation)
         return Tensor(shape, _PLAIN[kind.value_type])
+    if is_array_of_hugging_face(kind):
+        return Tensor(tuple(kind.shape), kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         return infer(kind.storage_type, name)
     if pa.types.is_run_end_encoded(kind):
@@ -161,6 +163,15 @@ def _no_json(kind: pa.DataType) -> str | None:
     return next((what for part in parts if (what := _no_json(part)) is not None), None)
 
 
+def is_array_of_hugging_face(kind: pa.DataType) -> bool:
+    """Return whether values are an `Array2D` to `Array5D` of the `datasets` library: nested lists whose shape the type states."""
+    return (
+        isinstance(kind, pa.ExtensionType)
+        and isinstance(getattr(kind, "value_type", None), str)
+        and isinstance(getattr(kind, "shape", None), tuple)
+    )
+
+
 def is_media(kind: pa.DataType) -> bool:
     """Return whether this is the type in which Hugging Face stores media: struct<bytes: binary, path: string>."""
     if not pa.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
@@ -181,6 +192,9 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         return array.to_pylist()
     if isinstance(kind, Scalar | Tensor) and kind.dtype in ("complex64", "complex128") and (numbers := _complex(array)) is not None:
         return numbers
+    if is_array_of_hugging_face(array.type):
+        dtype = array.type.value_type
+        return [None if row is None else np.array(row, dtype) for row in array.storage.to_pylist()]
     if isinstance(kind, Tensor | Boxes | Keypoints | Labels):
         return array  # `prepare` accepts tensors and lists of numbers unchanged.
     if isinstance(array, pa.ExtensionArray):
