@@ -141,12 +141,7 @@ def import_data(
     kinds = {**opened.schema, **defaults}
     always = _columns_in(files, kinds)
     by_path = opened.by_path and there is not None and isinstance(defaults.get(earlier.PATH), Text)
-    if mode == "skip-existing" and not opened.files:
-        raise InvalidInputError(
-            f"cannot import {name} with mode={mode!r}: nothing tells whether it was imported already",
-            hint='upsert its columns by a unique key, in a transaction: tx.upsert(columns, key="id"); or import a file',
-        )
-    note = _note(source, opened, name, any(isinstance(kind, Image | Mask) for kind in kinds.values()) or bool(files))
+    note = _note(source, opened, name, any(isinstance(kind, Image | Mask) for kind in kinds.values()) or bool(files), mode)
     before = earlier.find(there, note["digest"], limit) if note and there is not None and mode != "append" else None
     if before is not None and not by_path and before.whole and mode == "skip-existing":
         return Report(0, [], before.commit.snapshot, opened.left_out, skipped=before.commit.samples_added)
@@ -218,8 +213,13 @@ def _offered(
         yield from read(given if limit is None else limited(given, limit))
 
 
-def _note(source: Any, opened: OpenedSource, name: str, names_files: bool) -> dict[str, Any]:
+def _note(source: Any, opened: OpenedSource, name: str, names_files: bool, mode: str | None) -> dict[str, Any]:
     """Return what a commit says about its source: nothing for tables in memory."""
+    if not opened.files and mode == "skip-existing":
+        raise InvalidInputError(
+            f"cannot import {name} with mode={mode!r}: nothing tells whether it was imported already",
+            hint='upsert its columns by a unique key, in a transaction: tx.upsert(columns, key="id"); or import a file',
+        )
     if not opened.files:
         return {}
     path = pathlib.Path(source)

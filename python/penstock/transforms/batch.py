@@ -183,7 +183,8 @@ class Tokenize(PerBatch):
             raise InvalidInputError(f"Tokenize: column `{self.on}` is not text", code="invalid-argument")
         texts = [text or "" for text in batch[self.on]]
         if self.whole is not None:
-            return {**batch, **self._padded(self.whole(texts, truncation=self.length is not None, max_length=self.length, padding=False))}
+            found = self.whole(texts, truncation=self.length is not None, max_length=self.length, padding=False)
+            return {**batch, **self._padded(found, self.whole.padding_side == "left")}
         found = self.tokenizer.encode_batch(texts)
         if len(found) != len(texts):
             raise InvalidInputError(
@@ -203,13 +204,13 @@ class Tokenize(PerBatch):
             mask[row, : len(made)] = marks[:length]
         return {**batch, "input_ids": ids, "attention_mask": mask}
 
-    def _padded(self, found: Any) -> dict[str, npt.NDArray[np.int64]]:
+    def _padded(self, found: Any, left: bool) -> dict[str, npt.NDArray[np.int64]]:
         """Pad the lists of a tokenizer of Hugging Face, on its side."""
         tokens, marks = found["input_ids"], found["attention_mask"]
         length = self.length or max(map(len, tokens), default=0)
         ids, mask = np.full((len(tokens), length), self.pad, np.int64), np.zeros((len(tokens), length), np.int64)
         for row, (own, marked) in enumerate(zip(tokens, marks, strict=True)):
-            place = slice(length - len(own), length) if self.whole.padding_side == "left" else slice(0, len(own))
+            place = slice(length - len(own), length) if left else slice(0, len(own))
             ids[row, place], mask[row, place] = own, marked
         return {"input_ids": ids, "attention_mask": mask}
 
