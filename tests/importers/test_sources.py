@@ -391,3 +391,49 @@ def test_annotations_find_their_images_from_any_folder(tmp_path, monkeypatch):
         import_data(source, made, format="yolo", types={"labels": ps.Labels(["cell", "leaf"])})
         boxes.append(sum(len(each) for each in ps.open(made)["boxes"][:]))
     assert boxes == [16] * 3
+
+
+def test_a_data_yaml_names_its_folder_and_its_splits(tmp_path):
+    sample_inputs.make(tmp_path)
+    config = tmp_path / "cfg" / "pets.yaml"
+    write(tmp_path / "cfg", {"pets.yaml": "path: ../yolo\ntrain: images/train\nnames: [cell, leaf]\n"})
+    report = import_data(config, tmp_path / "train")
+    ds = ps.open(tmp_path / "train")
+    assert report.samples == 16 and sum(name.endswith(".jpg") for name in report.left_out) == 4 and set(ds["split"][:].tolist()) == {0}
+    config.write_text("path: ../yolo\ntrain: images/train\nval: [images/val]\ntest:\nnames: [cell, leaf]\n")
+    assert import_data(config, tmp_path / "both").samples == 20 and ps.open(tmp_path / "both").vocabulary("split") == ["train", "val"]
+    config.write_text("path: ../yolo\ntrain: images/nowhere\nnames: [cell, leaf]\n")
+    with pytest.raises(ps.NotFoundError, match="images/nowhere"):
+        import_data(config, tmp_path / "none")
+    assert import_data(tmp_path / "yolo" / "data.yaml", tmp_path / "own").left_out == []
+
+
+def test_an_image_outside_the_splits_is_named(tmp_path):
+    """Otherwise, the labels would silently be `train/cat` and `val/cat`."""
+    write(
+        tmp_path / "set",
+        {f"{split}/{label}/{seed}.png": png(seed) for split in ("train", "val") for label in ("a", "b") for seed in range(2)},
+    )
+    write(tmp_path / "set", {"extra.png": png(9)})
+    with pytest.raises(ps.InvalidInputError, match=r"extra\.png.*outside") as caught:
+        import_data(tmp_path / "set", tmp_path / "ds")
+    assert "exclude" in str(caught.value) and left_empty(tmp_path / "ds")
+    assert import_data(tmp_path / "set", tmp_path / "ds", exclude=["extra.png"]).samples == 8
+    assert ps.open(tmp_path / "ds").vocabulary("label") == ["a", "b"]
+    assert import_data(tmp_path / "set", tmp_path / "classes", split=False).samples == 9
+
+
+def test_parquet_files_named_by_split_have_a_split(tmp_path):
+    """Otherwise, test data would silently join the training data."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, rows in (("train-00000-of-00002", [0, 1]), ("train-00001-of-00002", [2]), ("test-00000-of-00001", [3])):
+        pq.write_table(pa.table({"n": rows}), folder / f"{name}.parquet")
+    assert import_data(folder, tmp_path / "ds").samples == 4
+    ds = ps.open(tmp_path / "ds")
+    assert {int(n): ds.vocabulary("split")[code] for n, code in zip(ds["n"][:], ds["split"][:], strict=True)} == {
+        0: "train", 1: "train", 2: "train", 3: "test"
+    }  # fmt: skip
+    (folder / "test-00000-of-00001.parquet").unlink()
+    import_data(folder, tmp_path / "one")
+    assert ps.open(tmp_path / "one").columns == ["n"]

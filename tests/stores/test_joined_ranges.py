@@ -27,3 +27,13 @@ def test_blocks_near_each_other_are_one_range(bucket, apart_bytes, ranges):
     fresh = ps.open(bucket)
     fresh.take([3])  # The handle has now cached the tail.
     assert spent(fresh, lambda: fresh.take([0, 2]))["ranges"] == ranges
+
+
+@pytest.mark.local
+def test_streamed_samples_are_joined_anywhere_in_a_file(tmp_path):
+    """Units of 64 KiB are read together, also far from the beginning of the file."""
+    ps.create(tmp_path / "set", {"x": ps.Tensor((1 << 20,), "uint8")}).append({"x": np.ones((48, 1 << 20), np.uint8)})
+    ds = ps.open(tmp_path / "set", io="direct")
+    ds.take([0])
+    cost = spent(ds, lambda: ds.take(range(40, 48)))
+    assert cost["direct_bytes"] >= 8 << 20 and cost["ranges"] <= 6 * 8, cost

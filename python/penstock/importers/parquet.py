@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.columns.blob import Bytes
+from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.errors import CorruptError, InvalidInputError
+from penstock.importers.pictures.images import SPLITS
 from penstock.importers.shared import tables
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
 
@@ -30,7 +32,10 @@ CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
 def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
-    """Open a file, or all files in a folder and its sub-folders, which must have the same columns. Files of other kinds are left out."""
+    """Open a file, or all files in a folder and its sub-folders, which must have the same columns. Files of other kinds are left out.
+
+    If files are named `train-…` and `test-…`, as Hugging Face names them, this becomes the column `split`.
+    """
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
     schema = schemas[0]
@@ -59,6 +64,10 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
     if not all(isinstance(kind, Bytes) for kind in kinds.values()):
         import_pandas()
     progress = {"done": 0}
+    splits = {} if "split" in kinds or (options.defaults and "split" not in options.defaults) else _splits(files)
+    own = dict(kinds)
+    if splits:
+        kinds["split"] = options.types.get("split", Category())
 
     def chunks() -> Generator[Chunk, None, None]:
         for file in files:
@@ -67,12 +76,22 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
             following = partial(_guard, file, partial(next, batches, None))
             # The next batch is read while the current one is stored.
             for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
-                yield _chunk(file, batch, kinds, first, noted)
+                chunk = _chunk(file, batch, own, first, noted)
+                if splits:
+                    chunk.columns["split"] = [splits[file]] * chunk.rows
+                yield chunk
                 first += batch.num_rows
             progress["done"] += file.stat().st_size
 
     names = [str(file.relative_to(path)) for file in left_out]
     return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names, files)
+
+
+def _splits(files: Sequence[pathlib.Path]) -> dict[pathlib.Path, str]:
+    """Return the split that begins the name of each file, if all names begin with one and they differ."""
+    found = {file: file.name.partition("-")[0] for file in files}
+    named = all("-" in file.name and split.lower() in SPLITS for file, split in found.items())
+    return found if named and len(set(found.values())) > 1 else {}
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:

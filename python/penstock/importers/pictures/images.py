@@ -48,7 +48,10 @@ class ImageOptions(FolderOptions):
 def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     """List the folder. Columns: image, path (relative), split if the first folders are splits, and label if images are in sub-folders."""
     files, left_out = list_images(folder, options)
-    split = options.splits([file.relative_to(folder).as_posix() for file in files])
+    names = [file.relative_to(folder).as_posix() for file in files]
+    split = options.splits(names)
+    if options.may_split and not split:
+        _check_outside(folder, names)
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": options.types.get("path", Text())}
     if split:
         schema["split"] = options.types.get("split", Category())
@@ -74,6 +77,18 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         for chunk in chunks
     )
     return OpenedSource(schema, chunks, len(files), "files", done, others, files, by_path=True)
+
+
+def _check_outside(folder: pathlib.Path, names: Sequence[str]) -> None:
+    """Refuse a folder with several splits if some images are outside: labels would be `train/cat` and `val/cat`."""
+    tops = [name.partition("/")[0] if "/" in name else "" for name in names]
+    splits = sorted({top for top in tops if top.lower() in SPLITS})
+    outside = [name for name, top in zip(names, tops, strict=True) if top not in splits]
+    if len(splits) > 1 and outside:
+        raise InvalidInputError(
+            f"cannot import `{folder}`: it has the folders {' and '.join(splits)}, but `{outside[0]}` is outside",
+            hint=f"leave it out: exclude=[{outside[0]!r}] (--exclude), or pass split=False (--no-split) if these are classes",
+        )
 
 
 def image_chunks(

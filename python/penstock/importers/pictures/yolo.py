@@ -23,7 +23,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.label import Labels
 from penstock.columns.text import Text
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, NotFoundError
 from penstock.importers.pictures.drawing import boxes_in
 from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images
 from penstock.importers.shared.chunks import contents_of
@@ -52,8 +52,12 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     pixels), and labels.
     """
     own = None if folder.is_dir() else folder
-    folder = folder if own is None else own.parent
+    folder, parts = (folder, []) if own is None else _described(own)
     files, left_out = list_images(folder, options)
+    if parts:
+        within = {file: next((name for name, part in parts if file.absolute().is_relative_to(part)), None) for file in files}
+        left_out = [*left_out, *(file for file, name in within.items() if name is None)]
+        files = [file for file, name in within.items() if name is not None]
     known = {file: _labels_of(file) for file in files}
     used = {path for path in known.values() if path is not None}
     if not used:
@@ -64,7 +68,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     names = _names(folder, options) if own is None else _names_in(own)
     if names is None:
         raise InvalidInputError(f"cannot import `{own}`: it names no classes", hint="add a line `names: [cat, dog]`, or import the folder")
-    splits = {file: _split_of(file.relative_to(folder)) for file in files}
+    splits = {file: within[file] if parts else _split_of(file.relative_to(folder)) for file in files}
     split = options.may_split and None not in splits.values()
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
     schema |= {"boxes": Boxes("cxcywh", of="image"), "labels": Labels(names)}
@@ -80,8 +84,29 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     done, chunks = image_chunks(folder, files, columns_of)
     form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
     annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
-    shown = [os.path.relpath(file, folder) for file in left_out if file.absolute() not in used and file != own]
+    shown = [os.path.relpath(file, folder) for file in left_out if file.absolute() not in {*used, own and own.absolute()}]
     return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
+
+
+def _described(file: pathlib.Path) -> tuple[pathlib.Path, list[tuple[str, pathlib.Path]]]:
+    """Return the folder that a `data.yaml` describes, and its splits with their folders. Its `path` is relative to the file."""
+    found = _yaml_of(file)
+    path = found.get("path") if isinstance(found, dict) else None
+    there = (file.parent / path).absolute() if isinstance(path, str) and path else file.parent.absolute()
+    folder = pathlib.Path(os.path.normpath(there)) if there.is_dir() else file.parent.absolute()
+    named = [(name, found.get(name)) for name in ("train", "val", "test")] if isinstance(found, dict) else []
+    parts = []
+    for name, places in named:
+        for place in [places] if isinstance(places, str) else places if isinstance(places, list) else []:
+            part = pathlib.Path(os.path.normpath(folder / place))
+            if place and not part.is_dir():
+                raise NotFoundError(
+                    f"cannot import `{file}`: its {name} is `{place}`, and `{part}` is not a folder",
+                    code="source-not-found",
+                    hint="import the folder of images and labels instead of the file",
+                )
+            parts += [(name, part)] if place else []
+    return folder, parts
 
 
 def _annotated(
@@ -199,14 +224,19 @@ def _looks_like_names(file: pathlib.Path) -> bool:
 LARGEST_YAML_BYTES = 1 << 20
 
 
-def _names_in(file: pathlib.Path) -> list[str] | None:
-    """Return the names of classes in a `data.yaml`: a list, or a dict from codes to names. Values such as `no` stay text."""
-    if not _looks_like_names(file):
-        return None
+def _yaml_of(file: pathlib.Path) -> Any:
+    """Parse a small YAML file. Values such as `no` stay text."""
     try:
-        found = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
+        return yaml.load(file.read_text(encoding="utf-8-sig"), Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InvalidInputError(f"cannot import `{file}`: {error}", hint="repair the file, or pass --format images") from error
+
+
+def _names_in(file: pathlib.Path) -> list[str] | None:
+    """Return the names of classes in a `data.yaml`: a list, or a dict from codes to names."""
+    if not _looks_like_names(file):
+        return None
+    found = _yaml_of(file)
     if not isinstance(found, dict):
         return None
     if "kpt_shape" in found:
