@@ -138,6 +138,20 @@ def commands() -> str:
     return text
 
 
+def codes() -> str:
+    """Return a table of all error codes, by class."""
+    from penstock import _core, errors
+
+    kinds: dict[str, list[str]] = {}
+    for code, kind in _core.CODES:
+        kinds.setdefault(kind, []).append(f"`{code}`")
+    rows = [
+        f"| `{kind}Error` | {(getattr(errors, f'{kind}Error').__doc__ or '').split('.')[0]} | {', '.join(found)} |"
+        for kind, found in kinds.items()
+    ]
+    return "\n".join(["| class | meaning | codes |", "|---|---|---|", *rows])
+
+
 def build() -> None:
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(PAGES, SOURCE)
@@ -145,6 +159,8 @@ def build() -> None:
         draw(plot, SOURCE / "img" / f"{plot}.svg")
     (SOURCE / "benchmarks.md").write_text(benchmarks())
     (SOURCE / "reference" / "commands.md").write_text(commands())
+    errors = SOURCE / "reference" / "errors.md"
+    errors.write_text(errors.read_text().replace("<!-- codes -->", codes()))
     (SOURCE / "format.md").write_text((ROOT / "spec" / "format-v1.md").read_text())
     subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", str(ROOT / "zensical.toml")], cwd=ROOT, check=True
