@@ -47,3 +47,36 @@ def test_a_crop_of_an_enlarged_image_equals_that_part_of_it(tmp_path, interpolat
         begin = (96 - size) // 2
         expected = np.asarray(whole["image"][0])[begin : begin + size, begin : begin + size].astype(int)
         assert np.abs(np.asarray(part["image"][0]).astype(int) - expected).max() <= 1, size
+
+
+def test_what_is_declared_to_be_of_an_image_follows_it_without_on():
+    """Boxes that stay behind would be wrong without any sign of it."""
+    kinds = {
+        "image": ps.Image(),
+        "boxes": ps.Boxes(of="image"),
+        "mask": ps.Mask(of="image"),
+        "points": ps.Keypoints(1, of="image"),
+        "free": ps.Boxes(),
+    }
+    ds = ps.create("memory://follows", kinds)
+    box = [[[1, 2, 4, 6]]]
+    ds.append(
+        {
+            "image": [np.zeros((10, 20, 3), np.uint8)],
+            "boxes": box,
+            "mask": [np.eye(10, 20, dtype=np.uint8)],
+            "points": [[[[1, 2]]]],
+            "free": box,
+        }
+    )
+    steps = [T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2), T.Resize((20, 40)), T.Normalize([0.5], [0.5])]
+    [batch] = ds.loader(batch_size=1, transform=steps)
+    assert batch["boxes"][0].tolist() == [[32, 4, 38, 12]] and batch["free"][0].tolist() == [[1, 2, 4, 6]]
+    assert np.asarray(batch["mask"][0]).shape == (20, 40) and np.asarray(batch["points"][0]).tolist() == [[[36, 4]]]
+    assert np.array_equal(np.asarray(batch["mask"][0])[::2, ::2], np.eye(10, 20, dtype=np.uint8)[:, ::-1])
+    [batch] = ds.loader(
+        batch_size=1, columns=["image", "boxes"], outputs={"picture": "image", "boxes": "boxes"}, transform=[T.RandomHorizontalFlip(1.0)]
+    )
+    assert batch["boxes"][0].tolist() == [[16, 2, 19, 6]]
+    [batch] = ds.loader(batch_size=1, columns=["image", "boxes"], transform=[T.RandomHorizontalFlip(1.0, on="image")])
+    assert batch["boxes"][0].tolist() == [[1, 2, 4, 6]], "on= decides"

@@ -173,7 +173,8 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
         raise InvalidInputError(
             f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", code="invalid-argument", hint="write on=…"
         )
-    return images
+    follow = [name for name, column in outputs.items() if getattr(view.schema.get(column), "of", None) == outputs[images[0]]]
+    return [*images, *(follow if stage.moves else ())]
 
 
 def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:

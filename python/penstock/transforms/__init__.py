@@ -1,7 +1,7 @@
 """Transforms that the core applies, with the names, defaults and units of torchvision v2. Pass them to `loader(transform=[…])`.
 
-Each transform applies to the results named in `on` (default: the only image). A transform's random numbers are drawn once per sample, so
-boxes, masks and keypoints follow the image. Images have the mode set by `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
+Each transform applies to the results named in `on`. By default, that is the only image, and if the transform moves pixels, the boxes, masks and
+keypoints that are declared to be `of` it. Random numbers are drawn once per sample, so these follow the image. Images have the mode set by `ps.Image(mode=…)`, RGB uint8 by default, until ToDtype or
 Normalize is applied. Tensors keep their own dtype; crops, pads and flips apply to their first dimensions. Functions of `(sample)` or `(sample, rng)`,
 and transforms of torchvision v2, come after these transforms, and `PerBatch(fn)` and `Tokenize` come last.
 

@@ -65,6 +65,8 @@ class Transform:
     """Base class for the transforms that the core applies."""
 
     op: ClassVar[str]
+    # Whether it moves pixels, so that boxes, masks and keypoints must follow.
+    moves: ClassVar[bool] = False
 
     def declared(self) -> dict[str, Any]:
         """Return the transform's description for the core, without `on`."""

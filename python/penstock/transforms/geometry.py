@@ -31,6 +31,7 @@ class Resize(Transform):
     decode: str = "exact"
     on: On = None
     op = "resize"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         return {
@@ -46,6 +47,7 @@ class CenterCrop(Transform):
     size: int | Sequence[int]
     on: On = None
     op = "center-crop"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         return {"size": sizes_of(self.size, "size", True)}
@@ -61,6 +63,7 @@ class RandomCrop(Transform):
     fill: float = 0
     on: On = None
     op = "random-crop"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         padding = None if self.padding is None else padding_of(self.padding)
@@ -89,6 +92,7 @@ class RandomResizedCrop(Transform):
     decode: str = "fast"
     on: On = None
     op = "random-resized-crop"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         scale, ratio = numbers_of(self.scale, "scale"), numbers_of(self.ratio, "ratio")
@@ -107,6 +111,7 @@ class RandomHorizontalFlip(Transform):
     p: float = 0.5
     on: On = None
     op = "random-horizontal-flip"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         return {"p": float(self.p)}
@@ -119,6 +124,7 @@ class RandomVerticalFlip(Transform):
     p: float = 0.5
     on: On = None
     op = "random-vertical-flip"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         return {"p": float(self.p)}
@@ -135,6 +141,7 @@ class Pad(Transform):
     fill: float = 0
     on: On = None
     op = "pad"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         return {"padding": padding_of(self.padding), "fill": float(self.fill)}
@@ -158,6 +165,7 @@ class RandomRotation(Transform):
     mask_fill: float = 0
     on: On = None
     op = "random-affine"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         return {"rotation": True, "expand": bool(self.expand), **_turned(self)}
@@ -182,6 +190,7 @@ class RandomAffine(Transform):
     mask_fill: float = 0
     on: On = None
     op = "random-affine"
+    moves = True
 
     def declared(self) -> dict[str, Any]:
         shear = None if self.shear is None else [float(number) for number in numbers_of(self.shear, "shear")]
