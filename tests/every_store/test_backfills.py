@@ -199,3 +199,15 @@ def test_errors_of_the_function_are_raised_and_endless_conflicts_end(tmp_path):
     for columns in ("n", [], None, 5):
         with pytest.raises(ps.InvalidInputError, match="expected a list of column names"):
             ds.backfill("square", squares, columns=columns)
+
+
+def test_an_exception_of_the_function_names_it_and_the_samples(root):
+    ds = ps.create(root, {"n": "int64", "square": "int64"})
+    ds.append({"n": range(5)})
+
+    def broken(batch):
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing") as caught:
+        ds.backfill("square", broken, columns=["n"])
+    assert any("broken" in note and "5 samples" in note and "[0, 1, 2]" in note for note in caught.value.__notes__)

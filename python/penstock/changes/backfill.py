@@ -93,7 +93,12 @@ class Backfill:
         try:
             for start in range(0, len(ids), batch_size):
                 batch = ids[start : start + batch_size]
-                values = self._compute(transaction.take(batch, columns=self._columns))
+                given = transaction.take(batch, columns=self._columns)
+                try:
+                    values = self._compute(given)
+                except Exception as error:
+                    error.add_note(f"in {self._compute!r}, for {len(batch)} samples with the row ids {batch[:3].tolist()}, …")
+                    raise
                 if not hasattr(values, "__len__") or len(values) != len(batch):
                     found = f"{len(values)} values" if hasattr(values, "__len__") else f"a {type(values).__name__}"
                     raise InvalidInputError(
