@@ -94,6 +94,8 @@ def test_mixing_stages_draw_apart_and_samples_without_a_label_have_no_class():
     [batch] = ds.loader(batch_size=4, nulls={"label": "mask"}, transform=[T.MixUp()], seed=3)
     sums = batch["label"].sum(axis=1)
     assert sums[0] == pytest.approx(1) == sums[3] and sums[1] + sums[2] == pytest.approx(1) and 0 < sums[1] < 1
+    [twice] = ds.loader(batch_size=4, nulls={"label": "mask"}, transform=[T.MixUp(), T.MixUp()], seed=3)
+    assert twice["label"].sum() == pytest.approx(3), "three of four samples have a class, however often they are mixed"
     shares = []
     for seed in range(40):
         [one] = ds.select([0, 2]).loader(batch_size=2, transform=[T.MixUp()], seed=seed)

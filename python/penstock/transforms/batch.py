@@ -64,7 +64,8 @@ class Mixing(PerBatch):
                 hint='add T.Resize or a crop, and T.Normalize or T.ToDtype("float32", scale=True)',
             )
         labels = self._one_hot(batch[self.label])
-        if (valid := batch.get(f"{self.label}_valid")) is not None:
+        # Labels of an earlier stage have two dimensions, and the shares of others in them.
+        if (valid := batch.get(f"{self.label}_valid")) is not None and np.ndim(batch[self.label]) == 1:
             labels[~np.asarray(valid, bool)] = 0  # A sample without a label has no class.
         images, share = self.mixed(np.ascontiguousarray(images), float(rng.beta(self.alpha, self.alpha)), rng)
         own = np.float32(share)
@@ -183,7 +184,7 @@ class Tokenize(PerBatch):
             raise InvalidInputError(f"Tokenize: column `{self.on}` is not text", code="invalid-argument")
         texts = [text or "" for text in batch[self.on]]
         if self.whole is not None:
-            found = self.whole(texts, truncation=self.length is not None, max_length=self.length, padding=False)
+            found = self.whole(texts, truncation=self.length is not None, max_length=self.length, padding=False, return_attention_mask=True)
             return {**batch, **self._padded(found, self.whole.padding_side == "left")}
         found = self.tokenizer.encode_batch(texts)
         if len(found) != len(texts):
