@@ -69,8 +69,8 @@ class Torchvision:
         given: dict[str, Any] = {}
         size: tuple[int, int] | None = None
         more: dict[str, Any] = {}
-        led = any(kind.type in ("image", "mask") for kind in self._kinds.values())
-        if led and all(sample[name] is None for name, kind in self._kinds.items() if kind.type in ("image", "mask")):
+        leads = [name for name, kind in self._kinds.items() if kind.type in ("image", "mask")]
+        if leads and all(sample[name] is None for name in leads):
             # Without their image, boxes and keypoints cannot be moved, so none are left.
             follow = [name for name, kind in self._kinds.items() if kind.type in ("boxes", "keypoints") and sample[name] is not None]
             return {**sample, **{name: sample[name][:0] for name in follow}}

@@ -255,34 +255,24 @@ fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<V
     })
 }
 
-/// Return the height and width after a transform. If they depend on random numbers, return the largest.
-pub fn size_after(operation: &Operation, (height, width): (usize, usize)) -> (usize, usize) {
-    match operation {
-        Operation::Resize { size, max_size, .. } => resized(height, width, size, *max_size),
-        Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } if size.len() >= 2 => (size[0], size[1]),
-        Operation::RandomResizedCrop { size, .. } => (size[0], size[1]),
-        Operation::Pad { padding, .. } => (padded_size(height, padding, 0), padded_size(width, padding, 1)),
-        Operation::RandomAffine(affine) if affine.expand => {
-            let diagonal = (height as f64).hypot(width as f64) as usize + 2;
-            (diagonal, diagonal)
-        }
-        _ => (height, width),
-    }
-}
-
-/// Change the sizes of a tensor's dimensions as an operation does. If they depend on random numbers, choose the largest.
-pub fn resize_tensor(operation: &Operation, sizes: &mut [usize]) {
-    match operation {
-        Operation::CenterCrop { size } | Operation::RandomCrop { size, .. } => {
+/// Change the sizes of an image's or a tensor's dimensions as an operation does. If they depend on random numbers, choose the largest.
+pub fn resize(operation: &Operation, sizes: &mut [usize]) {
+    match (operation, sizes) {
+        (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, sizes) => {
             sizes.iter_mut().zip(size).for_each(|(size, wanted)| *size = *wanted);
         }
-        Operation::Pad { padding, .. } => {
+        (Operation::Pad { padding, .. }, sizes) => {
             let dimensions = (padding.len() / 2).min(sizes.len());
             (0..dimensions).for_each(|dimension| sizes[dimension] = padded_size(sizes[dimension], padding, dimension));
         }
-        Operation::TokenChunks { length, .. } => sizes.iter_mut().take(1).for_each(|size| *size = *length),
-        Operation::Grayscale { channels, .. } => sizes.iter_mut().skip(2).take(1).for_each(|size| *size = *channels),
-        operation if sizes.len() >= 2 => (sizes[0], sizes[1]) = size_after(operation, (sizes[0], sizes[1])),
+        (Operation::TokenChunks { length, .. }, [first, ..]) => *first = *length,
+        (Operation::Grayscale { channels: to, .. }, [_, _, channels]) => *channels = *to,
+        (Operation::Resize { size, max_size, .. }, [height, width, ..]) => (*height, *width) = resized(*height, *width, size, *max_size),
+        (Operation::RandomResizedCrop { size, .. }, [height, width, ..]) => (*height, *width) = (size[0], size[1]),
+        (Operation::RandomAffine(affine), [height, width, ..]) if affine.expand => {
+            let diagonal = (*height as f64).hypot(*width as f64) as usize + 2;
+            (*height, *width) = (diagonal, diagonal);
+        }
         _ => {}
     }
 }

@@ -105,7 +105,9 @@ impl Pipeline {
         // pixels and the width for 16-bit pixels.
         let shallow = matches!(&output.role, Role::Image { mode, .. } if mode.form().is_some_and(|(_, bits)| bits == 8));
         let ((to_height, to_width), between) = mine.fold(((height, width), 0), |(from, between), operation| {
-            let to = operation::size_after(operation, from);
+            let mut to = [from.0, from.1];
+            operation::resize(operation, &mut to);
+            let to = (to[0], to[1]);
             let (down, across) = (pixels(to.0, from.1), pixels(from.0, to.1));
             let passes = if shallow { down } else { down.max(across) };
             let own = if operation::resizes(operation) { passes } else { copies(operation) * pixels(to.0, to.1) };
@@ -122,7 +124,7 @@ impl Pipeline {
         let mut sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
         let mut scratch = 0;
         for (_, operation, _) in group.transforms.iter().filter(|(_, _, on)| on.contains(&place)) {
-            operation::resize_tensor(operation, &mut sizes);
+            operation::resize(operation, &mut sizes);
             let values: u64 = sizes.iter().map(|size| *size as u64).product();
             scratch = scratch.max(copies(operation) * values * output.stored_size() as u64);
         }
