@@ -164,7 +164,6 @@ class Column:
         Costs the same as `take` for this column. For tiled samples, reads only the tiles that overlap the smallest contiguous slice around
         the key.
         """
-        view = self._view._view
         if isinstance(key, tuple):
             if len(key) < 2:
                 return self[key[0] if key else slice(None)]
@@ -175,11 +174,19 @@ class Column:
                 )
             return self._parts(key[0], key[1:])
         if isinstance(key, slice):
-            return view.take(span_of(key, len(self)), [self.name])[self.name]
+            return self._taken(key)
         position = one_position(key)
         if position is None:
-            return view.take(positions_of(key, len(self)), [self.name])[self.name]
-        return unwrap(view.take(np.array([position], dtype=np.int64), [self.name])[self.name])
+            return self._taken(positions_of(key, len(self)))
+        return unwrap(self._taken(np.array([position], dtype=np.int64)))
+
+    def _taken(self, key: slice | npt.NDArray[np.int64]) -> Any:
+        """Read the values of a slice, or at positions."""
+        return self._view._view.take(span_of(key, len(self)) if isinstance(key, slice) else key, [self.name])[self.name]
+
+    def _shapes(self, positions: npt.NDArray[np.int64]) -> Any:
+        """Return the shapes of tiled samples, whose parts are read alone. Returns None for others."""
+        return self._view._view.shapes(positions, self.name) if isinstance(self._view.schema.get(self.name), Tensor) else None
 
     def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
         """Read a part of one sample, or of each of several samples. For tiled samples, reads only the tiles that contain the part."""
@@ -188,8 +195,7 @@ class Column:
             positions = np.arange(len(self), dtype=np.int64)[which]
         else:
             positions = positions_of(which if position is None else [position], len(self))
-        kind = self._view.schema.get(self.name)
-        shapes = self._view._view.shapes(positions, self.name) if isinstance(kind, Tensor) else None
+        shapes = self._shapes(positions)
         if shapes is None:
             values = self[positions]
             each = [unwrap(values, index) for index in range(len(values))]
@@ -224,17 +230,8 @@ class JoinedColumn(Column):
         self._view = view
         self.name = name
 
-    def __getitem__(self, key: Any) -> Any:
-        """Read values, as `Column` does."""
-        if isinstance(key, tuple):
-            which, part = key[0] if key else slice(None), key[1:]
-            if not part:
-                return self[which]
-            values = self[which]
-            if not isinstance(which, slice) and one_position(which) is not None:
-                return None if values is None else values[part]
-            each = [unwrap(values, index) for index in range(len(values))]
-            return [None if value is None else value[part] for value in each]
-        position = None if isinstance(key, slice) else one_position(key)
-        values = self._view.take(key if position is None else [position], columns=[self.name])[self.name]
-        return values if position is None else unwrap(values)
+    def _taken(self, key: slice | npt.NDArray[np.int64]) -> Any:
+        return self._view.take(key, columns=[self.name])[self.name]
+
+    def _shapes(self, positions: npt.NDArray[np.int64]) -> Any:
+        return None  # Samples are read whole, also those that one of the views stores in tiles.
