@@ -406,6 +406,9 @@ def test_a_data_yaml_names_its_folder_and_its_splits(tmp_path):
     with pytest.raises(ps.NotFoundError, match="images/nowhere"):
         import_data(config, tmp_path / "none")
     assert import_data(tmp_path / "yolo" / "data.yaml", tmp_path / "own").left_out == []
+    config.write_text("names: [cell]\n" + "#" * (2 << 20))
+    with pytest.raises(ps.InvalidInputError, match="names no classes"):  # YAML is slow: large files are never parsed.
+        import_data(config, tmp_path / "none")
 
 
 def test_an_image_outside_the_splits_is_named(tmp_path):

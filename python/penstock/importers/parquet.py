@@ -181,11 +181,11 @@ def _chunk(
     for name, kind in kinds.items():
         array = batch.column(name)
         if tables.is_media(array.type):
-            # As Hugging Face stores images of local files, unless they are embedded.
-            if isinstance(kind, Image | Mask) and (named_files := _guard(file, partial(tables.media_with_paths, array))) is not None:
-                columns[name] = named_files
+            bodies, only_paths = _guard(file, partial(tables.media, array))
+            if only_paths and isinstance(kind, Image | Mask):  # Hugging Face stores images of local files so, unless they are embedded.
+                columns[name] = tables.with_paths(array, bodies, (row for row, _ in only_paths))
                 continue
-            array, only_paths = _guard(file, partial(tables.media, array))
+            array = bodies
             problems += [(row, name, Refusal.of_value(named(row), name, why)) for row, why in only_paths]
         if kind == Scalar("timestamp") and tables.is_text(tables.storage(array.type)):
             texts = tables.decoded(array).cast(pa.string())

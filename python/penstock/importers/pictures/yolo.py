@@ -51,8 +51,16 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     """List the folder, or that of a `data.yaml`. Columns: image, path, split if every path has a folder of that kind, boxes (cxcywh, in
     pixels), and labels.
     """
-    own = None if folder.is_dir() else folder
-    folder, parts = (folder, []) if own is None else _described(own)
+    own = None if folder.is_dir() else folder.absolute()
+    named = None
+    parts: list[tuple[str, pathlib.Path]] = []
+    if own is not None:
+        named = _names_in(own)  # Parses only small files, so it comes first.
+        if named is None:
+            raise InvalidInputError(
+                f"cannot import `{own}`: it names no classes", hint="add a line `names: [cat, dog]`, or import the folder"
+            )
+        folder, parts = _described(own)
     files, left_out = list_images(folder, options)
     if parts:
         within = {file: next((name for name, part in parts if file.absolute().is_relative_to(part)), None) for file in files}
@@ -65,9 +73,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
             f"cannot import `{folder}`: none of its {len(files)} images has a text file of boxes, in `labels` beside `images`, or beside the image",
             hint="for the images alone, pass --format images",
         )
-    names = _names(folder, options) if own is None else _names_in(own)
-    if names is None:
-        raise InvalidInputError(f"cannot import `{own}`: it names no classes", hint="add a line `names: [cat, dog]`, or import the folder")
+    names = _names(folder, options) if named is None else named
     splits = {file: within[file] if parts else _split_of(file.relative_to(folder)) for file in files}
     split = options.may_split and None not in splits.values()
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
@@ -84,7 +90,8 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     done, chunks = image_chunks(folder, files, columns_of)
     form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
     annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
-    shown = [os.path.relpath(file, folder) for file in left_out if file.absolute() not in {*used, own and own.absolute()}]
+    read = {*used, own}
+    shown = [os.path.relpath(file, folder) for file in left_out if file.absolute() not in read]
     return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
 
 
@@ -92,8 +99,8 @@ def _described(file: pathlib.Path) -> tuple[pathlib.Path, list[tuple[str, pathli
     """Return the folder that a `data.yaml` describes, and its splits with their folders. Its `path` is relative to the file."""
     found = _yaml_of(file)
     path = found.get("path") if isinstance(found, dict) else None
-    there = (file.parent / path).absolute() if isinstance(path, str) and path else file.parent.absolute()
-    folder = pathlib.Path(os.path.normpath(there)) if there.is_dir() else file.parent.absolute()
+    there = file.parent / path if isinstance(path, str) else file.parent
+    folder = pathlib.Path(os.path.normpath(there)) if there.is_dir() else file.parent
     named = [(name, found.get(name)) for name in ("train", "val", "test")] if isinstance(found, dict) else []
     parts = []
     for name, places in named:

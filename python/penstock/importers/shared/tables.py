@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -351,14 +351,11 @@ def media(array: pa.StructArray) -> tuple[pa.Array, list[tuple[int, str]]]:
     return bodies, [(int(row), f"it contains only the path {str(paths[row])[:80]!r}, without bytes") for row in only_path]
 
 
-def media_with_paths(array: pa.StructArray) -> list[bytes | str | None] | None:
-    """Return the media bytes, and the path of each row that contains only that. Returns None if all rows have bytes."""
-    bodies, only_paths = media(array)
-    if not only_paths:
-        return None
+def with_paths(array: pa.StructArray, bodies: pa.Array, rows: Iterable[int]) -> list[bytes | str | None]:
+    """Return media bytes, and instead of them the path in the rows that contain only that."""
     values: list[bytes | str | None] = bodies.to_pylist()
     paths = compute.struct_field(array, "path")
-    for row, _ in only_paths:
+    for row in rows:
         values[row] = paths[row].as_py()
     return values
 
