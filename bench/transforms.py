@@ -60,7 +60,7 @@ def loader_transforms(folder: pathlib.Path, _photos: pathlib.Path | None) -> dic
     try:
         for name, (mine, other) in cases.items():
             ours = ds.loader(batch_size=BATCH, transform=[mine], threads=1)
-            theirs = torch.utils.data.DataLoader(Images(planes, other), batch_size=BATCH)  # type: ignore[arg-type]
+            theirs = torch.utils.data.DataLoader(Images(planes, other), batch_size=BATCH)
 
             def run(batches: Any) -> None:
                 for batch in batches:

@@ -122,7 +122,7 @@ def commands() -> str:
 
     group = typer.main.get_command(app)
     text = "# Command line\n\n`--json` prints machine-readable output. Exit codes: 0 success, 1 error, 2 usage error.\n"
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, command in group.commands.items():
         arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
         usage = " ".join(
             [

@@ -92,7 +92,7 @@ def of_rust() -> Iterator[Mutant]:
     for mutant in json.loads(listed.stdout):
         hunks = mutant["diff"].split("\n", 2)[2]  # The second line is the mutation's description, not a path.
         patch = f"--- a/{mutant['file']}\n+++ b/{mutant['file']}\n{hunks}"
-        yield mutant["name"], mutant["file"], lambda patch=patch: patch  # type: ignore[misc]
+        yield mutant["name"], mutant["file"], lambda patch=patch: patch
 
 
 def means(code: str) -> str:
@@ -138,7 +138,7 @@ def of_patches(folder: pathlib.Path) -> Iterator[Mutant]:
     for patch in sorted(folder.glob("*.patch")):
         text = patch.read_text()
         path = next(line[6:].strip() for line in text.splitlines() if line.startswith("+++ b/"))
-        yield patch.name, path, lambda text=text: text  # type: ignore[misc]
+        yield patch.name, path, lambda text=text: text
 
 
 def chosen(mutants: list[Mutant], count: int) -> list[tuple[str, str, str]]:
