@@ -134,7 +134,7 @@ def test_a_grown_folder_says_what_is_there(tmp_path, root):
     folder = write(tmp_path / "photos", {"1.png": png(1)})
     import_data(folder, root)
     write(folder, {"2.png": png(2)})
-    with pytest.raises(ps.AlreadyExistsError, match=r"`1.png`: the dataset has an image with this path already"):
+    with pytest.raises(ps.AlreadyExistsError, match=r"`1.png`: the dataset has a sample with this path already"):
         import_data(folder, root)
     assert import_data(folder, root, mode="skip-existing", limit=1).samples == 1
 
@@ -163,16 +163,56 @@ def test_folders_of_classes_are_not_taken_for_annotations(tmp_path, root):
         import_data(folder, root.with_name("yolo"), format="yolo")
 
 
+SPLITS = {
+    "coco": ("annotations/instances_{}.json", "{}", ("train2017", "val2017")),
+    "images": ("annotations/instances_{}.json", "images/{}", ("train", "val")),
+    "beginnings": ("{}_annotations.json", "{}", ("train", "val")),
+    "roboflow": ("{}/_annotations.coco.json", "{}", ("train", "valid")),
+}
+
+
+@pytest.mark.parametrize("layout", SPLITS)
+def test_a_folder_with_annotations_for_each_split(tmp_path, root, layout):
+    """Both splits have images of the same names and ids, but the classes have other ids."""
+    file, images, splits = SPLITS[layout]
+    for number, split in enumerate(splits):
+        found = json.loads(json.dumps(COCO))
+        if number:
+            found["categories"] = [{"id": 1, "name": "dog"}, {"id": 2, "name": "emu"}]
+        write(tmp_path / "set", {f"{images.format(split)}/{name}.png": png(10 * number + name) for name in (1, 2)})
+        write(tmp_path / "set", {file.format(split): json.dumps(found)})
+    write(tmp_path / "set", {"README.md": "text", "stray.png": png(7)})
+    report = import_data(tmp_path / "set", root)
+    assert report.samples == 4 and sorted(report.left_out) == ["README.md", "stray.png"]
+    ds = ps.open(root)
+    assert ds["path"][:] == [f"{images.format(split)}/{name}.png" for split in splits for name in (1, 2)]
+    words = ds.vocabulary("split")
+    assert [words[code] for code in ds["split"][:].tolist()] == [splits[0]] * 2 + [splits[1]] * 2
+    assert named(ds) == [["cat"], ["dog"], ["dog"], ["emu"]] and ds.schema["labels"].names == ("cat", "dog", "emu")
+    stored = ds.take(range(4), columns=["image"], decode=False)["image"]
+    assert [bytes(body) for body in stored] == [png(number) for number in (1, 2, 11, 12)]
+    again = import_data(tmp_path / "set", root, mode="skip-existing")
+    assert (again.samples, again.skipped) == (0, 4)
+    shuffled = [import_data(tmp_path / "set", root.with_name(str(seed)), limit=2, shuffle_seed=seed) for seed in range(8)]
+    assert len({tuple(ps.open(root.with_name(str(seed)))["path"][:]) for seed in range(8)}) > 2 and all(
+        one.samples == 2 for one in shuffled
+    )
+
+
 def test_several_files_of_annotations_must_be_named(tmp_path, root):
-    folder = tmp_path / "coco"
-    coco(folder, name="train_annotations.json"), coco(folder, name="val_annotations.json")
-    with pytest.raises(ps.InvalidInputError, match="has 2 files of annotations") as caught:
-        import_data(folder, root)
-    assert "train_annotations.json" in caught.value.hint and left_empty(root)
-    (folder / "val_annotations.json").unlink()
-    write(folder, {"3.png": png(3)})
-    report = import_data(folder, root)
-    assert report.samples == 2 and report.left_out == ["3.png"]
+    path = coco(tmp_path / "coco", name="instances_a.json")
+    coco(tmp_path / "coco", name="captions_a.json")
+    with pytest.raises(ps.InvalidInputError, match=r"has 2 files of annotations: captions_a.json, instances_a.json") as caught:
+        import_data(path.parent, root)
+    assert "--include 'captions_*'" in caught.value.hint
+    assert import_data(path.parent, root, include=["instances_*"]).samples == 2
+    coco(tmp_path / "coco", name="instances_b.json")
+    with pytest.raises(ps.InvalidInputError, match=r"has 2 files of annotations: instances_a.json, instances_b.json"):
+        import_data(path.parent, root, include=["instances_*"])
+    for split in ("train", "val"):  # Both splits have the same images.
+        coco(tmp_path / "two", name=f"instances_{split}.json")
+    with pytest.raises(ps.InvalidInputError, match="is the key of an earlier sample as well"):
+        import_data(tmp_path / "two", root.with_name("two-splits"))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +258,7 @@ def test_every_null_is_reported(tmp_path, root):
 
 
 SEGMENTATIONS = [
-    [[]], [[1, 2, 3, 4]], "text", 5, [[None] * 6], [[float("nan")] * 6], [[1e9] * 6], {"size": [10**6, 10**6], "counts": "05"}, {"size": [20, 12], "counts": [240]},
+    [[]], [[1, 2, 3, 4, 5]], "text", 5, [[None] * 6], [[float("nan")] * 6], [[1e9] * 6], {"size": [10**6, 10**6], "counts": "05"}, {"size": [20, 12], "counts": [240]},
     {"size": [12, 20], "counts": [10**9]}, {"size": [12, 20], "counts": "~~~"}, {"size": [12, 20], "counts": "0"}, {"size": [12, 20], "counts": [-1, 241]}, {"size": [-1, 20], "counts": []},
 ]  # fmt: skip
 
@@ -229,6 +269,20 @@ def test_what_would_crash_the_drawing_of_masks_is_refused(tmp_path, root, outlin
     report = import_data(path, root, masks="class", on_error="null")
     assert report.samples == 2 and [refusal.path for refusal in report.refused] == ["1.png"] and "segmentation" in report.refused[0].message
     assert ps.open(root)[0]["mask"] is None
+
+
+def test_polygons_without_area_cover_no_pixels(tmp_path, root):
+    """Tools write them for objects of one pixel. pycocotools would take four numbers for a box."""
+    outline = [[1, 2, 3, 4], [5, 5], [2, 3, 6, 3, 6, 8, 2, 8]]
+
+    def change(found):
+        for annotation, drawn in zip(found["annotations"], (outline, [[1, 2, 9, 9]]), strict=True):
+            annotation["segmentation"] = drawn
+
+    import_data(coco(tmp_path / "coco", change), root, masks="class")
+    import_data(coco(tmp_path / "other"), root.with_name("plain"), masks="class")
+    with_lines, plain = ps.open(root)["mask"][:], ps.open(root.with_name("plain"))["mask"][:]
+    assert np.array_equal(with_lines[0], plain[0]) and plain[0].any() and not with_lines[1].any()
 
 
 def test_sizes_beyond_the_limit_are_refused(tmp_path, root):

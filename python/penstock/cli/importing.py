@@ -38,6 +38,9 @@ def import_(
     mode: Annotated[
         str, typer.Option(help="append: import again what was imported already; skip-existing: leave it out; create: only a new dataset.")
     ] = "",
+    key: Annotated[
+        str, typer.Option(help="The column that identifies samples: --mode skip-existing leaves out those whose key the dataset has.")
+    ] = "",
     limit: Annotated[int, typer.Option(help="Import at most so many samples; 0 for all.")] = 0,
     shuffle_seed: Annotated[int | None, typer.Option(help="Shuffle the images of a folder before they are stored.")] = None,
     files: Annotated[
@@ -83,7 +86,7 @@ def import_(
 
         report = import_data(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
-            branch=branch, mode=mode or None, limit=limit or None, shuffle_seed=shuffle_seed, files=files, root=root or None, split=split,
+            branch=branch, mode=mode or None, key=key or None, limit=limit or None, shuffle_seed=shuffle_seed, files=files, root=root or None, split=split,
             masks=masks or None, storage_options=at.storage_options or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
             include=include, exclude=exclude,
         )  # fmt: skip

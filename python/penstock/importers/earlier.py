@@ -1,4 +1,4 @@
-"""Finds out what a dataset has already of a source: the images by their paths, and tables by a digest in the properties of a commit."""
+"""Finds out what a dataset has already of a source: samples by their keys, such as paths, and tables by a digest in a commit's properties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import pathlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ COMMITS = 1000
 WHOLE_BYTES, PIECE_BYTES, PIECES = 4 << 10, 64 << 10, 256
 # A single file up to this size is read whole.
 LONE_BYTES = PIECES * PIECE_BYTES
-# The column with the paths of images, and how many of them are read at a time.
-PATH, PATHS_AT_ONCE = "path", 1 << 16
+# The column with the paths of images, and how many keys are read at a time.
+PATH, KEYS_AT_ONCE = "path", 1 << 16
 HINT = 'mode="append" (--mode append) imports them again, and "skip-existing" leaves them out'
 
 
@@ -56,83 +56,102 @@ def digest_of(folder: pathlib.Path, files: Sequence[pathlib.Path], root: pathlib
     return made.hexdigest()
 
 
+def place_of(source: pathlib.Path) -> str:
+    """Return a digest of the absolute path of a source."""
+    return hashlib.blake2b(os.fsencode(source.resolve()), digest_size=8).hexdigest()
+
+
 @dataclasses.dataclass
 class Earlier:
-    """An earlier import of a source. `whole` says whether the dataset still has all of its rows."""
+    """An earlier import of a source. `same` says whether the source had the same contents, and `whole` whether the dataset still has all of its
+    rows.
+    """
 
     commit: Commit
+    same: bool
     whole: bool
 
 
-def find(dataset: Dataset, digest: str, limit: int | None) -> Earlier | None:
-    """Return the newest import of a source with this digest, among the newest 1,000 commits of the branch. Cost: reads their records.
+def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None) -> Earlier | None:
+    """Return the newest import of a source with this note's digest, among the newest 1,000 commits of the branch, or else of one from its
+    place. Cost: reads their records.
 
     Commits that a reset has undone do not count. An import with another limit is a part.
     """
     counted, deleted = {dataset.snapshot}, False
+    other: Earlier | None = None
     for commit in itertools.islice(dataset.log(), COMMITS):
         if commit.snapshot not in counted:
             continue
         counted.update(commit.parents[1:] if commit.kind == "reset" else commit.parents)
         for entry in commit.transactions:
             noted = entry.properties.get(PROPERTY)
-            if isinstance(noted, dict) and noted.get("digest") == digest:
+            if isinstance(noted, dict) and noted.get("digest") == note["digest"]:
                 enough = noted.get("limit") in (None, limit)
-                return Earlier(commit, enough and not deleted and noted.get("left_out") == 0)
+                return Earlier(commit, True, enough and not deleted and noted.get("left_out") == 0)
+            if isinstance(noted, dict) and noted.get("place") == note["place"]:
+                other = other or Earlier(commit, False, False)
         deleted = deleted or commit.samples_deleted > 0
-    return None
+    return other
 
 
 class Known:
-    """The paths of a dataset's images. Holds 16 bytes per sample. Cost: reads the column of paths."""
+    """The keys of a dataset's samples, and the contents of its images. Holds 16 bytes per sample. Cost: reads the column of keys."""
 
-    def __init__(self, dataset: Dataset, image: str | None) -> None:
-        self.dataset, self.image = dataset, image
-        texts = itertools.chain.from_iterable(batch[PATH] for batch in dataset.select_columns([PATH]).batches(PATHS_AT_ONCE))
-        hashes = np.fromiter((hash(text) for text in texts), np.int64, len(dataset))
+    def __init__(self, dataset: Dataset, key: str, image: str | None) -> None:
+        self.dataset, self.key, self.image = dataset, key, image
+        keys = itertools.chain.from_iterable(batch[key] for batch in dataset.select_columns([key]).batches(KEYS_AT_ONCE))
+        hashes = np.fromiter(map(hash, keys), np.int64, len(dataset))
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
 
-    def _places(self, path: str) -> npt.NDArray[np.int64]:
-        low, high = (int(np.searchsorted(self._hashes, hash(path), side)) for side in ("left", "right"))
+    def _places(self, key: str | int) -> npt.NDArray[np.int64]:
+        low, high = (int(np.searchsorted(self._hashes, hash(key), side)) for side in ("left", "right"))
         return self._order[low:high]
 
-    def find(self, paths: Sequence[Any], images: Sequence[Any]) -> list[bool | None]:
-        """Return for each path whether the dataset has the image: True, False for another image with this path, or None."""
-        places = [self._places(path) if isinstance(path, str) else np.empty(0, np.int64) for path in paths]
-        found: list[bool | None] = [None] * len(paths)
+    def find(self, keys: Sequence[Any], images: Sequence[Any]) -> list[bool | None]:
+        """Return for each key whether the dataset has the sample: True, False for another image with this key, or None."""
+        places = [self._places(key) if isinstance(key, str | int) else np.empty(0, np.int64) for key in keys]
+        found: list[bool | None] = [None] * len(keys)
         wanted = np.concatenate(places) if places else np.empty(0, np.int64)
         if not len(wanted):
             return found
-        columns = [PATH, *([self.image] if self.image else [])]
+        columns = [self.key, *([self.image] if self.image else [])]
         batch = self.dataset.take(wanted, columns=columns, decode=False)
-        rows = np.repeat(np.arange(len(paths)), [len(place) for place in places])
+        rows = np.repeat(np.arange(len(keys)), [len(place) for place in places])
         for at, row in enumerate(rows.tolist()):
-            if batch[PATH][at] == paths[row]:  # Other paths may have the same hash.
+            if batch[self.key][at] == keys[row]:  # Other keys may have the same hash.
                 same = self.image is None or batch[self.image][at] == images[row]
                 found[row] = bool(found[row] or same)
         return found
 
 
 def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -> Generator[Chunk, None, None]:
-    """Leave out the images that the dataset has, and count them in the report. Refuses other images with a known path.
+    """Leave out the samples that the dataset has, and count them in the report. Refuses other images with a known key.
 
     Raises: AlreadyExistsError, unless `skip` is true.
     """
     for chunk in chunks:
-        paths = chunk.columns[PATH].to_pylist() if is_arrow(chunk.columns[PATH]) else chunk.columns[PATH]
+        keys = _plain(chunk.columns.get(known.key, [None] * chunk.rows))
         images = [contents_of(value) for value in chunk.columns.get(known.image or "", [None] * chunk.rows)]
-        found = known.find(paths, images)
-        if not skip and (first := next((path for path, there in zip(paths, found, strict=True) if there is not None), None)) is not None:
-            text = f"cannot import `{first}`: the dataset has an image with this path already"
+        found = known.find(keys, images)
+        if not skip and (first := next((key for key, there in zip(keys, found, strict=True) if there is not None), None)) is not None:
+            text = f"cannot import `{first}`: the dataset has a sample with this {known.key} already"
             raise AlreadyExistsError(text, code="already-imported", hint=HINT)
         rows = [row for row, there in enumerate(found) if there is None]
         report.skipped += sum(there is True for there in found)
         if len(rows) == chunk.rows:
             yield chunk
             continue
-        why = "the dataset has another image with this path; import it with mode append, or under another path"
+        why = f"the dataset has another image with this {known.key}; import it with mode append, or under another {known.key}"
         others = [Refusal(chunk.name(row), "already-imported", why) for row, there in enumerate(found) if there is False]
         part = part_of(chunk, rows)
         part.refused = [*chunk.refused, *others]
         yield part
+
+
+def _plain(values: Any) -> list[Any]:
+    """Return keys as text and int, or None for a null."""
+    if is_arrow(values):
+        return list(values.to_pylist())
+    return list(values.tolist() if isinstance(values, np.ndarray) else values)

@@ -16,66 +16,20 @@ from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.mask import Mask
+from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.dataset import Dataset, create, open
-from penstock.errors import AlreadyExistsError, Error, InvalidInputError, NotFoundError
-from penstock.importers import csv, earlier, frames, jsonl, parquet, rows
+from penstock.errors import AlreadyExistsError, ConflictError, Error, InvalidInputError, NotFoundError
+from penstock.importers import earlier
 from penstock.importers.appender import Appender, as_error
-from penstock.importers.pictures import coco, images, yolo
+from penstock.importers.opening import all_options, open_source
 from penstock.importers.shared.chunks import limited, with_files
-from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Options, Report, TextOptions, checked_patterns
+from penstock.importers.shared.source import Chunk, OpenedSource, Options, Report, checked_patterns
 from penstock.schema import from_json, to_json
 from penstock.values.checks import whole
 
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """An importer: the function that opens a path, the class of its options, and the option values that differ from the defaults of
-    that class.
-    """
-
-    open_source: Callable[[pathlib.Path, Any], OpenedSource]
-    options: type[Options]
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-FORMATS = {
-    "images": Format(images.open_source, images.ImageOptions),
-    "coco": Format(coco.open_source, coco.CocoOptions),
-    "yolo": Format(yolo.open_source, images.ImageOptions),
-    "csv": Format(csv.open_source, csv.CsvOptions),
-    "tsv": Format(csv.open_source, csv.CsvOptions, {"delimiter": "\t"}),
-    "jsonl": Format(jsonl.open_source, TextOptions),
-    "parquet": Format(parquet.open_source, FolderOptions),
-    "arrow": Format(parquet.open_source, FolderOptions),
-}
-
-# The formats whose samples are known before they are read.
-SHUFFLED = ("images", "coco", "yolo")
-SUFFIXES = {
-    ".json": "coco", ".yaml": "yolo", ".yml": "yolo", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
-}  # fmt: skip
-
-
-FILES_TO_DETECT = 1000
-
-
-def detect(source: pathlib.Path) -> str:
-    """Choose the format. For a file, the suffix decides. For a folder, its structure decides ("yolo"), or a file of annotations in it
-    ("coco"). Otherwise the format is "parquet" if the first files include tables but no images, and "images" if not.
-    """
-    if source.is_dir():
-        if yolo.is_yolo(source):
-            return "yolo"
-        if coco.within(source):
-            return "coco"
-        first = {file.suffix.lower() for file in itertools.islice(source.rglob("*"), FILES_TO_DETECT)}
-        return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
-    suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
-    found = SUFFIXES.get(suffixes[-1] if suffixes else "")
-    if found is None:
-        raise InvalidInputError(f"cannot import `{source}`: unknown file extension", hint=f"pass --format, one of {', '.join(FORMATS)}")
-    return found
+# The types of numbers that identify samples.
+WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 # Over 6 parameters: each is a user option, passed by keyword.
@@ -91,6 +45,7 @@ def import_data(
     branch: str = "main",
     progress: Callable[[int, int | None, str], None] | None = None,
     mode: str | None = None,
+    key: str | None = None,
     limit: int | None = None,
     shuffle_seed: int | None = None,
     files: Sequence[str] = (),
@@ -105,8 +60,10 @@ def import_data(
     image or mask, or in one of the columns `files`, names files: in the folder `root`, or in that of the table.
 
     Appends to the branch if the destination is a dataset with these columns, and otherwise creates it. If the same files were imported
-    already, `mode` decides: None raises AlreadyExistsError (already-imported), "append" imports them again, "skip-existing" does not. In
-    this mode, images whose `path` the dataset has are left out. "create" refuses an existing dataset. `types` maps column names to types;
+    already, `mode` decides: None raises AlreadyExistsError (already-imported), "append" imports them again, "skip-existing" does not.
+    `key` names a column of texts or whole numbers that identifies samples. In this mode, samples whose key the dataset has are left out,
+    so a table that has grown is completed. Images are known by their `path` without it. "create" refuses an existing dataset. All this
+    also holds for commits that are made during the import. `types` maps column names to types;
     missing types are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
     `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
     `storage_options` are those of `ps.open`, for the destination.
@@ -114,71 +71,152 @@ def import_data(
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder; split=False keeps folders such as
     `train` in the label; masks="class" or "instance" (COCO).
 
-    Memory: the budget, plus data parsed ahead (up to 250 MiB, or a few times the largest line or Arrow record batch).
-    Raises: InvalidInputError (also media-undecodable, for a damaged image), NotFoundError (source-not-found), UnsupportedError
-    (unsupported-format), CorruptError (object-malformed, for a damaged file).
+    Memory: the budget, plus data parsed ahead (up to 250 MiB, or a few times the largest line or Arrow record batch); with keys,
+    about 120 bytes per sample. Raises: InvalidInputError (also media-undecodable, for a damaged image; key-not-unique), NotFoundError
+    (source-not-found), UnsupportedError (unsupported-format), CorruptError (object-malformed, for a damaged file).
     """
     limit, shuffle_seed = _checked(on_error, validate, mode, limit, shuffle_seed)
-    names = set().union(*(_own_options(format.options) for format in FORMATS.values()))
+    names = all_options()
     if unknown := sorted(set(options) - names):
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(names))}")
     options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
     files = checked_patterns("files", files)
-    there = _existing(destination, branch, storage_options)
-    if there is not None and mode == "create":
-        raise AlreadyExistsError(
-            f"cannot create `{destination}`: it is a dataset already", hint="choose another destination, or another mode"
-        )
     if not isinstance(types, Mapping | None):
         raise InvalidInputError(f"types={types!r}, expected a dict of column names to types", hint='write types={"image": ps.Image()}')
     if not isinstance(root, str | os.PathLike | None):
         raise InvalidInputError(f"root={root!r}, expected a folder")
+    if not isinstance(key, str | None):
+        raise InvalidInputError(f"key={key!r}, expected the name of a column", hint='write key="id"')
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
-    defaults = {} if there is None else there.schema
-    common = Options(given, on_error, defaults, None if root is None else pathlib.Path(root), shuffle_seed)
-    opened, name = _open_source(source, format, common, options, limit)
-    opened.root = opened.root or common.root or _beside(source)
-    kinds = {**opened.schema, **defaults}
-    always = _columns_in(files, kinds)
-    by_path = opened.by_path and there is not None and isinstance(defaults.get(earlier.PATH), Text)
-    note = _note(source, opened, name, any(isinstance(kind, Image | Mask) for kind in kinds.values()) or bool(files), mode)
-    before = earlier.find(there, note["digest"], limit) if note and there is not None and mode != "append" else None
-    if before is not None and not by_path and before.whole and mode == "skip-existing":
-        return Report(0, [], before.commit.snapshot, opened.left_out, skipped=before.commit.samples_added)
-    # Of images, those that are there are found by their paths.
-    if before is not None and (not by_path or (before.whole and mode is None)):
-        raise _imported(name, before)
-    missing = _missing(destination)
-    dataset, created = _destination(there, destination, opened.schema, f"create for {name}", storage_options)
-    report = Report(0, [], None, opened.left_out)
-    kinds = dataset.schema
-    image = "image" if isinstance(kinds.get("image"), Image | Mask | Bytes) else None
-    known = earlier.Known(dataset, image) if by_path and mode != "append" else None
-    named = [name for name, kind in kinds.items() if isinstance(kind, Image | Mask)]
-    read = functools.partial(with_files, kinds=named, always=always, folder=opened.root)
-    with (
-        _undo(dataset, created, missing),
-        contextlib.closing(opened.chunks),
-        contextlib.closing(_offered(opened.chunks, read, known, mode == "skip-existing", limit, report)) as chunks,
-        dataset.transaction(message or f"import {name}") as transaction,
-    ):
-        appender = Appender(transaction, kinds, validate, on_error, report.refused)
-        for chunk in chunks:
-            report.refused.extend(chunk.refused)
-            if chunk.refused and on_error == "raise":
-                raise as_error(chunk.refused[0])
-            report.samples += appender.append(chunk)
-            if progress:
-                total = opened.total if limit is None or opened.total is None or opened.unit == "bytes" else min(limit, opened.total)
-                progress(opened.done() if total is None else min(opened.done(), total), total, opened.unit)
-        if known is not None and not report.samples:
-            transaction.abort()  # There is nothing to commit.
-            report.snapshot = dataset.snapshot
-            return report
-        if note:
-            transaction._note({earlier.PROPERTY: {**note, "limit": limit, "left_out": len(report.refused)}})
-    report.snapshot = transaction.receipt.snapshot
-    return report
+    common = Options(given, on_error, {}, None if root is None else pathlib.Path(root), shuffle_seed)
+    wanted = _Wanted(
+        source, destination, format, common, options, validate, message, branch, progress, mode, key, limit, files, storage_options
+    )
+    for _ in range(TRIES - 1):
+        try:
+            return wanted.imported()
+        except (ConflictError, AlreadyExistsError) as error:
+            # In the meantime, somebody created the destination, imported some of this, or changed the schema.
+            created = error.code == "dataset-exists" and mode != "create"
+            again = created or (isinstance(error, ConflictError) and mode != "append")
+            if not again or isinstance(source, Iterator):  # An iterator cannot be read again.
+                raise
+    return wanted.imported()
+
+
+# How often an import runs, if others import the same at the same time.
+TRIES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """A call of `import_data`, with checked options."""
+
+    source: Any
+    destination: str | os.PathLike[str]
+    format: str
+    common: Options
+    options: Mapping[str, Any]
+    validate: str
+    message: str | None
+    branch: str
+    progress: Callable[[int, int | None, str], None] | None
+    mode: str | None
+    key: str | None
+    limit: int | None
+    files: Sequence[str]
+    storage_options: Mapping[str, Any] | None
+
+    def imported(self) -> Report:
+        """Import the source, unless it was imported already."""
+        there = _existing(self.destination, self.branch, self.storage_options)
+        if there is not None and self.mode == "create":
+            raise AlreadyExistsError(
+                f"cannot create `{self.destination}`: it is a dataset already", hint="choose another destination, or another mode"
+            )
+        common = dataclasses.replace(self.common, defaults={} if there is None else there.schema)
+        opened, name = open_source(self.source, self.format, common, self.options, self.limit)
+        opened.root = opened.root or common.root or _beside(self.source)
+        kinds = {**opened.schema, **common.defaults}
+        always = _columns_in(self.files, kinds)
+        key = _key_in(self.key, opened, kinds)
+        note = self._note(
+            opened, name, opened.root if any(isinstance(kind, Image | Mask) for kind in kinds.values()) or self.files else None
+        )
+        if note and there is not None and self.mode != "append":
+            before = earlier.find(there, note, self.limit)
+            if before is not None and (skipped := self._skipped(name, before, key, opened)) is not None:
+                return skipped
+        missing = _missing(self.destination)
+        dataset, created = _destination(there, self.destination, opened.schema, f"create for {name}", self.storage_options)
+        with _undo(dataset, created, missing), contextlib.closing(opened.chunks):
+            return self._append(dataset, opened, name, always, None if self.mode == "append" else key, note)
+
+    def _note(self, opened: OpenedSource, name: str, root: pathlib.Path | None) -> dict[str, Any]:
+        """Return what a commit says about its source: nothing for tables in memory. `root` is the folder of files that it names."""
+        if not opened.files and self.mode == "skip-existing" and self.key is None:
+            raise InvalidInputError(
+                f"cannot import {name} with mode={self.mode!r}: nothing tells whether it was imported already",
+                hint='name a column whose values identify rows: key="id" (--key id); or import a file',
+            )
+        if not opened.files:
+            return {}
+        path = pathlib.Path(self.source)
+        folder = path if path.is_dir() else path.parent
+        return {"source": name[:200], "place": earlier.place_of(path), "digest": earlier.digest_of(folder, opened.files, root)}
+
+    def _skipped(self, name: str, before: earlier.Earlier, key: str | None, opened: OpenedSource) -> Report | None:
+        """Return the report if everything was imported already, or None if the rest is found by keys, or is another source."""
+        commit = before.commit
+        if not before.same:
+            if self.mode == "skip-existing" and key is None:
+                text = f"commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported `{name}` when it had other contents"
+                raise AlreadyExistsError(
+                    f"cannot import `{name}` with mode={self.mode!r}: {text}, and nothing tells which rows are new",
+                    code="already-imported",
+                    hint='name a column whose values identify rows: key="id" (--key id); or mode="append" (--mode append) imports all of them',
+                )
+            return None
+        if key is None and before.whole and self.mode == "skip-existing":
+            return Report(0, [], commit.snapshot, opened.left_out, skipped=commit.samples_added)
+        if key is None or (before.whole and self.mode is None):
+            raise _imported(name, before)
+        return None
+
+    def _append(
+        self, dataset: Dataset, opened: OpenedSource, name: str, always: Sequence[str], key: str | None, note: dict[str, Any]
+    ) -> Report:
+        """Append the samples of an opened source, and commit. `key` is the column that identifies them."""
+        report = Report(0, [], None, opened.left_out)
+        kinds, on_error = dataset.schema, self.common.on_error
+        image = "image" if isinstance(kinds.get("image"), Image | Mask | Bytes) else None
+        known = earlier.Known(dataset, key, image) if key is not None else None
+        named = [column for column, kind in kinds.items() if isinstance(kind, Image | Mask)]
+        read = functools.partial(with_files, kinds=named, always=always, folder=opened.root or pathlib.Path())
+        with (
+            contextlib.closing(_offered(opened.chunks, read, known, self.mode == "skip-existing", self.limit, report)) as chunks,
+            dataset.transaction(self.message or f"import {name}") as transaction,
+        ):
+            if self.mode != "append":
+                transaction._core.begin_import(key, note.get("digest"))
+            appender = Appender(transaction, kinds, self.validate, on_error, report.refused)
+            for chunk in chunks:
+                report.refused.extend(chunk.refused)
+                if chunk.refused and on_error == "raise":
+                    raise as_error(chunk.refused[0])
+                report.samples += appender.append(chunk)
+                if self.progress:
+                    limit = self.limit if opened.unit != "bytes" else None
+                    total = opened.total if limit is None or opened.total is None else min(limit, opened.total)
+                    self.progress(opened.done() if total is None else min(opened.done(), total), total, opened.unit)
+            if known is not None and not report.samples:
+                transaction.abort()  # There is nothing to commit.
+                report.snapshot = dataset.snapshot
+                return report
+            if note:
+                transaction._note({earlier.PROPERTY: {**note, "limit": self.limit, "left_out": len(report.refused)}})
+        report.snapshot = transaction.receipt.snapshot
+        return report
 
 
 MODES = ("append", "skip-existing", "create")
@@ -213,20 +251,6 @@ def _offered(
         yield from read(given if limit is None else limited(given, limit))
 
 
-def _note(source: Any, opened: OpenedSource, name: str, names_files: bool, mode: str | None) -> dict[str, Any]:
-    """Return what a commit says about its source: nothing for tables in memory."""
-    if not opened.files and mode == "skip-existing":
-        raise InvalidInputError(
-            f"cannot import {name} with mode={mode!r}: nothing tells whether it was imported already",
-            hint='upsert its columns by a unique key, in a transaction: tx.upsert(columns, key="id"); or import a file',
-        )
-    if not opened.files:
-        return {}
-    path = pathlib.Path(source)
-    folder = path if path.is_dir() else path.parent
-    return {"source": name[:200], "digest": earlier.digest_of(folder, opened.files, opened.root if names_files else None)}
-
-
 def _imported(name: str, before: earlier.Earlier) -> AlreadyExistsError:
     """Make the error for a source that was imported already."""
     part = "" if before.whole else ", or a part of them,"
@@ -243,6 +267,18 @@ def _beside(source: Any) -> pathlib.Path:
     return path if path.is_dir() else path.parent
 
 
+def _key_in(given: str | None, opened: OpenedSource, kinds: Mapping[str, ColumnType]) -> str | None:
+    """Return the column that identifies samples: the one that was given, or the paths of images."""
+    if given is None:
+        return earlier.PATH if opened.by_path and isinstance(kinds.get(earlier.PATH), Text) else None
+    if given not in opened.schema:
+        raise InvalidInputError(f"key={given!r}: the source has no such column", hint=f"columns: {', '.join(opened.schema)}")
+    kind = kinds[given]
+    if not (isinstance(kind, Text) or (isinstance(kind, Scalar) and kind.dtype in WHOLE)):
+        raise InvalidInputError(f"key={given!r}: this column is {kind.describe()}, expected text or whole numbers")
+    return given
+
+
 def _columns_in(files: Sequence[str], kinds: Mapping[str, ColumnType]) -> Sequence[str]:
     """Check the columns that name files."""
     for name in files:
@@ -256,63 +292,6 @@ def _columns_in(files: Sequence[str], kinds: Mapping[str, ColumnType]) -> Sequen
 
 def _type(name: str, kind: Any) -> ColumnType:
     return from_json(to_json({name: kind}))[name]
-
-
-def _own_options(options: type[Options]) -> set[str]:
-    """Return the names of the options that a class adds to the common options."""
-    return {field.name for field in dataclasses.fields(options)} - {field.name for field in dataclasses.fields(Options)}
-
-
-def _open_source(source: Any, format: str, common: Options, options: Mapping[str, Any], limit: int | None) -> tuple[OpenedSource, str]:
-    if not isinstance(source, str | os.PathLike):
-        if isinstance(source, Mapping) and source and all(frames.is_table(table) for table in source.values()):
-            raise InvalidInputError(
-                f"cannot import a dict of tables: {', '.join(map(str, source))}",
-                hint=f"import one of them: source[{next(iter(source))!r}]; or add a column that names the part, and append one after the other",
-            )
-        _check_shuffled("table", common)
-        table = frames.open_source(source, common)
-        if table is not None:
-            return table, "table"
-        if not isinstance(source, Iterable):
-            raise InvalidInputError(f"cannot import a {type(source).__name__}: expected a path, a table, or an iterable of dicts")
-        if isinstance(source, Iterator):
-            first = list(itertools.islice(source, 1))
-            source = itertools.chain(first, source)
-            if first and frames.is_table(first[0]):
-                return frames.open_tables(source, common), "tables"
-            source = source if limit is None else itertools.islice(source, limit)  # Takes no more rows than wanted.
-        return rows.open_source(source, common), "iterable"
-    if "://" in str(source):
-        raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")
-    path = pathlib.Path(source)
-    if not path.exists():
-        raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
-    if path.suffix.lower() == ".xz":
-        raise InvalidInputError(f"cannot import `{path}`: xz is not supported", hint="decompress it, or compress it as .gz, .bz2 or .zst")
-    chosen = detect(path) if format == "auto" else format
-    if chosen not in FORMATS:
-        raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"use one of auto, {', '.join(FORMATS)}")
-    if chosen not in SHUFFLED:
-        _check_shuffled(f"file of format {chosen}", common)
-    importer = FORMATS[chosen]
-    own = _own_options(importer.options)
-    # Options for other formats have no effect. None selects the format's own default, if it has one.
-    given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
-    settings = importer.options(**vars(common), **{**importer.values, **given})
-    try:
-        return importer.open_source(path, settings), path.name
-    except OSError as error:
-        if isinstance(error, Error):
-            raise
-        raise NotFoundError(f"cannot import `{path}`: {error}", code="source-not-found") from error
-
-
-def _check_shuffled(what: str, options: Options) -> None:
-    if options.shuffle_seed is not None:
-        raise InvalidInputError(
-            f"shuffle_seed={options.shuffle_seed!r}: a {what} is read in order", hint="shuffle when you load: ds.loader(shuffle=True)"
-        )
 
 
 def _existing(uri: str | os.PathLike[str], branch: str, storage_options: Mapping[str, Any] | None) -> Dataset | None:
@@ -370,7 +349,7 @@ class _undo:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
+        if kind is None or isinstance(error, ConflictError):  # After a conflict, the dataset has another writer's commit.
             return
         if self.root is None:
             if self.left is not None and isinstance(error, Error):

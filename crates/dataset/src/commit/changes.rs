@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, PROVISIONAL, Run};
-use penstock_format::record::{Change, ChangeKind, Delta, Parent, RecordKind, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_format::schema::Schema;
 
@@ -83,6 +83,8 @@ pub struct ChangeSet {
     pub filled_keys: Vec<u64>,
     /// Data files of stages that the transaction added. No other commit may add them.
     pub staged: Arc<HashSet<Id>>,
+    /// A part of the transaction's properties that no other commit may have in its own, such as the digest of an imported file.
+    pub once: Option<Arc<str>>,
 }
 
 impl ChangeSet {
@@ -97,6 +99,7 @@ impl ChangeSet {
         self.reads.is_empty()
             && self.keys.is_empty()
             && self.staged.is_empty()
+            && self.once.is_none()
             && self.writes.iter().all(|change| change.kind == ChangeKind::Append && change.rows.ids() == 0)
     }
 
@@ -113,6 +116,15 @@ impl ChangeSet {
     /// Return whether another commit's changes may have added one of this transaction's stages.
     pub fn may_share_stage(&self, theirs: &[Change]) -> bool {
         !self.staged.is_empty() && theirs.iter().any(|change| change.kind == ChangeKind::Append && change.rows.ids() > 0)
+    }
+
+    /// Return whether another commit's properties have what only one commit may have.
+    pub fn is_repeated_by(&self, theirs: &Record) -> bool {
+        let has = |once: &str, transaction: &Transaction| match &transaction.properties {
+            Properties::Inline(json) => json.contains(once),
+            Properties::Object(_) => false, // An import has few properties.
+        };
+        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| has(once, transaction)))
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append without rows.

@@ -37,6 +37,10 @@ impl Keys {
         self.keys.insert(key, row_id);
     }
 
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.keys.contains_key(key)
+    }
+
     /// Return the row ids of existing samples that have the keys.
     pub fn existing(&self) -> Arc<RowIds> {
         Arc::new(self.keys.values().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect())

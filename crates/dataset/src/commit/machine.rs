@@ -237,6 +237,11 @@ impl Machine {
     fn check(&mut self) -> Result<Request> {
         let Proposal { own, row_ids, columns, .. } = &self.proposal;
         let mut missing = Vec::new();
+        if let Some(entry) = self.unseen.iter().find(|entry| own.changes.is_repeated_by(&entry.record)) {
+            let snapshot = entry.record.snapshot();
+            let text = format!("cannot commit: commit {snapshot}, made in the meantime, imported the same source");
+            return Err(Error::new("conflict", text).commit(snapshot).hint(AGAIN));
+        }
         for (entry, member) in self.unseen.iter().flat_map(|entry| self.proposal.members().map(move |member| (entry, member))) {
             match conflict::judge(&member.changes, &entry.record.changes, row_ids) {
                 Verdict::Follows => {}

@@ -12,7 +12,7 @@ use penstock_format::manifest::Root;
 use penstock_format::record::{Delta, RECORD_BYTES, RECORD_DELTAS, RecordKind};
 use penstock_storage::process::PerProcess;
 
-use super::changes::{Member, Proposal};
+use super::changes::{ChangeSet, Member, Proposal};
 use super::conflict::{self, Verdict};
 use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
@@ -258,7 +258,8 @@ fn are_apart(joint: &Proposal, other: &Proposal) -> bool {
 /// Return whether a proposal may share its record: it does not depend on what it read, and no object names its place in the log.
 fn may_share(proposal: &Proposal) -> bool {
     let Proposal { kind, own, theirs, schema, .. } = proposal;
-    let reads_nothing = own.changes.reads.is_empty() && own.changes.keys.is_empty() && own.changes.staged.is_empty();
+    let ChangeSet { reads, keys, staged, once, .. } = &own.changes;
+    let reads_nothing = reads.is_empty() && keys.is_empty() && staged.is_empty() && once.is_none();
     let plain = theirs.parent.is_none() && theirs.state.is_none() && theirs.physical.is_none() && schema.is_none();
     let words = |delta: &Delta| matches!(delta, Delta::Words(_));
     *kind == RecordKind::Data && reads_nothing && plain && !own.deltas.iter().any(words)

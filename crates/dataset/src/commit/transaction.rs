@@ -59,6 +59,10 @@ pub struct Transaction {
     pub(super) reads: ReadSet,
     /// The unique keys that were added or matched.
     pub(super) keys: Vec<Keys>,
+    /// The column in which all appended samples have unique keys.
+    pub(super) unique: Option<ColumnSpec>,
+    /// A part of the properties that no other commit may have.
+    once: Option<Arc<str>>,
     /// What reads see, less `pending`, and the numbers of changes of which it consists.
     seen: Option<([usize; 5], Arc<Snapshot>)>,
     /// The words of category columns.
@@ -122,6 +126,8 @@ impl Transaction {
             isolation,
             reads: ReadSet::default(),
             keys: Vec::new(),
+            unique: None,
+            once: None,
             seen: None,
             words: Words::default(),
             touched: HashSet::new(),
@@ -149,12 +155,19 @@ impl Transaction {
         self.keeping(&Call { verb: Verb::Append, row_ids: &[], decode: validate == Validate::Decode }, inputs, |transaction, inputs| {
             let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
             let columns = transaction.check(inputs, validate, "append to")?;
-            let first = (PROVISIONAL | transaction.samples()).cast_signed();
+            let keys = transaction.new_keys(&columns)?;
+            let first = PROVISIONAL | transaction.samples();
             if samples > 0 {
                 transaction.append_stored(columns, samples)?;
             }
-            Ok(first)
+            transaction.insert_keys(keys, first);
+            Ok(first.cast_signed())
         })
+    }
+
+    /// Let the commit fail if another commit, made in the meantime, has this text in its properties.
+    pub fn only_once(&mut self, text: &str) {
+        self.once = Some(text.into());
     }
 
     pub(super) fn append_stored(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
@@ -311,7 +324,7 @@ impl Transaction {
         let filled = |key: &&u64| self.base.schema.columns.iter().any(|spec| spec.id == **key && spec.fill.is_some());
         let filled_keys = keys.iter().filter(filled).copied().collect();
         let staged = Arc::new(self.writer.linked().clone());
-        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys, staged };
+        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys, staged, once: self.once.clone() };
         changes.writes.extend(self.altered.as_ref().map(Altered::change));
         if samples > 0 || changes.writes.is_empty() {
             changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);

@@ -11,6 +11,7 @@ use penstock_tensor::Dtype;
 use crate::order::random::Draws;
 use crate::transform::cell::{Cell, CutArray};
 use crate::transform::erased::{Erased, fill};
+use crate::transform::grey::{grey_byte, make_grey};
 use crate::transform::operation::Operation;
 
 /// A change of pixels whose random numbers have been drawn.
@@ -149,7 +150,7 @@ fn changed(pixels: &mut Vec<u8>, size: &mut [usize; 3], change: &Change) {
         }
         (Change::Saturation(factor), 3) => in_blocks(pixels, |block| saturated(block, *factor)),
         (Change::Hue(shift), 3) => in_blocks(pixels, |block| shifted(block, *shift)),
-        (Change::Grey(3), 3) => pixels.as_chunks_mut::<3>().0.iter_mut().for_each(|pixel| *pixel = [grey_byte(pixel); 3]),
+        (Change::Grey(3), 3) => make_grey(pixels),
         (Change::Grey(1), 3) => {
             *pixels = pixels.as_chunks::<3>().0.iter().map(grey_byte).collect();
             size[2] = 1;
@@ -193,12 +194,6 @@ fn floor_byte(value: f32) -> u8 {
 
 /// From this number on, all floats are whole.
 const WHOLE: f32 = 8_388_608.0;
-
-/// Return the grey value of a pixel, rounded down. The weights are those of `grey_of` in parts of 2^24.
-#[inline(always)]
-fn grey_byte([r, g, b]: &[u8; 3]) -> u8 {
-    ((u32::from(*r) * 5_014_703 + u32::from(*g) * 9_848_226 + u32::from(*b) * 1_912_603) >> 24) as u8
-}
 
 fn mean_grey(pixels: &[u8], channels: usize) -> f32 {
     let sum: u64 = match channels {

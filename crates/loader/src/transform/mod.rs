@@ -3,6 +3,7 @@
 pub mod cell;
 mod colour;
 mod erased;
+mod grey;
 pub mod motion;
 pub mod operation;
 pub mod output;

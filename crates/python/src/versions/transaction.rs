@@ -205,6 +205,14 @@ impl Transaction {
         Ok(PyArray1::from_vec(py, row_ids))
     }
 
+    /// Let appended samples have unique keys in the column `key`, and let the commit fail if another one has the text `once`.
+    fn begin_import(&self, py: Python<'_>, key: Option<&str>, once: Option<&str>) -> PyResult<()> {
+        self.locked(py, |inner| {
+            once.into_iter().for_each(|once| inner.only_once(once));
+            key.map_or(Ok(()), |key| inner.keep_unique(key))
+        })
+    }
+
     /// Return the samples as this transaction sees them: a snapshot and a view of it, which also has the values in memory.
     fn view(&self, py: Python<'_>) -> PyResult<(Snapshot, View)> {
         let (snapshot, own) = self.locked(py, |inner| inner.view())?;

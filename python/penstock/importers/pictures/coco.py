@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import mmap
+import os
 import pathlib
 import random
 from collections.abc import Generator, Mapping, Sequence
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.columns.boxes import Boxes
+from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.json_text import Json
@@ -32,7 +34,7 @@ from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.importers.pictures.drawing import boxes_in, mask_of
-from penstock.importers.pictures.images import list_images, shown
+from penstock.importers.pictures.images import SPLITS, list_images, shown
 from penstock.importers.shared.chunks import grouped, with_files
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
 from penstock.values.checks import is_utf8, is_whole
@@ -70,35 +72,60 @@ def within(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def open_source(path: pathlib.Path, options: CocoOptions) -> OpenedSource:
-    """Parse the file, or the only such file in a folder. Columns: image, path and image_id; for objects boxes (xywh), labels, area and
-    crowd, keypoints and a mask; for captions a list of texts.
+    """Parse a file, or the files in a folder if there is one for each split. Columns: image, path and image_id; for objects boxes (xywh), labels,
+    area and crowd, keypoints and a mask; for captions a list of texts; and `split` if there are several files.
     """
-    folder, left_out = path, list[str]()
-    if path.is_dir():
-        files = within(path)
-        if len(files) != 1:
-            found = f"has {len(files)} files of annotations: {', '.join(str(file.relative_to(path)) for file in files[:5])}"
-            raise InvalidInputError(
-                f"cannot import `{path}`: it {found if files else 'has no file of COCO annotations'}",
-                hint=f"name one: penstock import {files[0] if files else path / 'annotations.json'} …; for the images alone, pass --format images",
-            )
-        path = files[0]
     if options.masks not in (None, "class", "instance"):
         raise InvalidInputError(f"masks={options.masks!r}, expected class or instance")
-    file = _File(path, options)
-    if folder.is_dir():
-        named = {(file.root / str(image.get("file_name"))).resolve() for image in file.images}
-        others = itertools.chain(*list_images(folder, FolderOptions()))
-        left_out = [str(other.relative_to(folder)) for other in others if other.resolve() not in named and other != path]
-    made, done = file.chunks(), lambda: file.done
-    return OpenedSource(file.schema, made, len(file.images), "files", done, left_out, files=[path], root=file.root, by_path=True)
+    files, left_out = ({"": path} if path.is_file() else _splits(path, options)), list[str]()
+    found = [_File(file, options, split, path) for split, file in files.items()]
+    if path.is_dir():
+        named = {(file.root / str(image.get("file_name"))).resolve() for file in found for image in file.images}
+        others = itertools.chain(*list_images(path, FolderOptions()))
+        left_out = [str(other.relative_to(path)) for other in others if other.resolve() not in named and other not in files.values()]
+    images = _Images(found, options)
+    root = found[0].root if len(found) == 1 else path
+    made = images.chunks(root)
+    return OpenedSource(
+        images.schema, made, len(images.items), "files", lambda: images.done, left_out, files=list(files.values()), root=root, by_path=True
+    )
+
+
+def _splits(folder: pathlib.Path, options: CocoOptions) -> dict[str, pathlib.Path]:
+    """Return the files of annotations in a folder by their splits. A file's split is the end or the beginning of its name
+    (instances_train2017.json), or its folder.
+    """
+    files = [file for file in within(folder) if options.selects(file.relative_to(folder).as_posix())]
+    if len(files) == 1:
+        return {"": files[0]}
+    parts = [(file.stem.rpartition("_"), file.stem.partition("_"), file.parent.name) for file in files]
+    ways = (
+        [(end[0], end[2]) for end, _, _ in parts],
+        [(begin[2], begin[0]) for _, begin, _ in parts],
+        [("".join(end), parent) for end, _, parent in parts],
+    )
+    for way in ways:
+        splits = {split: file for (_, split), file in zip(way, files, strict=True) if split.lower().rstrip("0123456789") in SPLITS}
+        # Otherwise they differ in something else, such as captions and instances.
+        if files and len(splits) == len(files) and len({kind for kind, _ in way}) == 1:
+            return splits
+    listed = ", ".join(str(file.relative_to(folder)) for file in files[:6])
+    found = f"has {len(files)} files of annotations: {listed}" if files else "has no file of COCO annotations"
+    named = (
+        f"{files[0]}, or files that differ in their split only: --include '{files[0].stem.rpartition('_')[0]}_*'"
+        if files
+        else "annotations.json"
+    )
+    raise InvalidInputError(
+        f"cannot import `{folder}`: it {found}", hint=f"name one: penstock import {named}; for the images alone, pass --format images"
+    )
 
 
 class _File:
-    """The contents of a file, and how far they have been read."""
+    """The contents of a file. `split` is its split in `folder`, or empty if it is the only file."""
 
-    def __init__(self, path: pathlib.Path, options: CocoOptions) -> None:
-        self.path, self.masks, self.done = path, options.masks, 0
+    def __init__(self, path: pathlib.Path, options: CocoOptions, split: str, folder: pathlib.Path) -> None:
+        self.path, self.split, self.masks = path, split, options.masks
         found = _parsed(path, bool(options.masks))
         self.images, annotations = found["images"], found["annotations"]
         self.of: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
@@ -114,21 +141,11 @@ class _File:
         counts = collections.Counter(category["name"] for category in found["categories"])
         names = {category["id"]: category["name"] for category in found["categories"]}
         self.names = {number: name if counts[name] == 1 else f"{name} {number}" for number, name in names.items()}
-        self.schema = self._schema()
-        if unknown := [name for name in options.types if name not in self.schema]:
-            known_columns = ", ".join(self.schema)
-            raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {known_columns}")
-        self.schema |= options.types
-        # The destination may have other codes for the names, and another form of boxes.
-        kinds = {**self.schema, **options.defaults}
-        labels, boxes = kinds.get("labels"), kinds.get("boxes")
-        self.codes = {name: code for code, name in enumerate(labels.names)} if isinstance(labels, Labels) else {}
-        self.form = boxes.format if isinstance(boxes, Boxes) else "xywh"
-        if options.shuffle_seed is not None:
-            random.Random(options.shuffle_seed).shuffle(self.images)
         self.root = self._root(options.root)
+        # Where its images are within the folder.
+        self.within = pathlib.PurePath(os.path.relpath(self.root, folder)).as_posix() if split else ""
 
-    def _schema(self) -> dict[str, ColumnType]:
+    def schema(self) -> dict[str, ColumnType]:
         schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), "image_id": Scalar("int64")}
         if self.objects:
             schema |= {"boxes": Boxes("xywh", of="image"), "labels": Labels(list(self.names.values()))}
@@ -139,6 +156,8 @@ class _File:
             schema["mask"] = Mask(of="image")
         if self.captions:
             schema["captions"] = Json()
+        if self.split:
+            schema["split"] = Category()
         return schema
 
     def _root(self, given: pathlib.Path | None) -> pathlib.Path:
@@ -146,7 +165,7 @@ class _File:
         if given is not None:
             return given
         path = self.path.absolute()
-        beside, above, split = path.parent, path.parent.parent, self.path.stem.rpartition("_")[2]
+        beside, above, split = path.parent, path.parent.parent, self.split or self.path.stem.rpartition("_")[2]
         places = [place / name for place in (beside, above) for name in ("", "images", split, f"images/{split}")]
         names = [name for image in self.images[:_FILES_TO_FIND] if isinstance(name := image.get("file_name"), str) and is_utf8(name)]
         counts = [sum((place / name).is_file() for name in names if name and "\0" not in name) for place in places]
@@ -159,9 +178,88 @@ class _File:
             )
         return places[counts.index(max(counts))]
 
-    def chunks(self) -> Generator[Chunk, None, None]:
+    def pixels_of(self, image: Mapping[str, Any]) -> int:
+        """Return the number of pixels of an image's mask."""
+        return math.prod(_size_of(image) or (0,)) if self.masks else 0
+
+    def values(self, image: Mapping[str, Any], refused: dict[str, str], form: str, codes: Mapping[str, int]) -> dict[str, Any]:
+        """Return the values of one image, with boxes in this form. Columns whose value is refused are added to `refused`, with the reason."""
+        name, number = image.get("file_name"), image.get("id")
+        values: dict[str, Any] = {"size": _size_of(image), "split": self.split}
+        if isinstance(name, str) and name:
+            values |= dict.fromkeys(("image", "path"), os.path.join(self.within, name) if self.within != "." else name)
+        else:
+            refused["image"] = "the image has no file_name"
+        if is_whole(number):
+            values["image_id"] = number
+        else:
+            refused["image_id"] = f"the id is {number!r}, expected a whole number"
+        annotations = self.of.get(number, []) if is_whole(number) else []
+        values["captions"] = [annotation["caption"] for annotation in annotations if "caption" in annotation]
+        found = [annotation for annotation in annotations if _is_object(annotation)]
+        try:
+            boxes = np.array([_box(annotation) for annotation in found], np.float64).reshape(-1, 4)
+            values |= {"boxes": boxes_in(boxes, "xywh", form), "labels": [self._name(annotation) for annotation in found]}
+            values["area"] = np.array([_area(annotation) for annotation in found], np.float32)
+            values["crowd"] = np.array([_crowd(annotation) for annotation in found], bool)
+            if self.points:
+                values["keypoints"] = np.array([_keypoints(annotation, self.points) for annotation in found], np.float32).reshape(
+                    -1, self.points, 3
+                )
+        except ValueError as error:
+            refused |= dict.fromkeys(("boxes", "labels", "area", "crowd", "keypoints", "mask"), str(error))
+        if self.masks and "mask" not in refused:
+            try:
+                values["mask"] = mask_of(values["size"], found, self._numbers(found, codes))
+            except ValueError as error:
+                refused["mask"] = str(error)
+        return values
+
+    def _numbers(self, found: Sequence[Mapping[str, Any]], codes: Mapping[str, int]) -> list[int]:
+        """Return the number of each object in the mask: its code in the destination plus 1, or its place."""
+        if self.masks == "instance":
+            return list(range(1, len(found) + 1))
+        names = [self._name(annotation) for annotation in found]
+        if unknown := [name for name in names if name not in codes]:
+            raise ValueError(f"`{unknown[0]}` is not one of the labels")
+        return [codes[name] + 1 for name in names]
+
+    def _name(self, annotation: Mapping[str, Any]) -> str:
+        number = annotation.get("category_id")
+        if not is_whole(number) or number not in self.names:
+            raise ValueError(f"annotation {annotation.get('id')} has the category {number!r:.80}, which is not in the file")
+        return self.names[number]
+
+
+class _Images:
+    """The images of all files in the order of their samples, and how many have been read."""
+
+    def __init__(self, files: Sequence[_File], options: CocoOptions) -> None:
+        self.files, self.done = files, 0
+        self.items = [(file, image) for file in files for image in file.images]
+        if options.shuffle_seed is not None:
+            random.Random(options.shuffle_seed).shuffle(self.items)
+        self.schema: dict[str, ColumnType] = {}
+        for file in files:
+            self.schema = {**file.schema(), **self.schema}
+        if len(counts := {file.points for file in files if file.points}) > 1:
+            raise InvalidInputError(f"cannot import `{files[0].path}` and others: their objects have {sorted(counts)} keypoints")
+        if "labels" in self.schema:
+            self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())))
+        if unknown := [name for name in options.types if name not in self.schema]:
+            raise InvalidInputError(
+                f"cannot import `{files[0].path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(self.schema)}"
+            )
+        self.schema |= options.types
+        # The destination may have other codes for the names, and another form of boxes.
+        kinds = {**self.schema, **options.defaults}
+        labels, boxes = kinds.get("labels"), kinds.get("boxes")
+        self.codes = {name: code for code, name in enumerate(labels.names)} if isinstance(labels, Labels) else {}
+        self.form = boxes.format if isinstance(boxes, Boxes) else "xywh"
+
+    def chunks(self, root: pathlib.Path) -> Generator[Chunk, None, None]:
         """Yield the images with their annotations, after a comparison of their sizes with those in the file."""
-        for chunk in with_files(self._chunks(), ["image"], (), self.root):
+        for chunk in with_files(self._chunks(), ["image"], (), root):
             sizes = chunk.columns.pop("size")
             bodies = [body if isinstance(body, bytes) else None for body in chunk.columns["image"]]
             problems = list(chunk.problems)
@@ -176,16 +274,17 @@ class _File:
 
     def _chunks(self) -> Generator[Chunk, None, None]:
         lost = [
-            Refusal(f"{self.path}: annotation {annotation.get('id')}", "invalid-value", f"there is no image {annotation.get('image_id')!r}")
-            for annotation in self.lost
+            Refusal(f"{file.path}: annotation {annotation.get('id')}", "invalid-value", f"there is no image {annotation.get('image_id')!r}")
+            for file in self.files
+            for annotation in file.lost
         ]
-        for group in grouped(self.images, self._pixels_of, ROWS_AT_ONCE, MASK_PIXELS):
-            names = [shown(str(image.get("file_name") or f"image {image.get('id')}")) for image in group]
+        for group in grouped(self.items, lambda item: item[0].pixels_of(item[1]), ROWS_AT_ONCE, MASK_PIXELS):
+            names = [shown(str(image.get("file_name") or f"image {image.get('id')}")) for _, image in group]
             columns: dict[str, list[Any]] = {name: [] for name in (*self.schema, "size")}
             problems: list[tuple[int, str, Refusal]] = []
-            for row, image in enumerate(group):
+            for row, (file, image) in enumerate(group):
                 refused: dict[str, str] = {}
-                values = self._values(image, refused)
+                values = file.values(image, refused, self.form, self.codes)
                 problems += [
                     (row, column, Refusal.of_value(names[row], column, why)) for column, why in refused.items() if column in columns
                 ]
@@ -193,58 +292,6 @@ class _File:
                     column.append(None if name in refused else values.get(name))
             yield Chunk(columns, len(group), names.__getitem__, lost, problems)
             lost = []
-
-    def _pixels_of(self, image: Mapping[str, Any]) -> int:
-        """Return the number of pixels of an image's mask."""
-        return math.prod(_size_of(image) or (0,)) if self.masks else 0
-
-    def _values(self, image: Mapping[str, Any], refused: dict[str, str]) -> dict[str, Any]:
-        """Return the values of one image. Columns whose value is refused are added to `refused`, with the reason."""
-        name, number = image.get("file_name"), image.get("id")
-        values: dict[str, Any] = {"size": _size_of(image)}
-        if isinstance(name, str) and name:
-            values |= {"image": name, "path": name}
-        else:
-            refused["image"] = "the image has no file_name"
-        if is_whole(number):
-            values["image_id"] = number
-        else:
-            refused["image_id"] = f"the id is {number!r}, expected a whole number"
-        annotations = self.of.get(number, []) if is_whole(number) else []
-        values["captions"] = [annotation["caption"] for annotation in annotations if "caption" in annotation]
-        found = [annotation for annotation in annotations if _is_object(annotation)]
-        try:
-            boxes = np.array([_box(annotation) for annotation in found], np.float64).reshape(-1, 4)
-            values |= {"boxes": boxes_in(boxes, "xywh", self.form), "labels": [self._name(annotation) for annotation in found]}
-            values["area"] = np.array([_area(annotation) for annotation in found], np.float32)
-            values["crowd"] = np.array([_crowd(annotation) for annotation in found], bool)
-            if self.points:
-                values["keypoints"] = np.array([_keypoints(annotation, self.points) for annotation in found], np.float32).reshape(
-                    -1, self.points, 3
-                )
-        except ValueError as error:
-            refused |= dict.fromkeys(("boxes", "labels", "area", "crowd", "keypoints", "mask"), str(error))
-        if self.masks and "mask" not in refused:
-            try:
-                values["mask"] = mask_of(values["size"], found, self._numbers(found))
-            except ValueError as error:
-                refused["mask"] = str(error)
-        return values
-
-    def _numbers(self, found: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the number of each object in the mask: its code in the destination plus 1, or its place."""
-        if self.masks == "instance":
-            return list(range(1, len(found) + 1))
-        names = [self._name(annotation) for annotation in found]
-        if unknown := [name for name in names if name not in self.codes]:
-            raise ValueError(f"`{unknown[0]}` is not one of the labels")
-        return [self.codes[name] + 1 for name in names]
-
-    def _name(self, annotation: Mapping[str, Any]) -> str:
-        number = annotation.get("category_id")
-        if not is_whole(number) or number not in self.names:
-            raise ValueError(f"annotation {annotation.get('id')} has the category {number!r:.80}, which is not in the file")
-        return self.names[number]
 
 
 def _is_object(annotation: Mapping[str, Any]) -> bool:

@@ -32,6 +32,7 @@ def boxes_in(boxes: npt.NDArray[np.float64], form: str, wanted: str) -> npt.NDAr
 
 def mask_of(size: tuple[int, int] | None, annotations: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> npt.NDArray[Any]:
     """Draw the objects of an image of COCO, large ones first, so that small ones are on top. Pixels outside of all objects are 0.
+    Polygons of one or two points cover none.
 
     Raises: ValueError for a segmentation that cannot be drawn.
     """
@@ -50,6 +51,8 @@ def mask_of(size: tuple[int, int] | None, annotations: Sequence[Mapping[str, Any
     for annotation, number in zip(annotations, numbers, strict=True):
         if outline := annotation.get("segmentation"):
             _check(annotation, outline, size)
+            if isinstance(outline, list) and not (outline := [polygon for polygon in outline if len(polygon) >= 6]):
+                continue
             try:
                 as_lists = isinstance(outline, list) or isinstance(outline["counts"], list)
                 runs = drawing.frPyObjects(outline, *size) if as_lists else outline
@@ -66,7 +69,7 @@ def _check(annotation: Mapping[str, Any], outline: Any, size: tuple[int, int]) -
     """Refuse what would make pycocotools crash: polygons with other values than coordinates, and runs of another image size."""
     if isinstance(outline, list):
         numbers = [value for polygon in outline for value in (polygon if isinstance(polygon, list) else [None])]
-        good = all(isinstance(polygon, list) and len(polygon) >= 6 and len(polygon) % 2 == 0 for polygon in outline)
+        good = all(isinstance(polygon, list) and len(polygon) >= 2 and len(polygon) % 2 == 0 for polygon in outline)
         good = good and all(isinstance(value, int | float) and abs(value) < _LARGEST_COORDINATE for value in numbers)
     else:
         counts = outline.get("counts") if isinstance(outline, dict) else None
@@ -77,7 +80,7 @@ def _check(annotation: Mapping[str, Any], outline: Any, size: tuple[int, int]) -
             good = _sum_of_runs(counts) == size[0] * size[1]
     if not good:
         raise ValueError(
-            f"annotation {annotation.get('id')} has the segmentation {outline!r:.80}, expected polygons of at least 3 points, or runs "
+            f"annotation {annotation.get('id')} has the segmentation {outline!r:.80}, expected polygons as lists of coordinates, or runs "
             f"of an image of {list(size)} (height, width)"
         )
 
