@@ -19,8 +19,8 @@ class Loadable:
     # Over 6 parameters: each is a training option, passed by keyword and shown by help() and editors.
     def loader(
         self,
-        *,
         batch_size: int | None = None,
+        *,
         global_batch_size: int | None = None,
         shuffle: bool | Window | Replacement = False,
         seed: int = 0,

@@ -46,6 +46,8 @@ def test_every_verb_in_turn(root, table):
         json.loads(run("tag", root, "--json").stdout) == {"both": ps.open(root).snapshot, "empty": first}
         and "both" in run("tag", root).stdout
     )
+    assert [entry["tags"] for entry in json.loads(run("log", root, "--json").stdout)] == [["both"], ["empty"]]
+    assert "(empty)" in run("log", root).stdout and "(both) import" in run("log", root, "--graph").stdout
     for at in (["--tag", "empty"], ["--as-of", ps.open(root).log()[-1].time.isoformat()]):
         assert json.loads(run("info", root, *at, "--json").stdout)["samples"] == 0
         assert run("head", root, *at, "--json").stdout == "" and len(json.loads(run("log", root, *at, "--json").stdout)) == 1

@@ -140,6 +140,44 @@ def test_scan_is_a_reader_and_raises_our_errors(ds, tmp_path):
         assert isinstance(tx.scan(["v"]), pa.RecordBatchReader)
 
 
+@pytest.mark.parametrize("order", ["forward", "some"])
+def test_images_are_read_only_where_a_condition_is_true(tmp_path, order):
+    """Positions are those of the view, and conditions on columns that may be null select as Arrow does."""
+    ds = ps.create(tmp_path / "set", {"image": ps.Bytes(), "n": "int32", "path": ps.Text()})
+    bodies = [bytes([n]) * 50_000 for n in range(200)]
+    ds.append({"image": bodies, "n": [None if n == 4 else n for n in range(200)], "path": [f"{n}.jpg" for n in range(200)]})
+    places = list(range(200)) if order == "forward" else [7, 3, 190, 4, 191]
+
+    def table():
+        view = ps.open(tmp_path / "set", io="buffered")
+        view = view if order == "forward" else view.select(places)
+        return view, view.to_arrow_dataset()
+
+    for condition, test in (
+        (pc.field("n") < 5, lambda n: n != 4 and n < 5),
+        (pc.field("n") > 189, lambda n: n > 189),
+        (~(pc.field("n") > 1), lambda n: n != 4 and n <= 1),
+        (pc.field("n").is_null(), lambda n: n == 4),
+        (pc.field("n") > 1000, lambda n: False),
+    ):
+        wanted = [n for n in places if test(n)]
+        for rows in (1, 7, 1000):
+            view, photos = table()
+            found = photos.to_table(filter=condition, batch_size=rows)
+            assert found.column_names == ["image", "n", "path"]
+            assert found["image"].to_pylist() == [bodies[n] for n in wanted] and found["path"].to_pylist() == [f"{n}.jpg" for n in wanted]
+            assert view.stats()["range_bytes"] < 40_000 + 66_000 * len(wanted), "only these images were read"
+    view, photos = table()
+    lengths = photos.to_table(columns={"bytes": pc.binary_length(pc.field("image"))}, filter=pc.field("n") == 190)
+    assert lengths["bytes"].to_pylist() == [50_000] and view.stats()["range_bytes"] < 120_000
+    view, photos = table()
+    assert duckdb.connect().sql("SELECT image FROM photos WHERE n = 190").fetchall() == [(bodies[190],)]
+    assert view.stats()["range_bytes"] < 120_000
+    view, photos = table()
+    with_image = photos.to_table(["n"], filter=pc.binary_length(pc.field("image")) > 5)
+    assert with_image["n"].to_pylist() == [None if n == 4 else n for n in places], "a condition on the large column itself"
+
+
 def test_queries_read_only_the_columns_that_they_need(tmp_path):
     ds = ps.create(tmp_path / "set", {"path": ps.Text(), "image": ps.Bytes(), "n": "int32", "half": ps.Tensor((3,), "float16")})
     ds.append({"path": [f"{n}.jpg" for n in range(200)], "image": [bytes(50_000)] * 200, "n": range(200), "half": np.ones((200, 3), "f2")})

@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pyarrow.dataset as pads
 
+from penstock.columns.blob import Bytes
+from penstock.columns.image import Image
+from penstock.columns.mask import Mask
+from penstock.columns.tensor import Tensor
 from penstock.errors import UnsupportedError
 from penstock.frameworks import arrow
 
 if TYPE_CHECKING:
     from penstock.views.view import View
 
+# Columns of these types are read only where a condition is true.
+_LARGE = (Image, Mask, Bytes, Tensor)
+# Columns of datasets do not begin with an underscore.
+_PLACE = "_place"
 Columns = Sequence[str] | Mapping[str, Any] | None
 
 
 class ArrowDataset(pads.Dataset):  # type: ignore[misc]
-    """The samples of a view. Reads only the columns that a query returns or that its filter names.
+    """The samples of a view. Reads only the columns that a query returns or that its filter names, and large values only of the samples that
+    it selects.
 
     The base class has no native dataset here, so every method that would use it is replaced.
     """
@@ -46,9 +55,33 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
             names = self._needed({"columns": dict(columns)}, list(columns.values()))
         else:  # A name may be the path of a field in a struct.
             names = [name if name in every else name.lstrip(".").partition(".")[0] for name in columns]
-        needed = [*names, *([] if condition is None else self._needed({"columns": [], "filter": condition}, [condition]))]
-        batches = arrow.reader(self._view, [name for name in every if name in needed], int(batch_size or 1 << 14), halves=False)
+        tested = [] if condition is None else self._needed({"columns": [], "filter": condition}, [condition])
+        rows = int(batch_size or 1 << 14)
+        if tested and any(isinstance(self._view.schema[name], _LARGE) for name in names if name not in tested):
+            ordered = [name for name in every if name in names]
+            schema = arrow.arrow_schema(arrow.kinds_of(self._view, ordered, halves=False))
+            found = pa.RecordBatchReader.from_batches(schema, self._selected(ordered, tested, condition, rows))
+            return pads.Scanner.from_batches(found, columns=columns)
+        batches = arrow.reader(self._view, [name for name in every if name in (*names, *tested)], rows, halves=False)
         return pads.Scanner.from_batches(batches, columns=columns, filter=condition)
+
+    def _selected(self, names: list[str], tested: list[str], condition: Any, rows: int) -> Iterator[pa.RecordBatch]:
+        """Read the columns of a condition first, and then the others of those samples for which it is true."""
+        found, held, first = list[pa.Table](), 0, 0
+        for batch in arrow.reader(self._view, tested, rows, halves=False):
+            places = pa.array(range(first, first + batch.num_rows), pa.int64())
+            numbered = batch.append_column(_PLACE, places)
+            found.append(pads.Scanner.from_batches([numbered], schema=numbered.schema, columns=[_PLACE], filter=condition).to_table())
+            held, first = held + found[-1].num_rows, first + batch.num_rows
+            if held >= rows:
+                yield from self._at(names, found, rows)
+                found, held = [], 0
+        if held:
+            yield from self._at(names, found, rows)
+
+    def _at(self, names: list[str], found: list[pa.Table], rows: int) -> Iterator[pa.RecordBatch]:
+        positions = pa.concat_tables(found).column(0).to_numpy()
+        return iter(arrow.reader(self._view.select(positions), names, rows, halves=False))
 
     def _needed(self, query: Mapping[str, Any], expressions: Sequence[Any]) -> list[str]:
         """Return the columns that the expressions of a query name: those without which it is invalid. If they name a column by its number, all

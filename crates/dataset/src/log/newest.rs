@@ -38,8 +38,7 @@ pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) ->
         return Ok(Some(Newest { number, written_in: None, beyond: None }));
     }
     let exists = |number: u64| storage.exists(&numbered(folder, number));
-    // Without a hint, the search only takes longer.
-    let (hinted, written_in) = hint(storage, folder).unzip();
+    let (hinted, written_in) = hint(storage, folder)?.unzip();
     let mut number = match hinted.max(known) {
         Some(number) if Some(number) == known || exists(number)? => number,
         _ if known.is_some() => known.unwrap_or_default(),
@@ -79,9 +78,14 @@ fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> 
     Ok(newest)
 }
 
-/// Read the hint: the newest record number when the hint was written, and the folder in which it was written.
-pub fn hint(storage: &dyn Storage, folder: &str) -> Option<(u64, u64)> {
-    storage.read(&hint_name(folder)).ok().and_then(|body| read_hint(&body))
+/// Read the hint: the newest record number when the hint was written, and the folder in which it was written. Without it, the search only
+/// takes longer, so errors are ignored, except for that of a store that cannot be reached.
+pub fn hint(storage: &dyn Storage, folder: &str) -> Result<Option<(u64, u64)>> {
+    match storage.read(&hint_name(folder)) {
+        Ok(body) => Ok(read_hint(&body)),
+        Err(error) if error.code() == "storage-unreachable" => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// If the store lists records in order, the hint is written for every so many records. Stores that cannot list need it.

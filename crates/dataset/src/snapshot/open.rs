@@ -189,7 +189,7 @@ fn as_of(store: &dyn Storage, branch: u64, last: u64, time_us: i64) -> Result<Op
 
 /// Return the folder in which a log's hint was written. Cost: a read, if folders have an identity.
 fn written_in(store: &dyn Storage, branch: u64) -> Option<u64> {
-    store.place().and_then(|_| newest::hint(store, &log_folder(branch))).map(|(_, place)| place)
+    store.place().and_then(|_| newest::hint(store, &log_folder(branch)).ok()?).map(|(_, place)| place)
 }
 
 /// Return `dataset-not-found` if an object is missing because the path has no dataset. If not, return `error`.

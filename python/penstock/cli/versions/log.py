@@ -25,22 +25,33 @@ def log(
     graphic: bool = typer.Option(False, "--graph", "-g", help="Draw the graph of branches and merges, one line per commit."),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON list of objects."),
 ) -> None:
-    """List commits, newest first."""
+    """List commits, newest first, with their tags."""
     from rich.text import Text
 
     from penstock.cli.terminal import show
     from penstock.cli.versions import graph
 
-    commits: Sequence[Commit] = at.opened(uri, snapshot, tag, as_of, branch).log(limit)
+    ds = at.opened(uri, snapshot, tag, as_of, branch)
+    commits: Sequence[Commit] = ds.log(limit)
+    tags: dict[str, list[str]] = {}
+    for name, tagged in sorted(ds.tags().items()):
+        tags.setdefault(tagged, []).append(name)
     if as_json:
-        show.print_json([{**dataclasses.asdict(commit), "time": commit.time.isoformat()} for commit in commits])
+        show.print_json(
+            [{**dataclasses.asdict(commit), "time": commit.time.isoformat(), "tags": tags.get(commit.snapshot, [])} for commit in commits]
+        )
         return
+
+    def described(commit: Commit) -> str:
+        named = "".join(f"({name}) " for name in tags.get(commit.snapshot, []))
+        return named + commit.message
+
     if graphic:
         for drawing, commit in zip(graph.lanes(commits), commits, strict=True):
             if drawing.above:
                 print(drawing.above)
             # Messages may contain line breaks and control characters.
-            message = " ".join(show.printable(commit.message).split())
+            message = " ".join(show.printable(described(commit)).split())
             show.console.print(Text(f"{drawing.line}  {commit.snapshot}  {message}"), soft_wrap=True)
             if drawing.below:
                 print(drawing.below)
@@ -60,7 +71,7 @@ def log(
             "author": show.plain(commit.author),
             "samples": f"{commit.samples:,}",
             "change": f"+{commit.samples_added:,}{deleted}",
-            "message": show.plain(commit.message),
+            "message": show.plain(described(commit)),
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     show.console.print(table)
