@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 
-def make(folder: pathlib.Path) -> None:
+def make(folder: pathlib.Path, count: int = 20) -> None:
     """Write all inputs except those of libraries that only one page needs."""
-    photographs(folder / "photos")
+    photographs(folder / "photos", count)
     names = [f"photos/{path.parent.name}/{path.name}" for path in sorted((folder / "photos").rglob("*.jpg"))]
     rows = [f"{name},{name.split('/')[1]},{1990 + number}" for number, name in enumerate(names)]
     (folder / "labels.csv").write_text("\n".join(["file,label,year", *rows]) + "\n")
@@ -24,10 +24,10 @@ def make(folder: pathlib.Path) -> None:
     parquet(folder / "pets.parquet", names, folder)
 
 
-def photographs(folder: pathlib.Path) -> None:
-    """Write 20 small JPEG photographs of two classes."""
+def photographs(folder: pathlib.Path, count: int = 20) -> None:
+    """Write small JPEG photographs of two classes."""
     rng = np.random.default_rng(0)
-    for number in range(20):
+    for number in range(count):
         place = folder / ["cat", "dog"][number % 2]
         place.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 60, (90, 120, 3), dtype=np.uint8) + np.uint8(150 * (number % 2))

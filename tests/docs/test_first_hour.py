@@ -4,10 +4,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import nbclient
 import nbformat
 import pandas as pd
+import penstock as ps
 import pytest
 import sample_inputs
 
@@ -123,14 +125,15 @@ def keystrokes(code: str) -> int:
 def test_from_a_source_to_a_first_batch(name, tmp_path, monkeypatch):
     """One command and at most eight lines, fewer keystrokes than with other libraries, and the same shapes."""
     command, ours, theirs = SOURCES[name]
-    sample_inputs.make(tmp_path)
-    for place in ("photos", "coco"):
+    sample_inputs.make(tmp_path, 100)
+    for place in ("photos", "coco", "yolo"):
         (tmp_path / place / "README.md").write_text("# Pets\n")
         (tmp_path / place / "LICENSE").write_text("CC0\n")
     pd.read_csv(tmp_path / "labels.csv").to_pickle(tmp_path / "frame.pickle")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     shapes = []
+    begun = time.monotonic()
     if command.startswith("penstock"):
         subprocess.run([pathlib.Path(sys.executable).parent / "penstock", *command.split()[1:]], check=True, capture_output=True)
     else:
@@ -139,6 +142,9 @@ def test_from_a_source_to_a_first_batch(name, tmp_path, monkeypatch):
         names = {}
         exec(code, names)
         shapes.append((tuple(names["images"].shape), len(names["labels"])))
+        print(f"{name}: {time.monotonic() - begun:.1f} s, {keystrokes(command if code is ours else '') + keystrokes(code)} keystrokes")
+        begun = time.monotonic()
+    assert len(ps.open("pets")) == 100
     assert shapes[0] == shapes[1] == ((8, 3, 64, 64), 8)
     assert len(ours.strip().splitlines()) <= 8
     assert keystrokes(command) + keystrokes(ours) < keystrokes(theirs)
@@ -211,7 +217,6 @@ def test_a_type_checker_finds_mistakes_before_they_run(tmp_path):
 
 def test_tokens_are_those_of_the_tokenizer():
     """Texts are cut and padded as the tokenizer itself does it: special tokens stay, on its own sides."""
-    import penstock as ps
     from penstock import transforms as T
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -235,7 +240,6 @@ def test_tokens_are_those_of_the_tokenizer():
 
 def test_streams_and_arrays_of_hugging_face_keep_their_types():
     import datasets
-    import penstock as ps
 
     features = datasets.Features({"m": datasets.Array2D((2, 2), "float32"), "label": datasets.ClassLabel(names=["cat", "dog"])})
     given = datasets.Dataset.from_dict({"m": [[[1.0, 2.0], [3.0, 4.0]], None], "label": [1, 0]}, features=features)

@@ -155,7 +155,22 @@ def infer(values: list[Any], name: str) -> ColumnType:
         return _tensor(present, name)
     if all(hasattr(value, "__array_interface__") and not isinstance(value, np.generic) for value in present):  # PIL images
         return Image()
-    return Json()
+    return _list(present) or Json()
+
+
+def _list(values: list[Any]) -> Tensor | None:
+    """Return the type of lists of numbers or of bools, as for lists in Arrow. Returns None for others."""
+    if not all(isinstance(value, list | tuple) for value in values):
+        return None
+    kinds = {type(number) for value in values for number in value}
+    if kinds == {bool}:
+        return Tensor((None,), "bool")
+    if not kinds or not kinds <= {int, float}:
+        return None
+    limit = 2**63 if kinds == {int} else 2**53  # Larger whole numbers are not float64.
+    if any(isinstance(number, int) and not -limit <= number < limit for value in values for number in value):
+        return None
+    return Tensor((None,), "int64" if kinds == {int} else "float64")
 
 
 def _tensor(arrays: list[Any], name: str) -> ColumnType:
