@@ -465,6 +465,59 @@ def test_a_data_yaml_names_its_folder_and_its_splits(tmp_path):
         import_data(config, tmp_path / "none")
 
 
+def yolo(folder, places, text="0 0.5 0.5 0.2 0.2\n"):
+    """Write images and their boxes, and return the folder."""
+    for seed, place in enumerate(places):
+        write(folder, {f"{place}.png": png(seed), f"{place.replace('images', 'labels')}.txt": text})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ("train: ../a/images/train\nval: images/val", {"../a/images/train/1": "train", "images/val/2": "val"}),
+        ("train: ../images/val", {"images/val/2": "train"}),  # As Roboflow writes it.
+        ("train: images\nval: images/val", {"images/test/3": "train", "images/val/2": "val"}),
+        ("val: images/val\ntrain: images", {"images/test/3": "train", "images/val/2": "val"}),
+        ("train: images/val\nval: images/val", {"images/val/2": None}),
+        ("train: lists/train.txt\nval: lists/val.txt", {"images/test/3": "train", "images/val/2": "val"}),
+        ("train: [images/test, ../a/images]\nval: images/val", {"../a/images/train/1": "train", "images/test/3": "train", "images/val/2": "val"}),
+    ],
+)  # fmt: skip
+def test_a_data_yaml_names_places_anywhere(tmp_path, lines, wanted):
+    yolo(tmp_path / "a", ["images/train/1"])
+    folder = yolo(tmp_path / "b", ["images/val/2", "images/test/3"])
+    write(
+        folder,
+        {"lists/train.txt": "../images/test/3.png\n", "lists/val.txt": "../images/val/2.png\n", "data.yaml": f"{lines}\nnames: [cat]\n"},
+    )
+    report = import_data(folder / "data.yaml", tmp_path / "ds")
+    ds = ps.open(tmp_path / "ds")
+    splits = [ds.vocabulary("split")[code] for code in ds["split"][:].tolist()] if "split" in ds.schema else [None] * len(ds)
+    assert dict(zip((path.removesuffix(".png") for path in ds["path"][:]), splits, strict=True)) == wanted
+    images = {"images/val/2.png", "images/test/3.png"}
+    assert images & set(report.left_out) == images - {f"{path}.png" for path in wanted} and all(len(each) == 1 for each in ds["boxes"][:])
+    again = import_data(folder / "data.yaml", tmp_path / "ds", mode="skip-existing")
+    assert (again.samples, again.skipped) == (0, len(wanted))
+
+
+def test_a_list_of_images_that_are_missing(tmp_path):
+    folder = yolo(tmp_path / "b", ["images/1"])
+    write(folder, {"train.txt": "images/1.png\nimages/2.png\n", "data.yaml": "train: train.txt\nnames: [cat]\n"})
+    with pytest.raises(ps.NotFoundError, match=r"there is no file `.*images/2\.png`"):
+        import_data(folder / "data.yaml", tmp_path / "ds")
+
+
+def test_links_to_images_and_labels_have_boxes(tmp_path):
+    folder = yolo(tmp_path / "b", ["images/1"])
+    (tmp_path / "linked").mkdir()
+    for name in ("images", "labels"):
+        (tmp_path / "linked" / name).symlink_to(folder / name)
+    write(tmp_path / "linked", {"data.yaml": "train: images\nnames: [cat]\n"})
+    import_data(tmp_path / "linked", tmp_path / "ds")
+    assert [len(boxes) for boxes in ps.open(tmp_path / "ds")["boxes"][:]] == [1]
+
+
 def test_an_image_outside_the_splits_is_named(tmp_path):
     """Otherwise, the labels would silently be `train/cat` and `val/cat`."""
     write(

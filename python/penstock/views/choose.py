@@ -76,19 +76,30 @@ def sample(view: View, count: int, seed: int) -> View:
     return view.select(np.argsort(_hash(_SAMPLE, seed, _row_ids(view)), kind="stable")[:count])
 
 
-def split(view: View, fractions: Mapping[str, float], seed: int, columns: tuple[str | None, str | None]) -> dict[str, View]:
-    """Split a view; `columns` are `by` and `group`."""
-    shares, seed, view = _checked(fractions), whole_seed(seed), view._as_it_is()
+def split(
+    views: Sequence[View], fractions: Mapping[str, float], seed: int, columns: tuple[str | None, str | None]
+) -> dict[str, list[View]]:
+    """Split views; `columns` are `by` and `group`. Returns for each name a part of each view.
+
+    A group is in one part, also if several views have samples of it.
+    """
+    shares, seed, views = _checked(fractions), whole_seed(seed), [view._as_it_is() for view in views]
     by, group = columns
-    ids = _row_ids(view)
-    units = None if group is None else _groups(view, group, ids)
+    ids = [_row_ids(view) for view in views]
+    units = ids if group is None else [_groups(view, group, own) for view, own in zip(views, ids, strict=True)]
     if by is not None:
-        codes, values = _codes(view, by, "split by")
-        places = _ranked((codes, _numbers(values)), ids if units is None else units, seed)
+        classes = [_classes(view, by) for view in views]
+        places = [_ranked(own, unit, seed) for own, unit in zip(classes, units, strict=True)]
+        if group is not None:
+            joint = _ranked(np.concatenate(classes), np.concatenate(units), seed)
+            places = np.split(joint, np.cumsum([len(unit) for unit in units])[:-1])
     else:
-        places = _spread(ids, seed) if units is None else _unit(_hash(_GROUP, seed, units))
-    parts = np.searchsorted(np.cumsum(shares)[:-1], places, side="right")
-    return {name: view.select(np.flatnonzero(parts == part)) for part, name in enumerate(fractions)}
+        places = [_spread(own, seed) if group is None else _unit(_hash(_GROUP, seed, own)) for own in units]
+    parts = [np.searchsorted(np.cumsum(shares)[:-1], own, side="right") for own in places]
+    return {
+        name: [view.select(np.flatnonzero(own == part)) for view, own in zip(views, parts, strict=True)]
+        for part, name in enumerate(fractions)
+    }
 
 
 def _checked(fractions: Any) -> list[float]:
@@ -124,6 +135,12 @@ def _codes(view: View, column: str, doing: str) -> tuple[npt.NDArray[np.int64], 
     return np.asarray(coded.indices.fill_null(-1)).astype(np.int64), coded.dictionary
 
 
+def _classes(view: View, column: str) -> npt.NDArray[np.int64]:
+    """Return a number for each sample that depends only on its value, and 0 for a null."""
+    codes, values = _codes(view, column, "split by")
+    return np.append(_numbers(values), 0)[codes]
+
+
 def _groups(view: View, column: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return a number for each sample that depends only on the value of its group. A sample without a value is a group of its own."""
     codes, values = _codes(view, column, "group by")
@@ -142,13 +159,12 @@ def _numbers(values: Any) -> npt.NDArray[np.int64]:
     return np.frombuffer(b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts), np.int64)
 
 
-def _ranked(given: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], units: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
+def _ranked(hashes: npt.NDArray[np.int64], units: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
     """Return for each sample the place of its unit among the units of its class, ordered by their hashes, from 0 to 1.
 
-    `given` are the class of each sample, -1 for none, and a hash of each class. `units` are row ids or groups. The class of a group is the one of
-    most of its samples. Each class begins at a random part of a unit, so that parts of small classes are as large on average as their fractions.
+    `hashes` are those of the samples' classes. `units` are row ids or groups. The class of a group is the one of most of its samples. Each class begins at a random part of a unit, so that parts of small classes are as large on average as their fractions.
     """
-    classes, hashes = given
+    kinds, classes = np.unique(hashes, return_inverse=True)
     distinct, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
     pairs, counts = np.unique(np.stack([unit, classes], axis=1), axis=0, return_counts=True)
     own = np.empty(len(distinct), np.int64)
@@ -161,7 +177,7 @@ def _ranked(given: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], units: n
     begins = (ends - sizes)[first]
     totals = ends[np.searchsorted(own, own, side="right") - 1] - begins
     places = np.empty(len(distinct))
-    shift = _unit(_hash(_SPLIT, seed, np.append(hashes, 0)[own]))
+    shift = _unit(_hash(_SPLIT, seed, kinds[own]))
     places[order] = (ends - sizes * (1 - shift) - begins) / totals
     return np.asarray(places[unit])
 

@@ -15,6 +15,7 @@ from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
 from penstock.ragged import Ragged
 from penstock.schema import Schema
 from penstock.values.checks import whole
+from penstock.views import choose
 from penstock.views.column import JoinedColumn
 from penstock.views.exports import Exports
 from penstock.views.keys import names_of, one_position, positions_of
@@ -187,9 +188,8 @@ class Concat(Exports):
         return Concat([part.filter(function, columns=columns, progress=progress) for part in self.parts])
 
     def split(self, fractions: Mapping[str, float], *, seed: int = 0, by: str | None = None, group: str | None = None) -> dict[str, Concat]:
-        """Split each view, and join the parts of one name; see `View.split`."""
-        each = [part.split(fractions, seed=seed, by=by, group=group) for part in self.parts]
-        return {name: Concat([parts[name] for parts in each]) for name in fractions}
+        """Split each view, and join the parts of one name; see `View.split`. A group is in one part, also if several views have it."""
+        return {name: Concat(parts) for name, parts in choose.split(self.parts, fractions, seed, (by, group)).items()}
 
     def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> pa.RecordBatchReader:
         """Read all samples in order as record batches; see `View.scan`."""

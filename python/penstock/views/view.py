@@ -302,7 +302,7 @@ class View(Exports):
         """
         from penstock.views import choose
 
-        return choose.split(self, fractions, seed, (by, group))
+        return {name: part for name, [part] in choose.split([self], fractions, seed, (by, group)).items()}
 
     def filter(
         self,

@@ -111,7 +111,10 @@ impl Pipeline {
             let (down, across) = (pixels(to.0, from.1), pixels(from.0, to.1));
             let passes = if shallow { down } else { down.max(across) };
             let own = if operation::resizes(operation) { passes } else { copies(operation) * pixels(to.0, to.1) };
-            (to, between.max(own))
+            // A later operation may need all pixels that an earlier one added, and copy them.
+            let (before, after) = (pixels(from.0, from.1), pixels(to.0, to.1));
+            let enlarged = if before.max(after) > pixels(height, width) { before + after } else { 0 };
+            (to, between.max(own).max(enlarged))
         });
         let made = pixels(to_height, to_width) * channels as u64 * if output.convert.is_some() { output.dtype.size() as u64 } else { 1 };
         // The decoder's output is counted twice, because it may be copied before it reaches its place in the batch.
@@ -122,13 +125,16 @@ impl Pipeline {
     pub fn tensor_bytes(&self, group: &Group, place: usize, shape: &[u64]) -> (u64, u64) {
         let output = &self.outputs[group.outputs[place]];
         let mut sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
+        let values = |sizes: &[usize]| sizes.iter().map(|size| *size as u64).product::<u64>();
         let mut scratch = 0;
         for (_, operation, _) in group.transforms.iter().filter(|(_, _, on)| on.contains(&place)) {
+            let before = values(&sizes);
             operation::resize(operation, &mut sizes);
-            let values: u64 = sizes.iter().map(|size| *size as u64).product();
-            scratch = scratch.max(copies(operation) * values * output.stored_size() as u64);
+            // Most operations may copy the value as it was, and make the new one.
+            let own = (before + values(&sizes)).max(copies(operation) * values(&sizes));
+            scratch = scratch.max(own * output.stored_size() as u64);
         }
-        (sizes.iter().map(|size| *size as u64).product::<u64>() * output.dtype.size() as u64, scratch)
+        (values(&sizes) * output.dtype.size() as u64, scratch)
     }
 
     /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`

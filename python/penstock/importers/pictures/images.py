@@ -7,6 +7,7 @@ counted. An image that is damaged, or in an unsupported format, is refused and r
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pathlib
 import random
@@ -102,20 +103,22 @@ def image_chunks(
             good: list[pathlib.Path] = []
             refused: list[Refusal] = []
             for file in group:
-                problem = problem_of(str(file.relative_to(folder)), file)
+                problem = problem_of(os.path.relpath(file, folder), file)
                 if problem is None:
                     good.append(file)
                 else:
                     refused.append(problem)
-            names = [str(file.relative_to(folder)) for file in good]
+            names = [os.path.relpath(file, folder) for file in good]
             progress["done"] += len(group)
             yield Chunk({"image": good, "path": names, **columns_of(good)}, len(good), names.__getitem__, refused)
 
     return lambda: progress["done"], chunks()
 
 
-def list_images(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """List the images of a folder by name, or shuffled, and its other files."""
+def list_images(
+    folder: pathlib.Path, options: FolderOptions, others: Sequence[pathlib.Path] = ()
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """List the images of a folder, and of other folders, by name or shuffled. Also lists their other files."""
     if not folder.is_dir():
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
     files: list[pathlib.Path] = []
@@ -123,8 +126,8 @@ def list_images(folder: pathlib.Path, options: FolderOptions) -> tuple[list[path
     # An `include` such as "*.dat" declares matching files to be images, regardless of their first bytes. "train/*" only selects a folder.
     endings = [pattern for pattern in options.include if (ending := pathlib.PurePosixPath(pattern).suffix) and not set(ending) & set("*?[")]
     said = dataclasses.replace(options, include=endings)
-    for file in sorted(_walk(folder)):
-        name = file.relative_to(folder).as_posix()
+    for file in sorted(itertools.chain(walk(folder), *map(walk, others))):
+        name = pathlib.PurePath(os.path.relpath(file, folder)).as_posix()
         offered = options.selects(name) and (
             (bool(endings) and said.selects(name)) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
         )
@@ -178,7 +181,7 @@ def _accepted(folder: pathlib.Path, file: pathlib.Path) -> bool:
         return False
 
 
-def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
+def walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathlib.Path]:
     """Yield the files in a folder and its sub-folders. Follows links to folders, except links to a folder that contains the link."""
     real = os.path.realpath(folder)
     if any(f"{one}/".startswith(f"{real}/") for one in within):
@@ -190,7 +193,7 @@ def _walk(folder: pathlib.Path, within: tuple[str, ...] = ()) -> Iterator[pathli
         raise InvalidInputError(f"cannot import `{folder}`: {error}") from error
     for entry in entries:
         if _is_folder(entry):
-            yield from _walk(folder / entry.name, (*within, real))
+            yield from walk(folder / entry.name, (*within, real))
         else:
             yield folder / entry.name
 

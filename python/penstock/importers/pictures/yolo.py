@@ -5,11 +5,12 @@ Source: docs.ultralytics.com/datasets/detect.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from penstock.columns.label import Labels
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.importers.pictures.drawing import boxes_in
-from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images
+from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images, walk
 from penstock.importers.shared.chunks import contents_of
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal
 
@@ -40,7 +41,7 @@ def is_yolo(folder: pathlib.Path) -> bool:
     hinted = hinted or any((inner / "labels").is_dir() for inner in (folder, *(folder / name for name in SPLITS)))
     if not hinted:
         return False
-    images = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+    images = (file for file in walk(folder) if file.suffix.lower() in SUFFIXES)
     return any(_labels_of(image) is not None for image in itertools.islice(images, IMAGES_TO_DETECT))
 
 
@@ -53,7 +54,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     """
     own = None if folder.is_dir() else folder.absolute()
     named = None
-    parts: list[tuple[str, pathlib.Path]] = []
+    parts: list[_Part] = []
     if own is not None:
         named = _names_in(own)  # Parses only small files, so it comes first.
         if named is None:
@@ -61,11 +62,15 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
                 f"cannot import `{own}`: it names no classes", hint="add a line `names: [cat, dog]`, or import the folder"
             )
         folder, parts = _described(own)
-    files, left_out = list_images(folder, options)
+    outside = {part.place for part in parts if part.listed is None and not part.place.is_relative_to(folder)}
+    files, left_out = list_images(folder, options, sorted(outside))
+    splits: dict[pathlib.Path, str | None] = {file: _split_of(file.relative_to(folder)) for file in files} if not parts else {}
     if parts:
-        within = {file: next((name for name, part in parts if file.absolute().is_relative_to(part)), None) for file in files}
-        left_out = [*left_out, *(file for file, name in within.items() if name is None)]
-        files = [file for file, name in within.items() if name is not None]
+        listed = itertools.chain(*(part.listed or () for part in parts))
+        files = list(dict.fromkeys([*files, *(file for file in listed if options.selects(os.path.relpath(file, folder)))]))
+        splits = {file: name for file in files if (name := _part_of(file, parts)) is not None}
+        left_out = [*left_out, *(file for file in files if file not in splits)]
+        files = list(splits)
     known = {file: _labels_of(file) for file in files}
     used = {path for path in known.values() if path is not None}
     if not used:
@@ -74,8 +79,9 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
             hint="for the images alone, pass --format images",
         )
     names = _names(folder, options) if named is None else named
-    splits = {file: within[file] if parts else _split_of(file.relative_to(folder)) for file in files}
-    split = options.may_split and None not in splits.values()
+    # If one place is two splits, such as `train` and `val`, its images have none.
+    distinct = len({(part.place, part.split) for part in parts}) == len({part.place for part in parts})
+    split = options.may_split and None not in splits.values() and distinct
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
     schema |= {"boxes": Boxes("cxcywh", of="image"), "labels": Labels(names)}
     unknown = [name for name in options.types if name not in schema]
@@ -91,29 +97,54 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
     annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
     read = {*used, own}
-    shown = [os.path.relpath(file, folder) for file in left_out if file.absolute() not in read]
+    shown = [os.path.relpath(file, folder) for file in dict.fromkeys(left_out) if file.absolute() not in read]
     return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
 
 
-def _described(file: pathlib.Path) -> tuple[pathlib.Path, list[tuple[str, pathlib.Path]]]:
-    """Return the folder that a `data.yaml` describes, and its splits with their folders. Its `path` is relative to the file."""
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A split in a `data.yaml`: a folder, or a text file with the images that it lists."""
+
+    split: str
+    place: pathlib.Path
+    listed: Mapping[pathlib.Path, None] | None
+
+
+def _part_of(file: pathlib.Path, parts: Sequence[_Part]) -> str | None:
+    """Return the split of a file: that of the innermost folder, or of the list that has it."""
+    inner = [part for part in parts if (file in part.listed if part.listed is not None else file.is_relative_to(part.place))]
+    return max(inner, key=lambda part: len(part.place.parts)).split if inner else None
+
+
+def _described(file: pathlib.Path) -> tuple[pathlib.Path, list[_Part]]:
+    """Return the folder that a `data.yaml` describes, and its splits. Its `path` is relative to the file."""
     found = _yaml_of(file)
     path = found.get("path") if isinstance(found, dict) else None
     there = file.parent / path if isinstance(path, str) else file.parent
-    folder = pathlib.Path(os.path.normpath(there)) if there.is_dir() else file.parent
+    folder = pathlib.Path(os.path.normpath(there if there.is_dir() else file.parent))
     named = [(name, found.get(name)) for name in ("train", "val", "test")] if isinstance(found, dict) else []
     parts = []
     for name, places in named:
         for place in [places] if isinstance(places, str) else places if isinstance(places, list) else []:
             part = pathlib.Path(os.path.normpath(folder / place))
-            if place and not part.is_dir():
+            if not part.exists() and place.startswith("../"):  # Roboflow writes `../train/images` for `train/images`.
+                part = pathlib.Path(os.path.normpath(folder / place[3:]))
+            if place and not part.is_dir() and not (part.is_file() and part.suffix.lower() == ".txt"):
                 raise NotFoundError(
-                    f"cannot import `{file}`: its {name} is `{place}`, and `{part}` is not a folder",
+                    f"cannot import `{file}`: its {name} is `{place}`, and `{part}` is neither a folder nor a .txt file",
                     code="source-not-found",
                     hint="import the folder of images and labels instead of the file",
                 )
-            parts += [(name, part)] if place else []
+            parts += [_Part(name, part, None if part.is_dir() else _listed(part))] if place else []
     return folder, parts
+
+
+def _listed(file: pathlib.Path) -> Mapping[pathlib.Path, None]:
+    """Return the images in a text file with one path per line, relative to the file."""
+    images = [pathlib.Path(os.path.normpath(file.parent / line)) for line in _lines_of(file, "the path of an image")]
+    if missing := [image for image in images if not image.is_file()]:
+        raise NotFoundError(f"cannot import the images in `{file}`: there is no file `{missing[0]}`", code="source-not-found")
+    return dict.fromkeys(images)
 
 
 def _annotated(
@@ -210,13 +241,13 @@ def _names(folder: pathlib.Path, options: ImageOptions) -> Sequence[str]:
     )
 
 
-def _lines_of(file: pathlib.Path) -> list[str]:
+def _lines_of(file: pathlib.Path, expected: str = "the name of a class") -> list[str]:
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines()]
     except ValueError as error:
         raise InvalidInputError(f"cannot import `{file}`: it is not UTF-8: {error}") from error
     if "" in lines:
-        raise InvalidInputError(f"cannot import `{file}`: line {lines.index('') + 1} is empty, expected the name of a class")
+        raise InvalidInputError(f"cannot import `{file}`: line {lines.index('') + 1} is empty, expected {expected}")
     return lines
 
 

@@ -105,10 +105,12 @@ impl Transaction {
         let mut new = HashSet::with_capacity(keys.len());
         match keys.iter().position(|key| known.is_some_and(|known| known.has(key)) || !new.insert(key)) {
             None => Ok(keys),
-            Some(row) => Err(Error::new("key-not-unique", format!("{} is the key of an earlier sample as well", text_of(spec, &keys[row])))
-                .at_row(row as u64)
-                .column(&spec.name)
-                .context(format!("cannot append to column `{}`", spec.name))),
+            Some(row) => {
+                Err(Error::new("key-not-unique", format!("{} is the key of an earlier sample as well", text_of(spec, &keys[row])))
+                    .at_row(row as u64)
+                    .column(&spec.name)
+                    .context(format!("cannot append to column `{}`", spec.name)))
+            }
         }
     }
 
