@@ -141,6 +141,18 @@ _PLACES = {name: module for module, names in _NAMES.items() for name in names.sp
 _MODULES = ("torch", "importers", "transforms")
 
 
+# What to write instead of names that are elsewhere, or that other libraries have.
+_INSTEAD = {
+    "import_data": "ps.importers.import_data(source, destination)",
+    "load_dataset": "ps.open(uri), or ps.importers.import_data(source, destination)",
+    "read": "ps.open(uri)",
+    "write_dataset": "ps.create(uri, schema), and ds.append(table)",
+    "DataLoader": "ds.loader(batch_size=…)",
+    "concatenate_datasets": "ps.concat([one, other])",
+    "interleave_datasets": "ps.mix([one, other])",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name in _MODULES:
@@ -153,7 +165,8 @@ def __getattr__(name: str) -> Any:
     elif name in _PLACES:
         value = getattr(importlib.import_module(_PLACES[name]), name)
     else:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        instead = _INSTEAD.get(name)
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}" + (f"; write {instead}" if instead else ""))
     globals()[name] = value
     return value
 

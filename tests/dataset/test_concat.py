@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import duckdb
 import numpy as np
 import penstock as ps
 import pyarrow as pa
@@ -269,3 +270,51 @@ def test_columns_of_joined_views_compare_by_word_and_read_parts():
 
 
 SMALL = {"label": ps.Label(["cat", "dog"]), "text": ps.Text(), "v": ps.Tensor((2,), "int64")}
+
+
+def test_a_group_that_two_views_have_is_in_one_part():
+    def made(name, first):
+        ds = ps.create(f"memory://grouped-{name}", {"l": ps.Label(["a", "b"]), "g": "int32"})
+        ds.append({"l": ["a", "b"] * 60, "g": [first + row // 2 for row in range(120)]})
+        return ds
+
+    both = ps.concat([made("x", 0), made("y", 30)])
+    for seed in range(20):
+        parts = both.split({"train": 0.7, "test": 0.3}, seed=seed, by="l", group="g")
+        groups = [set(part["g"][:].tolist()) for part in parts.values()]
+        assert not groups[0] & groups[1] and len(parts["train"]) + len(parts["test"]) == 240 and 120 < len(parts["train"]) < 216
+
+
+def test_joined_views_are_chosen_by_position_and_by_functions():
+    """Codes of words are those of all views, also if one of the views has no sample left."""
+    one = ps.create("memory://chosen-one", {"l": ps.Label(["cat"]), "n": "int32"})
+    two = ps.create("memory://chosen-two", {"l": ps.Label(["emu", "cat"]), "n": "int32"})
+    one.append({"l": ["cat"] * 3, "n": range(3)}), two.append({"l": ["emu", "cat", "emu"], "n": range(3, 6)})
+    both = ps.concat([one, two])
+    emus = both.filter(lambda sample: sample["l"] == 1)
+    assert emus["n"][:].tolist() == [3, 5] and emus["l"][:].tolist() == [1, 1] and emus.vocabulary("l") == ["cat", "emu"]
+    assert both.select([5, 0, 4, 1, -1])["n"][:].tolist() == [5, 0, 4, 1, 5] and both.select(slice(2, 5))["n"][:].tolist() == [2, 3, 4]
+    assert sorted(next(iter(emus.loader(batch_size=2, shuffle=True)))["n"].tolist()) == [3, 5] and len(both.select([])) == 0
+    with pytest.raises(ps.InvalidInputError, match="random order"):
+        both.select([0, 5] * 3000)
+    with pytest.raises(ps.OutOfRangeError):
+        both.select([6])
+
+
+def test_joined_views_are_a_table_for_other_libraries(tmp_path):
+    one = ps.create("memory://out-one", {"l": ps.Label(["cat"]), "n": "int32", "x": ps.Bytes()})
+    two = ps.create("memory://out-two", {"l": ps.Label(["emu", "cat"]), "n": "int32", "x": ps.Bytes()})
+    (
+        one.append({"l": ["cat", None], "n": range(2), "x": [b"a", b"b"]}),
+        two.append({"l": ["emu", "cat"], "n": range(2, 4), "x": [b"c", b"d"]}),
+    )
+    both = ps.concat([one, two])
+    table = both.to_arrow_dataset()
+    assert table.to_table()["l"].to_pylist() == ["cat", None, "emu", "cat"] == both.to_arrow()["l"].to_pylist()
+    photos = table  # noqa: F841
+    assert duckdb.connect().sql("SELECT x, l FROM photos WHERE n > 0 AND n < 3").fetchall() == [(b"b", None), (b"c", "emu")]
+    assert table.count_rows() == 4 and table.take([3, 0], ["n"])["n"].to_pylist() == [3, 0]
+    assert both.to_parquet(tmp_path / "both.parquet") == 4
+    ps.importers.import_data(tmp_path / "both.parquet", tmp_path / "ds")
+    again = ps.open(tmp_path / "ds")
+    assert again.schema["l"].names == ("cat", "emu") and again.to_arrow()["l"].to_pylist() == ["cat", None, "emu", "cat"]

@@ -116,3 +116,15 @@ def test_thumbnails_are_small_and_means(shape):
     assert (thumbnail(np.full(shape, 200 << 8, np.uint16), 128) == 200).all()
     if len(shape) == 2:
         assert thumbnail(image, 128, mask=True).shape == (*small.shape[:2], 3) or max(shape) > 128
+
+
+def test_comparisons_with_floats_are_those_of_the_column():
+    """As in NumPy and pandas, 0.1 equals a stored 0.1, whatever the dtype."""
+    for dtype in ("float16", "float32", "float64"):
+        ds = ps.create(f"memory://floats-{dtype}", {"x": dtype, "l": ps.Label(["cat", "dog"])})
+        ds.append({"x": [0.1, 0.7, None], "l": ["cat", "dog", None]})
+        stored = np.array([0.1, 0.7], dtype)
+        assert (ds["x"] == 0.1).tolist() == [True, False, False] and (ds["x"] >= 0.7).tolist() == [*(stored >= 0.7), False]
+        assert (ds["x"] == [0.1, 0.5, 0.7]).tolist() == [True, False, False] and (ds["x"] < 1).tolist() == [True, True, False]
+        assert (ds["x"] == np.array([0.1, 0.7, 0], dtype)).tolist() == [True, True, False]
+        assert 0.7 in ds["x"] and 0.3 not in ds["x"] and "dog" in ds["l"]

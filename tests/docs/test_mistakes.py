@@ -5,10 +5,12 @@ import pathlib
 import numpy as np
 import pandas as pd
 import penstock as ps
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
 from penstock import transforms as T
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 PNG = bytes(ps._core.encode_png((4, 4, 3), np.zeros(48, np.uint8)))
@@ -40,16 +42,39 @@ def world(tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "photos").mkdir()
     (folder / "photos" / "1.png").write_bytes(PNG)
+    loose = ps.create(folder / "loose", {"image": ps.Image(), "boxes": ps.Boxes()})
     small = ps.create(folder / "small", {"n": "int64"})
     small.append({"n": [1, 2, 3]})
     return {
-        "ps": ps, "np": np, "pd": pd, "pa": pa, "torch": torch, "T": T, "v2": v2, "pathlib": pathlib, "ds": ds, "small": small,
+        "ps": ps, "np": np, "pd": pd, "pa": pa, "torch": torch, "T": T, "v2": v2, "v1": v1, "pl": pl, "loose": loose, "pathlib": pathlib, "ds": ds, "small": small,
         "folder": folder, "PNG": PNG, "imports": ps.importers.import_data, "again": ps.open(folder / "set", snapshot=ds.log()[1].snapshot),
     }  # fmt: skip
 
 
 # Each line is a mistake, and a part of the message or of its hint.
 MISTAKES = r"""
+next(iter(ds.loader(batch_size=2, columns=["image"], transform=[v2.RandomHorizontalFlip])))   | RandomHorizontalFlip(…)
+next(iter(ds.loader(batch_size=2, columns=["image"], transform=[v1.RandomHorizontalFlip(1.0)]))) | torchvision.transforms.v2.RandomHorizontalFlip(…)
+ds.loader(batch_size=2, transform=[v2.SanitizeBoundingBoxes()])         | T.SanitizeBoundingBoxes(on=("boxes", "labels"))
+ds.loader(batch_size=2, columns=["image", "label"], transform=[v2.MixUp(num_classes=2)]) | T.MixUp(…)
+next(iter(ds.loader(batch_size=2, columns=["image"], transform=[v2.ToPILImage(), v2.RandomHorizontalFlip()]))) | ToPILImage
+next(iter(ds.loader(batch_size=2, columns=["image"], decode=False, transform=[v2.RandomHorizontalFlip()]))) | decode=False
+"emu" in ds["label"]                                                    | labels: cat, dog
+ds["label"] == 5                                                        | codes are 0 to 1
+ds["n"].mean()                                                          | ds["n"][:]
+ps.concat(ds, ds)                                                       | ps.concat([one, other])
+ds.take(2)                                                              | [2]
+ps.import_data("x", "y")                                                | ps.importers.import_data(
+ps.load_dataset("x")                                                    | ps.open(uri)
+imports(pl.DataFrame({"n": pl.Series([1], dtype=pl.Int128)}), folder / "z") | cast
+imports(pl.DataFrame({"o": pl.Series([{1}], dtype=pl.Object)}), folder / "z") | to_dict(as_series=False)
+small.append(pl.DataFrame({"n": pl.Series([{1}], dtype=pl.Object)}))    | to_dict(as_series=False)
+ds.loader(batch_size=2, columns=["image"], transform=[T.Pad(2, fill=300)]) | fill=300
+ds.loader(batch_size=2, columns=["image"], transform=[T.RandomCrop(2, fill=.5)]) | fill=0.5
+ds.loader(batch_size=2, columns=["image"], transform=[T.ToDtype("float32", scale=True), T.RandomErasing(1.0), T.Normalize([.5], [.5])]) | put RandomErasing last
+loose.loader(batch_size=2, transform=[T.RandomHorizontalFlip()])        | on=("image", "boxes")
+loose.loader(batch_size=2, transform=[v2.RandomHorizontalFlip()])       | on=("image", "boxes")
+imports(folder / "rows.csv", folder / "z", key="id")                    | columns: n, file
 ds.map(lambda sample: sample)                                           | transform=
 ds.shuffle(seed=0)                                                      | shuffle=True
 ds.train_test_split(test_size=0.2)                                      | ds.split({"train": 0.8, "test": 0.2}, seed=0)
@@ -67,7 +92,7 @@ T.RandAugment()                                                         | T.Torc
 ds["image", "boxes"]                                                    | ds[["image", "boxes"]]
 ds.select("n > 3")                                                      | filter
 imports({"train": pd.DataFrame({"n": [1]}), "test": pd.DataFrame({"n": [1]})}, folder / "z")  | source['train']
-imports(pd.DataFrame({"n": [1]}), folder / "z", mode="skip-existing")   | upsert
+imports(pd.DataFrame({"n": [1]}), folder / "z", mode="skip-existing")   | key=
 ps.concat([ds, ds])["label"] == "bird"                                  | labels: cat, dog
 ps.concat([ds, ds])["image"] == 3                                       | cannot compare
 ps.create(folder / "a", {"n": "string"})                                | ps.Text()

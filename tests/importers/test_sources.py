@@ -544,6 +544,49 @@ def test_parquet_files_named_by_split_have_a_split(tmp_path):
     assert {int(n): ds.vocabulary("split")[code] for n, code in zip(ds["n"][:], ds["split"][:], strict=True)} == {
         0: "train", 1: "train", 2: "train", 3: "test"
     }  # fmt: skip
+    import_data(folder, tmp_path / "without", split=False)
+    assert ps.open(tmp_path / "without").columns == ["n"]
+    pq.write_table(pa.table({"n": [4]}), folder / "extra-0.parquet")
+    with pytest.raises(ps.InvalidInputError, match=r"`extra-0\.parquet` is outside") as caught:
+        import_data(folder, tmp_path / "more")
+    assert "--no-split" in caught.value.hint and import_data(folder, tmp_path / "more", split=False).samples == 5
+    (folder / "extra-0.parquet").unlink()
     (folder / "test-00000-of-00001.parquet").unlink()
     import_data(folder, tmp_path / "one")
     assert ps.open(tmp_path / "one").columns == ["n"]
+
+
+@pytest.mark.parametrize(
+    "names", [("train.parquet", "test.parquet"), ("train/0.parquet", "test/0.parquet"), ("data/train/a.parquet", "data/test/b.parquet")]
+)
+def test_parquet_files_and_folders_of_splits(tmp_path, names):
+    for row, name in enumerate(names):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"n": [row]}), tmp_path / "set" / name)
+    import_data(tmp_path / "set", tmp_path / "ds")
+    ds = ps.open(tmp_path / "ds")
+    assert {ds.vocabulary("split")[code]: int(n) for n, code in zip(ds["n"][:], ds["split"][:], strict=True)} == {"train": 0, "test": 1}
+
+
+def test_numbers_in_one_file_and_texts_in_another_are_refused(tmp_path):
+    (tmp_path / "set").mkdir()
+    for name, values in (("a", ["x"]), ("b", [1])):
+        pq.write_table(pa.table({"n": values}), tmp_path / "set" / f"{name}.parquet")
+    with pytest.raises(ps.InvalidInputError, match="column `n` is int64, expected string"):
+        import_data(tmp_path / "set", tmp_path / "ds")
+    assert import_data(tmp_path / "set", tmp_path / "ds", types={"n": ps.Text()}).samples == 2
+
+
+def test_datasets_of_hugging_face_with_transforms_and_lists_of_classes(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"tags": datasets.Sequence(datasets.ClassLabel(names=["a", "b"])), "n": datasets.Value("int64")})
+    given = datasets.Dataset.from_dict({"tags": [[1, 0], [], None], "n": [1, 2, 3]}, features=features)
+    with pytest.raises(ps.InvalidInputError, match="with a transform"):
+        import_data(given.with_transform(lambda rows: rows), tmp_path / "ds")
+    import_data(given, tmp_path / "ds")
+    ds = ps.open(tmp_path / "ds")
+    assert ds.schema["tags"].names == ("a", "b") and named(ds, "tags") == [["b", "a"], [], None]
+    given.to_parquet(tmp_path / "rows.parquet")
+    ps.create(tmp_path / "other", {"tags": ps.Labels(["b", "a"]), "n": "int64"})
+    import_data(tmp_path / "rows.parquet", tmp_path / "other")
+    assert named(ps.open(tmp_path / "other"), "tags") == [["b", "a"], [], None]

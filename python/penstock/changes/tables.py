@@ -39,6 +39,7 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     if module == "polars" and hasattr(given, "collect"):
         raise InvalidInputError(f"cannot {doing} a {type(given).__name__}", hint="call .collect() first")
     if module == "polars" and hasattr(given, "get_columns"):
+        check_objects(given, doing)
         return {series.name: series for series in given.get_columns()}
     if module == "pyarrow" and hasattr(given, "column_names") and hasattr(given, "column"):
         if len(set(given.column_names)) != len(given.column_names):
@@ -56,6 +57,19 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     if one_column or not (isinstance(given, Iterable) or hasattr(given, "__arrow_c_stream__")):
         raise InvalidInputError(f"cannot {doing} a {type(given).__name__}: expected {_ACCEPTED}", hint='write {"column": values}')
     return None
+
+
+def check_objects(given: Any, doing: str) -> None:
+    """Refuse a Polars frame with Python objects, whose addresses it would export as values."""
+    if type(given).__module__.startswith("polars."):
+        objects = [
+            name for name, kind in zip(getattr(given, "columns", ()), getattr(given, "dtypes", ()), strict=True) if str(kind) == "Object"
+        ]
+        if objects:
+            raise InvalidInputError(
+                f"cannot {doing} column `{objects[0]}`: its values are Python objects",
+                hint="pass a dict of columns: frame.to_dict(as_series=False)",
+            )
 
 
 def arrow_values(values: Any, field: Any) -> Any:

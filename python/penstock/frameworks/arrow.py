@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import threading
@@ -61,10 +62,16 @@ def arrow_schema(kinds: Kinds) -> pa.Schema:
 
 
 def reader(view: View, columns: Sequence[str] | None, batch_size: int, halves: bool = True) -> pa.RecordBatchReader:
-    """Return a reader over the whole view, in record batches of at most `batch_size` rows."""
+    """Return a reader over the whole view, or joined views, in record batches of at most `batch_size` rows."""
     view = view._as_it_is()
     kinds = kinds_of(view, list(view.schema) if columns is None else view._named(columns) or [], halves)
-    return pa.RecordBatchReader.from_batches(arrow_schema(kinds), _heeding_exit(_scan(view, kinds, batch_size)))
+    schema, parts = arrow_schema(kinds), view._parts()
+    # Codes of labels have the meaning that each view gives them.
+    scans = [_scan(part, kinds_of(part, [name for name, _ in kinds], halves), batch_size) for part in parts]
+    batches: Iterator[pa.RecordBatch] = itertools.chain.from_iterable(scans)
+    if len(parts) > 1 and kinds:
+        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches)
+    return pa.RecordBatchReader.from_batches(schema, _heeding_exit(batches))
 
 
 # Calls of `_heeding_exit` that are running Python code below a frame of Arrow.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.changes.tables import arrow_values, columns_of, is_hugging_face
+from penstock.changes.tables import arrow_values, check_objects, columns_of, is_hugging_face
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
@@ -75,11 +75,22 @@ def _table(columns: Mapping[str, Any], options: Options) -> OpenedSource:
 def _stream(given: Any) -> pa.RecordBatchReader | None:
     """Return a reader for what is Arrow already, or None."""
     if is_hugging_face(given):
+        if (getattr(given, "format", None) or {}).get("type") == "custom":
+            raise InvalidInputError(
+                "cannot import a dataset with a transform, which is applied when samples are read",
+                hint="import source.with_format(None), and apply the transform in the loader: ds.loader(transform=[…])",
+            )
         found = given.with_format("arrow")
         schema = found.features.arrow_schema
         return pa.RecordBatchReader.from_batches(schema, (batch for table in found.iter(1024) for batch in table.cast(schema).to_batches()))
+    check_objects(given, "import")
     if hasattr(given, "__arrow_c_stream__") and not hasattr(given, "iloc") and not is_arrow(given):
-        return pa.RecordBatchReader.from_stream(given)
+        try:
+            return pa.RecordBatchReader.from_stream(given)
+        except pa.ArrowException as error:
+            raise InvalidInputError(
+                f"cannot import the {type(given).__name__}: {error}", hint="cast its columns to other types first"
+            ) from error
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given]).to_reader()
     return None
@@ -91,7 +102,7 @@ def _container(values: Any) -> Any:
         try:
             made = pa.array(values, from_pandas=True)
             return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-        except (pa.ArrowException, TypeError, ValueError):
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return list(values)
     found = rows_of(values)
     return found.read() if isinstance(found, Rows) else found

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, frames, jsonl, parquet, rows
 from penstock.importers.pictures import coco, images, yolo
-from penstock.importers.shared.source import FolderOptions, OpenedSource, Options, TextOptions
+from penstock.importers.shared.source import OpenedSource, Options, TextOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ FORMATS = {
     "csv": Format(csv.open_source, csv.CsvOptions),
     "tsv": Format(csv.open_source, csv.CsvOptions, {"delimiter": "\t"}),
     "jsonl": Format(jsonl.open_source, TextOptions),
-    "parquet": Format(parquet.open_source, FolderOptions),
-    "arrow": Format(parquet.open_source, FolderOptions),
+    "parquet": Format(parquet.open_source, parquet.ParquetOptions),
+    "arrow": Format(parquet.open_source, parquet.ParquetOptions),
 }
 
 # The formats whose samples are known before they are read.

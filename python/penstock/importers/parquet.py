@@ -31,10 +31,17 @@ ROWS_DECODED, ROWS_DECODED_WITH_DICTIONARIES = 1024, 8192
 CHUNK_BYTES, JOINED_BYTES = 16 << 20, 4 << 20
 
 
-def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
+@dataclasses.dataclass(frozen=True)
+class ParquetOptions(FolderOptions):
+    """Options for Parquet and Arrow. If `split` is true, files and folders named `train`, `val`, `test` and the like become a column."""
+
+    split: bool = True
+
+
+def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     """Open a file, or all files in a folder and its sub-folders, which must have the same columns. Files of other kinds are left out.
 
-    If files are named `train-…` and `test-…`, as Hugging Face names them, this becomes the column `split`.
+    If files are named `train-…` and `test-…`, as Hugging Face names them, or are in folders named so, this becomes the column `split`.
     """
     files, left_out = _files(path, options) if path.is_dir() else ([path], [])
     schemas = [_guard(file, partial(_schema, file)) for file in files]
@@ -64,7 +71,8 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
     if not all(isinstance(kind, Bytes) for kind in kinds.values()):
         import_pandas()
     progress = {"done": 0}
-    splits = {} if "split" in kinds or (options.defaults and "split" not in options.defaults) else _splits(files)
+    wanted = options.split and "split" not in kinds and (not options.defaults or "split" in options.defaults)
+    splits = _splits(path, files) if wanted and path.is_dir() else {}
     own = dict(kinds)
     if splits:
         kinds["split"] = options.types.get("split", Category())
@@ -87,11 +95,22 @@ def open_source(path: pathlib.Path, options: FolderOptions) -> OpenedSource:
     return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names, files)
 
 
-def _splits(files: Sequence[pathlib.Path]) -> dict[pathlib.Path, str]:
-    """Return the split that begins the name of each file, if all names begin with one and they differ."""
-    found = {file: file.name.partition("-")[0] for file in files}
-    named = all("-" in file.name and split.lower() in SPLITS for file, split in found.items())
-    return found if named and len(set(found.values())) > 1 else {}
+def _splits(folder: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[pathlib.Path, str]:
+    """Return the split of each file: its first folder, or the beginning of its name. Returns nothing if there are fewer than two splits."""
+    found: dict[pathlib.Path, str] = {}
+    for file in files:
+        *above, name = file.relative_to(folder).parts
+        split = next((part for part in (*above, name.partition("-")[0].partition(".")[0]) if part.lower() in SPLITS), None)
+        if split is not None:
+            found[file] = split
+    if len(splits := sorted(set(found.values()))) < 2:
+        return {}
+    if outside := [str(file.relative_to(folder)) for file in files if file not in found]:
+        raise InvalidInputError(
+            f"cannot import `{folder}`: it has files of {' and '.join(splits)}, but `{outside[0]}` is outside",
+            hint=f"leave it out: exclude=[{outside[0]!r}] (--exclude), or pass split=False (--no-split)",
+        )
+    return found
 
 
 def _type(kinds: list[pa.DataType]) -> pa.DataType:
@@ -118,7 +137,8 @@ def _check_columns(
         if pa.types.is_null(mine) or pa.types.is_null(theirs) or mine == theirs:
             continue
         counts = _counts(mine) or _counts(theirs) or pa.types.is_temporal(mine) != pa.types.is_temporal(theirs)
-        loses = name not in options.types and name not in options.defaults and _loses(mine, theirs)
+        mixed = tables.is_text(mine) != tables.is_text(theirs) and (tables.is_number(mine) or tables.is_number(theirs))
+        loses = name not in options.types and name not in options.defaults and (mixed or _loses(mine, theirs))
         if counts or loses:
             raise InvalidInputError(
                 f"cannot import `{file}`: its column `{name}` is {mine}, expected {theirs} as in files such as `{first}`",

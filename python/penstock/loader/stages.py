@@ -20,6 +20,7 @@ from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Torchvision, Transform
 from penstock.transforms.batch import Mixing
+from penstock.transforms.of_torchvision import SampleGenerator, followers_of
 from penstock.values.dtypes import filler
 from penstock.views.concat import union_of
 from penstock.views.view import Batch, View
@@ -93,7 +94,7 @@ class Stages:
 
 def _random(seed: int, purpose: int, epoch: int, number: int) -> np.random.Generator:
     """Return random numbers that depend on these numbers only."""
-    return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, number]))
+    return SampleGenerator(np.random.Philox(key=[seed, purpose], counter=[0, 0, epoch, number]))
 
 
 def stages_of(
@@ -119,8 +120,9 @@ def stages_of(
                 raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
         elif isinstance(stage, PerBatch):
             batches.append(stage.bound(functools.partial(_words, outputs, views)) if isinstance(stage, Mixing) else stage)
-        elif isinstance(stage, type) and issubclass(stage, Transform | PerBatch):
-            raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write T.{stage.__name__}(…)")
+        elif isinstance(stage, type):
+            prefix = "T." if issubclass(stage, Transform | PerBatch) else ""
+            raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write {prefix}{stage.__name__}(…)")
         elif callable(stage):
             if batches:
                 raise InvalidInputError(f"{stage!r} comes after a per-batch function", code="invalid-argument", hint="put T.PerBatch last")
@@ -173,8 +175,9 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
         raise InvalidInputError(
             f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", code="invalid-argument", hint="write on=…"
         )
-    follow = [name for name, column in outputs.items() if getattr(view.schema.get(column), "of", None) == outputs[images[0]]]
-    return [*images, *(follow if stage.moves else ())]
+    if not stage.moves:
+        return images
+    return [*images, *followers_of(images[0], outputs, view.schema, type(stage).__name__)]
 
 
 def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
@@ -342,10 +345,13 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
     (True, False, False)
     """
     try:
-        found = inspect.signature(fn)
+        # A module of torch takes what its `forward` takes.
+        found = inspect.signature(getattr(fn, "forward", fn))
     except (ValueError, TypeError):  # A function in C without a signature.
         return False
     places = [parameter for parameter in found.parameters.values() if parameter.kind in _POSITIONAL]
+    if not places and any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in found.parameters.values()):
+        return False
     second = places[1] if len(places) > 1 else None
     for arguments in ((None, None), (None,)):
         optional = second is not None and second.default is not inspect.Parameter.empty and second.name != "rng"

@@ -91,7 +91,7 @@ class GaussianBlur(Transform):
 @dataclasses.dataclass(frozen=True)
 class RandomErasing(Transform):
     """Fill a random box with `value` (one number, or one per channel), with probability p. `scale`: the area of the box, relative to the
-    image; `ratio`: its height relative to its width. After ToDtype or Normalize, `value` is one of the result.
+    image; `ratio`: its height relative to its width. After ToDtype or Normalize, `value` is one of the result, and no other conversion may follow.
     """
 
     p: float = 0.5

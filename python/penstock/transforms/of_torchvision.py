@@ -14,6 +14,27 @@ from penstock.errors import InvalidInputError
 from penstock.transforms.base import On
 
 
+class SampleGenerator(np.random.Generator):
+    """The random numbers of one sample, and the forms that torchvision's transforms have given its boxes so far."""
+
+    def __init__(self, bits: np.random.BitGenerator) -> None:
+        super().__init__(bits)
+        self.formats: dict[str, str] = {}
+
+
+def followers_of(image: str, outputs: Mapping[str, str], schema: Mapping[str, ColumnType], transform: str) -> list[str]:
+    """Return the results whose coordinates are `of` an image. Refuses those of no image, because nothing says whether they move with it."""
+    kinds = {name: schema[column] for name, column in outputs.items() if column in schema}
+    alone = [name for name, kind in kinds.items() if kind.type in ("boxes", "mask", "keypoints") and getattr(kind, "of", None) is None]
+    if alone:
+        raise InvalidInputError(
+            f"{transform} moves `{image}`, and nothing says whether `{alone[0]}` moves with it",
+            code="invalid-argument",
+            hint=f'name what moves: on=("{image}", "{alone[0]}"); or declare the column with of="{outputs[image]}"',
+        )
+    return [name for name, kind in kinds.items() if getattr(kind, "of", None) == outputs[image]]
+
+
 class Torchvision:
     """Apply a transform of torchvision to columns of each sample. In `transform=[…]`, such transforms can also be listed as they are.
 
@@ -32,6 +53,7 @@ class Torchvision:
     """
 
     def __init__(self, transform: Callable[..., Any], on: On = None) -> None:
+        _check(transform)
         self.fn, self.on = transform, on
         self._kinds: dict[str, ColumnType] = {}
 
@@ -49,7 +71,7 @@ class Torchvision:
                     code="invalid-argument",
                     hint='write T.Torchvision(transform, on=("image", "boxes"))',
                 )
-            names = [*images, *(name for name, kind in kinds.items() if getattr(kind, "of", None) == outputs[images[0]])]
+            names = [*images, *followers_of(images[0], outputs, schema, repr(self))]
         else:
             names = [self.on] if isinstance(self.on, str) else list(self.on)
         if unknown := [name for name in names if name not in kinds]:
@@ -69,6 +91,8 @@ class Torchvision:
         given: dict[str, Any] = {}
         size: tuple[int, int] | None = None
         more: dict[str, Any] = {}
+        # A transform before this one may have converted the boxes to another form.
+        formats = rng.formats if isinstance(rng, SampleGenerator) else {}
         leads = [name for name, kind in self._kinds.items() if kind.type in ("image", "mask")]
         if leads and all(sample[name] is None for name in leads):
             # Without their image, boxes and keypoints cannot be moved, so none are left.
@@ -79,21 +103,43 @@ class Torchvision:
                 value = sample[name]
                 if isinstance(kind, Keypoints) and kind.dimensions > 2:  # torchvision moves x and y; what follows them stays.
                     value, more[name] = value[..., :2], value[..., 2:]
-                given[name] = _to_torch(value, kind, size)
+                given[name] = _to_torch(value, kind, size, formats.get(name))
                 size = sample[name].shape[:2] if kind.type in ("image", "mask") else size
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.integers(2**63)))  # `torch.manual_seed` would also seed the generators of GPUs.
             found = self.fn(given)
+        formats |= {name: value.format.value for name, value in found.items() if hasattr(value, "canvas_size") and hasattr(value, "format")}
         made = {name: _from_torch(value, self._kinds.get(name)) for name, value in found.items()}
         made |= {name: np.concatenate([made[name], rest], axis=-1) for name, rest in more.items() if name in made}
         return {**sample, **made}
 
 
-def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None) -> Any:
-    """Convert a value of a sample to what torchvision calls it. `size` is that of the image."""
+def _check(transform: Any) -> None:
+    """Refuse transforms of torchvision that do not apply to a sample as it is."""
+    module, name = type(transform).__module__, type(transform).__name__
+    if module in ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment"):
+        wrong, hint = "is of the first version of torchvision's transforms", f"write torchvision.transforms.v2.{name}(…)"
+    elif name in ("MixUp", "CutMix"):
+        wrong, hint = "mixes the samples of a batch", f"write T.{name}(…), after all functions of one sample"
+    elif name == "SanitizeBoundingBoxes" and getattr(transform, "labels_getter", None) == "default":
+        wrong = "does not know which column has the labels"
+        hint = 'write T.SanitizeBoundingBoxes(on=("boxes", "labels")), or v2.SanitizeBoundingBoxes(labels_getter=None)'
+    else:
+        return
+    raise InvalidInputError(f"{name} of torchvision {wrong}", code="invalid-argument", hint=hint)
+
+
+def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None, form: str | None) -> Any:
+    """Convert a value of a sample to what torchvision calls it. `size` is that of the image, and `form` that of boxes, if it has changed."""
     import torch
     from torchvision import tv_tensors
 
+    if kind.type in ("image", "mask") and not isinstance(value, np.ndarray):
+        raise InvalidInputError(
+            f"the {kind.type} is {type(value).__name__}, expected an array",
+            code="invalid-argument",
+            hint="leave out decode=False and ToPILImage: transforms of v2 take tensors",
+        )
     if not isinstance(value, np.ndarray | np.generic) or kind.type not in (
         "image",
         "mask",
@@ -114,7 +160,7 @@ def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None) -> Any
             f"{kind.type} need their image: name both in on=", code="invalid-argument", hint='write on=("image", "boxes")'
         )
     if isinstance(kind, Boxes):
-        return tv_tensors.BoundingBoxes(tensor, format=kind.format.upper(), canvas_size=size)
+        return tv_tensors.BoundingBoxes(tensor, format=form or kind.format.upper(), canvas_size=size)
     if isinstance(kind, Keypoints):
         return tv_tensors.KeyPoints(tensor, canvas_size=size)
     return tensor

@@ -27,7 +27,7 @@ class Normalize(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class ToDtype(Transform):
-    """Convert to a dtype. With `scale`, whole numbers become floats from 0 to 1."""
+    """Convert to a dtype. With `scale`, as in torchvision, floats from 0 to 1 correspond to whole numbers from 0 to their largest."""
 
     dtype: Any
     scale: bool = False

@@ -15,6 +15,7 @@ from penstock.errors import InvalidInputError
 from penstock.values.checks import whole, whole_seed
 
 if TYPE_CHECKING:
+    from penstock.views.concat import Concat
     from penstock.views.view import View
 
 Hashes = npt.NDArray[np.uint64]
@@ -183,9 +184,12 @@ def _ranked(hashes: npt.NDArray[np.int64], units: npt.NDArray[np.int64], seed: i
 
 
 def filtered(
-    view: View, function: Callable[[dict[str, Any]], Any], columns: Sequence[str] | None, progress: Callable[[int, int], None] | bool
-) -> View:
-    """Select the samples for which a function returns true."""
+    view: View | Concat,
+    function: Callable[[dict[str, Any]], Any],
+    columns: Sequence[str] | None,
+    progress: Callable[[int, int], None] | bool,
+) -> npt.NDArray[np.int64]:
+    """Return the positions of the samples for which a function returns true."""
     if not callable(function):
         raise InvalidInputError(
             f"cannot filter by {function!r}: expected a function of a sample", hint='lambda sample: sample["year"] > 1999'
@@ -205,7 +209,7 @@ def filtered(
                     error.add_note(f"in the function given to ds.filter, for the sample at position {start + index}")
                     raise
             report(min(start + size, len(view)), len(view))
-    return view.select(np.array(kept, np.int64))
+    return np.array(kept, np.int64)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from penstock.errors import InvalidInputError
 from penstock.values.checks import shown
 from penstock.values.dtypes import numpy_dtype
 from penstock.values.scalars import timestamp
+from penstock.views.instead import missing
 from penstock.views.keys import one_position, positions_of, slice_of, span_of
 from penstock.views.sample import unwrap
 
@@ -130,9 +131,14 @@ class Column:
                     f"cannot compare column `{self.name}` with {min(unknown)!r}: it is not one of its labels",
                     hint=f"labels: {', '.join(names[:20])}",
                 )
+            elif kind.type == "label" and type(other) is int and not 0 <= other < (count := len(self._view.vocabulary(self.name))):
+                raise InvalidInputError(
+                    f"cannot compare column `{self.name}` with {other}: its codes are 0 to {count - 1}",
+                    hint=f"labels: {', '.join(self._view.vocabulary(self.name)[:20])}",
+                )
             if isinstance(other, np.ma.MaskedArray):
                 other, others = np.ma.getdata(other), np.ma.getmaskarray(other)
-            given = np.asarray(other, object if worded else None)
+            given = np.asarray(other, object if worded else self._weakly(other))
         values, missing = self._plain(worded)
         fits = given.dtype.kind in ("O" if worded else "biufcM") and all(
             (array.dtype.kind == "M") == (values.dtype.kind == "M") for array in (given, values)
@@ -140,6 +146,21 @@ class Column:
         if (values.dtype.kind == "O") != worded or not fits or given.shape not in ((), (len(self),)):
             raise self._incomparable(sign, other)
         return np.where(missing | others, (compare is operator.ne) & (missing != others), compare(values, given).astype(bool))
+
+    def __contains__(self, value: object) -> bool:
+        return bool(np.any(self == value))
+
+    if not TYPE_CHECKING:  # A type checker must know which names exist.
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(self, name, f'write ds["{self.__dict__.get("name", "column")}"][:], which returns the values')
+
+    def _weakly(self, other: object) -> np.dtype[Any] | None:
+        """Return the dtype of Python's numbers in a comparison: that of a column of floats, as in NumPy. 0.1 is then equal to a stored 0.1."""
+        dtype = None if self.dtype is None or self.dtype.kind == "V" else self.dtype
+        numbers = other if isinstance(other, list | tuple) else [other]
+        weak = all(type(number) in (int, float) for number in numbers)
+        return dtype if weak and dtype is not None and np.issubdtype(dtype, np.floating) else None
 
     def _plain(self, worded: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Return all values, with words instead of codes if `worded` is true, and which of them are null."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from penstock.views.sample import Sample
 from penstock.views.view import EXTRAS, Batch, View
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 def union_of(vocabularies: Sequence[Sequence[str]]) -> tuple[list[str], list[list[int]]]:
@@ -37,10 +37,14 @@ def union_of(vocabularies: Sequence[Sequence[str]]) -> tuple[list[str], list[lis
     return words, [[place[word] for word in vocabulary] for vocabulary in vocabularies]
 
 
+# At most this many views are made by `select`.
+_RUNS = 4096
+
+
 class Concat(Exports):
     """Views that `ps.concat` joined. Reads like a view, and its loaders shuffle the samples of all of them together.
 
-    To choose samples, choose them in the views first, or use `split`, `filter` and `head`. `_row_id` is the one in each sample's own dataset.
+    `select`, `split`, `filter` and `head` choose samples. `_row_id` is the one in each sample's own dataset.
     """
 
     def __init__(self, parts: Sequence[View]) -> None:
@@ -74,6 +78,9 @@ class Concat(Exports):
 
     def _as_it_is(self) -> Concat:
         return self
+
+    def _parts(self) -> Sequence[View]:
+        return self.parts
 
     def _named(self, columns: Sequence[str] | None) -> list[str]:
         names = self.columns if columns is None else names_of(columns) or []
@@ -184,22 +191,34 @@ class Concat(Exports):
         columns: Sequence[str] | None = None,
         progress: Callable[[int, int], None] | bool = False,
     ) -> Concat:
-        """Select the samples for which `function(sample)` returns true; see `View.filter`. Codes of words are those of each view."""
-        return Concat([part.filter(function, columns=columns, progress=progress) for part in self.parts])
+        """Select the samples for which `function(sample)` returns true; see `View.filter`. Codes of words are those of all views."""
+        return self.select(choose.filtered(self, function, columns, progress))
+
+    def select(self, positions: npt.ArrayLike | slice | range) -> Concat:
+        """Select samples by position, in the given order; see `View.select`.
+
+        Cost: a view for each run of positions in one view. Raises: InvalidInputError for more than 4,096 of them, because the order is random.
+        """
+        wanted = positions_of(positions, len(self)) if not isinstance(positions, slice) else np.arange(len(self))[positions]
+        places = np.where(wanted < 0, wanted + len(self), wanted)
+        if len(bad := np.flatnonzero((places < 0) | (places >= len(self)))):
+            raise OutOfRangeError(f"cannot select position {wanted[bad[0]]}: there are {len(self)} samples", rows=[int(bad[0])])
+        which = np.searchsorted(self._ends, places, side="right")
+        cuts = np.flatnonzero(np.diff(which)) + 1
+        if len(cuts) >= _RUNS:
+            raise InvalidInputError(
+                "cannot select samples of joined views in random order", hint="sort the positions; a loader shuffles: shuffle=True"
+            )
+        runs = np.split(places, cuts) if len(places) else []
+        found = [int(which[begin]) for begin in [0, *cuts]] if len(places) else []
+        parts = [self.parts[part].select(run - (self._ends[part - 1] if part else 0)) for part, run in zip(found, runs, strict=True)]
+        # Empty views of all datasets keep the codes of words.
+        datasets = {id(part._snapshot): part.head(0) for part in reversed(self.parts)}
+        return Concat([*reversed(datasets.values()), *parts])
 
     def split(self, fractions: Mapping[str, float], *, seed: int = 0, by: str | None = None, group: str | None = None) -> dict[str, Concat]:
         """Split each view, and join the parts of one name; see `View.split`. A group is in one part, also if several views have it."""
         return {name: Concat(parts) for name, parts in choose.split(self.parts, fractions, seed, (by, group)).items()}
-
-    def scan(self, columns: Sequence[str] | None = None, *, batch_size: int = 1024) -> pa.RecordBatchReader:
-        """Read all samples in order as record batches; see `View.scan`."""
-        import pyarrow as pa
-
-        names = self._named(columns)
-        readers = (part.scan(names, batch_size=batch_size) for part in self.parts)
-        schema = self.parts[0].head(0).scan(names).schema.remove_metadata()
-        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for reader in readers for batch in reader)
-        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def __repr__(self) -> str:
         return f"<penstock.Concat of {len(self.parts)} views: {len(self)} samples, {len(self.columns)} columns>"
@@ -223,7 +242,7 @@ def _joined(shares: list[tuple[npt.NDArray[np.int64], Any]], count: int) -> Any:
     return Ragged.joined(listed, first) if isinstance(first, Ragged) else listed
 
 
-def concat(views: Sequence[View | Concat]) -> Concat:
+def concat(views: Sequence[View | Concat], *others: Never) -> Concat:
     """Join views with the same columns, of one dataset or several. Samples of the first view come first.
 
     Columns have the same names and types, apart from codecs and tiles. Labels and categories are matched by name: the codes in reads and
@@ -239,7 +258,7 @@ def concat(views: Sequence[View | Concat]) -> Concat:
     >>> sorted(next(iter(both.loader(batch_size=3, shuffle=True)))["n"].tolist())
     [1, 2, 3]
     """
-    if not isinstance(views, list | tuple) or not views or not all(isinstance(view, View | Concat) for view in views):
+    if others or not isinstance(views, list | tuple) or not views or not all(isinstance(view, View | Concat) for view in views):
         raise InvalidInputError(f"cannot join {views!r}: expected a list of views", hint="write ps.concat([one, other])")
     given = [part._as_it_is() for view in views for part in (view.parts if isinstance(view, Concat) else [view])]
     names = list(given[0].schema)

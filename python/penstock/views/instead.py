@@ -40,7 +40,7 @@ INSTEAD = {
 }
 
 
-def missing(owner: object, name: str) -> AttributeError:
+def missing(owner: object, name: str, instead: str | None = None) -> AttributeError:
     """Return the error for an attribute that does not exist, with what to write instead."""
-    instead = INSTEAD.get(name)
+    instead = instead or INSTEAD.get(name)
     return AttributeError(f"a {type(owner).__name__} has no `{name}`" + (f": {instead}" if instead else ""), name=name, obj=owner)

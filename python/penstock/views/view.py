@@ -80,6 +80,10 @@ class View(Exports):
         """The id by which loader states identify the dataset."""
         return self._snapshot.dataset_id
 
+    def _parts(self) -> Sequence[View]:
+        """Return the views that are read one after the other."""
+        return (self,)
+
     def _as_it_is(self) -> View:
         """Return a view that stays at its snapshot."""
         return self
@@ -324,7 +328,8 @@ class View(Exports):
         """
         from penstock.views import choose
 
-        return choose.filtered(self, function, columns, progress)
+        view = self._as_it_is()
+        return view.select(choose.filtered(view, function, columns, progress))
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column in code order."""

@@ -146,18 +146,22 @@ fn move_point(point: &mut [f32], motion: &Motion, size: &[usize]) {
     }
 }
 
-/// Drop boxes that are too small, together with their rows in the other columns.
-pub fn sanitise(cells: &mut [Cell<'_>], on: &[usize], min_size: f32, min_area: f32) -> Result<()> {
-    let keep: Vec<bool> = match on.iter().find_map(|at| if let Cell::Boxes(rows) = &cells[*at] { Some(rows) } else { None }) {
+/// Drop boxes that are too small, together with their rows in the other columns. If the boxes were `lost`, all rows are dropped.
+pub fn sanitise(cells: &mut [Cell<'_>], on: &[usize], (min_size, min_area): (f32, f32), lost: bool) -> Result<()> {
+    let mut keep: Vec<bool> = match on.iter().find_map(|at| if let Cell::Boxes(rows) = &cells[*at] { Some(rows) } else { None }) {
         Some(rows) => {
             rows.iter().map(|[x1, y1, x2, y2]| x2 - x1 >= min_size && y2 - y1 >= min_size && (x2 - x1) * (y2 - y1) >= min_area).collect()
         }
         None => return Ok(()),
     };
+    if lost && keep.is_empty() {
+        let rows = on.iter().find_map(|at| if let Cell::Array(array) = &cells[*at] { array.cut.size().first().copied() } else { None });
+        keep = vec![false; rows.unwrap_or(0)];
+    }
     let kept = |index: &usize| keep[*index];
     for at in on {
         let rows = match &cells[*at] {
-            Cell::Boxes(rows) => rows.len(),
+            Cell::Boxes(rows) if !lost => rows.len(),
             Cell::Array(array) => array.cut.size().first().copied().unwrap_or(0),
             _ => keep.len(),
         };

@@ -152,15 +152,21 @@ impl Operation {
     }
 }
 
-/// Apply a transform to the columns `cells[on]` of one sample. The first image, mask or tensor determines the size.
-pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
+/// Apply a transform to the columns `cells[on]` of one sample. The first image, mask or tensor determines the size. `lost` says whether
+/// boxes were removed because their image is null.
+pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws, lost: &mut bool) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
-        return sanitise(cells, on, *min_size, *min_area);
+        return sanitise(cells, on, (*min_size, *min_area), *lost);
     }
     let lead = on.iter().find_map(|at| size_of(&cells[*at]));
     let Some(size) = lead else {
-        // The leading column is null, so boxes and keypoints that follow it also become null.
-        on.iter().for_each(|at| cells[*at] = Cell::Null);
+        // The leading column is null, so the boxes and keypoints that follow it cannot be moved, and none are left.
+        *lost = true;
+        on.iter().for_each(|at| match &mut cells[*at] {
+            Cell::Boxes(rows) => rows.clear(),
+            Cell::Points(numbers, _) => numbers.clear(),
+            _ => {}
+        });
         return Ok(());
     };
     for at in on {

@@ -154,13 +154,16 @@ impl Output {
             Operation::ToDtype { dtype, scale } => {
                 let to = Dtype::from_name(dtype).filter(|to| !matches!(to, Dtype::Complex64 | Dtype::Complex128 | Dtype::Timestamp));
                 let Some(to) = to else { return misfit(&format!("cannot convert to dtype `{dtype}`")) };
-                match &mut self.convert {
-                    Some(convert) => convert.to = to,
-                    None => {
-                        let scale = if *scale && is_float(to) { unit_scale(self.dtype) } else { 1.0 };
-                        self.convert = Some(Convert { to, scale: vec![scale], bias: vec![0.0] });
-                    }
+                if self.convert.is_some() && !is_float(self.dtype) {
+                    return misfit(&format!("ToDtype already made its dtype {}; a conversion to whole numbers comes last", self.dtype.name()));
                 }
+                let scale = if *scale { scale_between(self.dtype, to) } else { Some(1.0) };
+                let Some(scale) = scale else {
+                    return misfit(&format!("cannot scale {} to {}; convert it to float32 first", self.dtype.name(), to.name()));
+                };
+                let convert = self.convert.get_or_insert_with(|| Convert::cast(to));
+                convert.to = to;
+                convert.scale.iter_mut().chain(&mut convert.bias).for_each(|factor| *factor *= scale);
                 self.dtype = to;
             }
             Operation::RandomErasing { .. } => {}
@@ -246,6 +249,40 @@ fn unit_scale(dtype: Dtype) -> f32 {
     }
 }
 
+/// Return whether values of this dtype cannot be `fill`.
+fn is_unfit(fill: f64, dtype: Dtype) -> bool {
+    let bits = 8 * dtype.size() as i32;
+    let (least, end) = match dtype {
+        Dtype::Bool => (0.0, 2.0),
+        Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64 => (0.0, 2f64.powi(bits)),
+        Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64 => (-2f64.powi(bits - 1), 2f64.powi(bits - 1)),
+        _ => return false,
+    };
+    !(least <= fill && fill < end) || fill.fract() != 0.0
+}
+
+/// Return the largest value of an integer dtype of images, or None for others.
+fn largest(dtype: Dtype) -> Option<f32> {
+    match dtype {
+        Dtype::Uint8 => Some(255.0),
+        Dtype::Int8 => Some(127.0),
+        Dtype::Uint16 => Some(65_535.0),
+        Dtype::Int16 => Some(32_767.0),
+        _ => None,
+    }
+}
+
+/// Return the factor by which torchvision scales values to another dtype. Results of whole numbers are then rounded down. Returns None if
+/// float32 cannot represent the products.
+fn scale_between(from: Dtype, to: Dtype) -> Option<f32> {
+    match (is_float(from), is_float(to)) {
+        (true, true) => Some(1.0),
+        (false, true) => Some(unit_scale(from)),
+        (true, false) => Some(largest(to)? + 1.0 - 1e-3),
+        (false, false) => Some((largest(to)? + 1.0) / (largest(from)? + 1.0)),
+    }
+}
+
 /// Check a transform's parameters.
 fn check_parameters(operation: &Operation) -> Result<()> {
     let name = operation.name();
@@ -309,6 +346,15 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
     let name = operation.name();
     let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
     for output in on.iter().map(|at| &outputs[*at]) {
+        let filled = match operation {
+            Operation::Pad { fill, .. } | Operation::RandomCrop { fill, .. } => Some(("fill", *fill)),
+            Operation::TokenChunks { pad, .. } => Some(("pad", *pad)),
+            _ => None,
+        };
+        let holds_values = matches!(output.role, Role::Image { .. } | Role::Mask | Role::Tensor);
+        if let Some((what, fill)) = filled.filter(|(_, fill)| holds_values && is_unfit(*fill, output.stored)) {
+            return wrong(format!("{what}={fill} does not fit `{}`, whose values are {}", output.name, output.stored.name()));
+        }
         let fits = match (operation, &output.role) {
             (_, Role::Other) => false,
             (operation, Role::Image { .. } | Role::Tensor) if is_colour(operation) => {
@@ -324,10 +370,13 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                 }
                 true
             }
-            (Operation::RandomAffine(affine), Role::Mask) => match affine.unfit(&[affine.mask_fill], Dtype::Uint8) {
-                Some(fill) => return wrong(format!("mask_fill={fill}, expected a whole number from 0 to 255 for `{}`", output.name)),
-                None => true,
-            },
+            (Operation::RandomAffine(affine), Role::Mask) => {
+                if is_unfit(affine.mask_fill.into(), Dtype::Uint8) {
+                    let text = format!("mask_fill={}, expected a whole number from 0 to 255 for `{}`", affine.mask_fill, output.name);
+                    return wrong(text);
+                }
+                true
+            }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
                 let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
                 return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));
@@ -345,7 +394,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                 if output.shape.len() == 3 && !matches!(output.stored, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32) {
                     return wrong(format!("`{}` is {}, expected uint8, uint16 or float32", output.name, output.stored.name()));
                 }
-                if let Some(fill) = affine.unfit(&affine.fill, output.stored) {
+                if let Some(fill) = affine.fill.iter().find(|fill| !fill.is_finite() || is_unfit(f64::from(**fill), output.stored)) {
                     return wrong(format!("fill={fill} does not fit `{}`, whose values are {}", output.name, output.stored.name()));
                 }
                 output.shape.len() == 3

@@ -64,6 +64,13 @@ impl Pipeline {
                 *converted = on.iter().any(|at| pipeline.outputs[*at].convert.is_some());
             }
             check(&operation, &on, &pipeline.outputs)?;
+            let erases = |(earlier, of): &(Operation, Vec<usize>)| {
+                matches!(earlier, Operation::RandomErasing { converted: true, .. }) && on.iter().any(|at| of.contains(at))
+            };
+            if matches!(operation, Operation::Normalize { .. } | Operation::ToDtype { .. }) && ons.iter().any(erases) {
+                let text = format!("{} comes after RandomErasing, whose values are those of the result", operation.name());
+                return Err(Error::new("invalid-argument", text).hint("put RandomErasing last, or before the first ToDtype or Normalize"));
+            }
             for at in &on {
                 pipeline.outputs[*at].transformed(&operation)?;
                 touched[*at] = true;
@@ -142,11 +149,12 @@ impl Pipeline {
     pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {
         let cells = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].cell(input, pool));
         let mut cells = cells.collect::<Result<Vec<Cell<'a>>>>()?;
+        let mut lost = false;
         for (key, operation, on) in &group.transforms {
             let draws = &mut Draws::new(*key, epoch, draw);
             match is_colour(operation) {
                 true => colour::apply(operation, &mut cells, on, draws)?,
-                false => operation::apply(operation, &mut cells, on, draws)?,
+                false => operation::apply(operation, &mut cells, on, draws, &mut lost)?,
             }
         }
         Ok(cells)

@@ -81,16 +81,6 @@ impl Affine {
         self.center.filter(far).map(|center| format!("center={center:?}, expected two numbers from -{FAR} to {FAR}"))
     }
 
-    /// Return a fill value that pixels of this dtype cannot have, or None.
-    pub fn unfit(&self, fill: &[f32], dtype: Dtype) -> Option<f32> {
-        let most = match dtype {
-            Dtype::Uint8 => 255.0,
-            Dtype::Uint16 => 65_535.0,
-            _ => return fill.iter().copied().find(|value| !value.is_finite()),
-        };
-        fill.iter().copied().find(|value| !(0.0..=most).contains(value) || value.fract() != 0.0)
-    }
-
     /// Draw the random numbers for an image of the given size, in the order of torchvision.
     pub fn drawn(&self, height: usize, width: usize, draws: &mut Draws) -> Warp {
         let (w, h) = (width as f64, height as f64);

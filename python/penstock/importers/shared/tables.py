@@ -102,6 +102,10 @@ def _hugging_face(schema: pa.Schema) -> dict[str, ColumnType]:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         for field in schema:
             feature = features.get(field.name) or {}
+            inner = feature[0] if isinstance(feature, list) else feature.get("feature") or {}
+            if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and _is_list(field.type):
+                found[field.name] = Labels(inner["names"])
+                continue
             if feature.get("_type") == "ClassLabel" and pa.types.is_integer(field.type):
                 found[field.name] = Label(feature["names"])
             if feature.get("_type") == "Image" and is_media(field.type):
@@ -119,6 +123,9 @@ def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> lis
         # In Hugging Face datasets, -1 means no label. The names may have other codes in the destination.
         names = noted.names
         return [None if code in (None, -1) else names[code] if 0 <= code < len(names) else code for code in array.to_pylist()]
+    if isinstance(kind, Labels) and isinstance(noted, Labels) and _is_list(array.type):
+        names = noted.names
+        return [None if row is None else [names[code] if 0 <= code < len(names) else code for code in row] for row in array.to_pylist()]
     return None
 
 
