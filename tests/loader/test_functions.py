@@ -493,5 +493,5 @@ def test_torchvision_moves_keypoints_with_visibility_and_leaves_boxes_of_missing
     assert torch.equal(before, torch.random.get_rng_state())
     for batch in (ours, theirs):
         assert np.asarray(batch["points"][0]).tolist() == [[[8, 1, 2]]] and np.asarray(batch["boxes"][0]).tolist() == [[8, 0, 10, 2]]
-    assert ours["boxes_valid"].tolist() == [True, False] == ours["points_valid"].tolist()
-    assert len(theirs["boxes"][1]) == 0 == len(theirs["points"][1]), "of a missing image, none are left"
+        assert len(batch["boxes"][1]) == 0 == len(batch["points"][1]), "of a missing image, none are left"
+        assert batch["boxes_valid"].tolist() == [True, True] == batch["points_valid"].tolist()

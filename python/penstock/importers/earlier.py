@@ -73,8 +73,8 @@ class Earlier:
 
 
 def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None) -> Earlier | None:
-    """Return the newest import of a source with this note's digest, among the newest 1,000 commits of the branch, or else of one from its
-    place. Cost: reads their records.
+    """Return the newest import of a source with this note's digest, or else of one from its place. Returns None if the newest 1,000 commits
+    of the branch have neither. Cost: reads their records.
 
     Commits that a reset has undone do not count. An import with another limit is a part.
     """

@@ -65,8 +65,8 @@ def _whole_numbers(key: Any, what: str) -> npt.NDArray[Any]:
         names = ", ".join(f'"{name}"' for name in array.tolist()[:5])
         raise InvalidInputError(f"{what}s are text, expected whole numbers", hint=f"for columns, write ds[[{names}]]")
     if array.dtype != bool and (array.dtype.kind not in "iu" or array.ndim != 1):
-        hint = f"write a list: [{array}]" if array.ndim == 0 and array.dtype.kind in "iu" else None
-        raise InvalidInputError(f"{what}s are an array {array.shape} of {array.dtype}, expected whole numbers (N,)", hint=hint)
+        one = f"write a list: [{array}]" if array.ndim == 0 and array.dtype.kind in "iu" else None
+        raise InvalidInputError(f"{what}s are an array {array.shape} of {array.dtype}, expected whole numbers (N,)", hint=one)
     return array
 
 

@@ -155,7 +155,10 @@ impl Output {
                 let to = Dtype::from_name(dtype).filter(|to| !matches!(to, Dtype::Complex64 | Dtype::Complex128 | Dtype::Timestamp));
                 let Some(to) = to else { return misfit(&format!("cannot convert to dtype `{dtype}`")) };
                 if self.convert.is_some() && !is_float(self.dtype) {
-                    return misfit(&format!("ToDtype already made its dtype {}; a conversion to whole numbers comes last", self.dtype.name()));
+                    return misfit(&format!(
+                        "ToDtype already made its dtype {}; a conversion to whole numbers comes last",
+                        self.dtype.name()
+                    ));
                 }
                 let scale = if *scale { scale_between(self.dtype, to) } else { Some(1.0) };
                 let Some(scale) = scale else {
@@ -340,20 +343,28 @@ fn check_parameters(operation: &Operation) -> Result<()> {
     Ok(())
 }
 
+/// Return why the values of a result cannot be those that an operation fills in, or None.
+fn unfit_fill(operation: &Operation, output: &Output) -> Option<String> {
+    let (what, fill) = match operation {
+        Operation::Pad { fill, .. } | Operation::RandomCrop { fill, .. } => ("fill", *fill),
+        Operation::TokenChunks { pad, .. } => ("pad", *pad),
+        Operation::RandomAffine(affine) if output.role == Role::Mask => ("mask_fill", affine.mask_fill.into()),
+        _ => return None,
+    };
+    let holds_values = matches!(output.role, Role::Image { .. } | Role::Mask | Role::Tensor);
+    let dtype = if output.role == Role::Mask { Dtype::Uint8 } else { output.stored };
+    (holds_values && is_unfit(fill, dtype))
+        .then(|| format!("{what}={fill} does not fit `{}`, whose values are {}", output.name, dtype.name()))
+}
+
 /// Check a transform's parameters, and that the transform fits every result in `on`.
 pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<()> {
     check_parameters(operation)?;
     let name = operation.name();
     let wrong = |text: String| Err(Error::new("invalid-argument", format!("{name}: {text}")));
     for output in on.iter().map(|at| &outputs[*at]) {
-        let filled = match operation {
-            Operation::Pad { fill, .. } | Operation::RandomCrop { fill, .. } => Some(("fill", *fill)),
-            Operation::TokenChunks { pad, .. } => Some(("pad", *pad)),
-            _ => None,
-        };
-        let holds_values = matches!(output.role, Role::Image { .. } | Role::Mask | Role::Tensor);
-        if let Some((what, fill)) = filled.filter(|(_, fill)| holds_values && is_unfit(*fill, output.stored)) {
-            return wrong(format!("{what}={fill} does not fit `{}`, whose values are {}", output.name, output.stored.name()));
+        if let Some(text) = unfit_fill(operation, output) {
+            return wrong(text);
         }
         let fits = match (operation, &output.role) {
             (_, Role::Other) => false,
@@ -367,13 +378,6 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                     let text = format!("{name} does not fit `{}`: it needs images of 8 bits with 1 or 3 channels", output.name);
                     return Err(Error::new("invalid-argument", text)
                         .hint("declare the column as ps.Image(), or as a uint8 tensor (height, width, 3)"));
-                }
-                true
-            }
-            (Operation::RandomAffine(affine), Role::Mask) => {
-                if is_unfit(affine.mask_fill.into(), Dtype::Uint8) {
-                    let text = format!("mask_fill={}, expected a whole number from 0 to 255 for `{}`", affine.mask_fill, output.name);
-                    return wrong(text);
                 }
                 true
             }
