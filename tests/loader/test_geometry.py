@@ -56,7 +56,6 @@ def test_what_is_declared_to_be_of_an_image_follows_it_without_on():
         "boxes": ps.Boxes(of="image"),
         "mask": ps.Mask(of="image"),
         "points": ps.Keypoints(1, of="image"),
-        "free": ps.Boxes(),
     }
     ds = ps.create("memory://follows", kinds)
     box = [[[1, 2, 4, 6]]]
@@ -66,12 +65,11 @@ def test_what_is_declared_to_be_of_an_image_follows_it_without_on():
             "boxes": box,
             "mask": [np.eye(10, 20, dtype=np.uint8)],
             "points": [[[[1, 2]]]],
-            "free": box,
         }
     )
     steps = [T.RandomHorizontalFlip(1.0), T.ColorJitter(0.2), T.Resize((20, 40)), T.Normalize([0.5], [0.5])]
     [batch] = ds.loader(batch_size=1, transform=steps)
-    assert batch["boxes"][0].tolist() == [[32, 4, 38, 12]] and batch["free"][0].tolist() == [[1, 2, 4, 6]]
+    assert batch["boxes"][0].tolist() == [[32, 4, 38, 12]]
     assert np.asarray(batch["mask"][0]).shape == (20, 40) and np.asarray(batch["points"][0]).tolist() == [[[36, 4]]]
     assert np.array_equal(np.asarray(batch["mask"][0])[::2, ::2], np.eye(10, 20, dtype=np.uint8)[:, ::-1])
     [batch] = ds.loader(

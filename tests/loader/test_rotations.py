@@ -207,7 +207,7 @@ def test_a_crop_and_a_resize_before_and_after_a_rotation():
     ],
 )
 def test_wrong_parameters_are_refused(transform, words):
-    ds = ps.create(f"memory://refused-turns-{next(NUMBER)}", {"image": ps.Image(), "mask": ps.Mask()})
+    ds = ps.create(f"memory://refused-turns-{next(NUMBER)}", {"image": ps.Image(), "mask": ps.Mask(of="image")})
     with pytest.raises(ps.InvalidInputError, match=words):
         ds.loader(batch_size=1, transform=[transform()])
 

@@ -120,7 +120,7 @@ def stages_of(
                 raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
         elif isinstance(stage, PerBatch):
             batches.append(stage.bound(functools.partial(_words, outputs, views)) if isinstance(stage, Mixing) else stage)
-        elif isinstance(stage, type):
+        elif isinstance(stage, type) and (issubclass(stage, Transform | PerBatch) or hasattr(stage, "forward")):
             prefix = "T." if issubclass(stage, Transform | PerBatch) else ""
             raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write {prefix}{stage.__name__}(…)")
         elif callable(stage):
@@ -350,8 +350,6 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
     except (ValueError, TypeError):  # A function in C without a signature.
         return False
     places = [parameter for parameter in found.parameters.values() if parameter.kind in _POSITIONAL]
-    if not places and any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in found.parameters.values()):
-        return False
     second = places[1] if len(places) > 1 else None
     for arguments in ((None, None), (None,)):
         optional = second is not None and second.default is not inspect.Parameter.empty and second.name != "rng"

@@ -123,7 +123,7 @@ def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> lis
         # In Hugging Face datasets, -1 means no label. The names may have other codes in the destination.
         names = noted.names
         return [None if code in (None, -1) else names[code] if 0 <= code < len(names) else code for code in array.to_pylist()]
-    if isinstance(kind, Labels) and isinstance(noted, Labels) and _is_list(array.type):
+    if isinstance(kind, Labels) and isinstance(noted, Labels) and _is_list(array.type) and pa.types.is_integer(array.type.value_type):
         names = noted.names
         return [None if row is None else [names[code] if 0 <= code < len(names) else code for code in row] for row in array.to_pylist()]
     return None
