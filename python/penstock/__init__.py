@@ -153,7 +153,7 @@ _INSTEAD = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _public(name: str) -> Any:
     """Import a public name on first use."""
     if name in _MODULES:
         try:
@@ -169,6 +169,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}" + (f"; write {instead}" if instead else ""))
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # A type checker must know which names exist.
+    __getattr__ = _public
 
 
 def __dir__() -> list[str]:

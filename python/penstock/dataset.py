@@ -109,7 +109,7 @@ def open(
     endpoint_url work for all three.
     For every object store: timeout_seconds (deadline for one operation, default 60), hedge (bool: send a second request for a
     range that takes unusually long). A pickled handle contains all of these options except secrets: keys, tokens and connection strings.
-    The first request to a store that does not answer fails after 2.5 seconds, because its address is probably wrong.
+    The first request fails after 2.5 seconds if the address is wrong: no such host, no server, or a server of another kind.
 
     Cost: on local disk, three reads (of the hint, the record and the root) and three look-ups. On object storage, three requests: one
     lists a single name, and two read the record and the root. The cost does not grow with the number of samples. Opening a local copy also

@@ -188,3 +188,29 @@ def test_what_is_not_a_table_is_refused_with_the_line_to_write(wrong, text):
     with pytest.raises(ps.Error) as caught:
         ds.append(wrong)
     assert text in str(caught.value) and len(ds) == 0
+
+
+def test_classes_of_hugging_face_are_appended_by_name():
+    """The codes of another dataset have another meaning."""
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["cat", "dog", "emu"])
+    features = datasets.Features({"label": names, "tags": datasets.Sequence(names), "n": names})
+    given = datasets.Dataset.from_dict({"label": [0, 1, -1], "tags": [[0, 1], [], [1]], "n": [0, 1, 2]}, features=features)
+    kinds = {"label": ps.Label(["dog", "cat"]), "tags": ps.Labels(["dog", "cat"]), "n": "int64"}
+    for number, source in enumerate((given, given.to_iterable_dataset())):
+        ds = ps.create(f"memory://append-hf-{number}", kinds)
+        ds.append(source)
+        found = ds.to_arrow()
+        assert found["label"].to_pylist() == ["cat", "dog", None] and found["tags"].to_pylist() == [["cat", "dog"], [], ["dog"]]
+        assert found["n"].to_pylist() == [0, 1, 2]
+    more = datasets.Dataset.from_dict({"label": [2], "tags": [[]], "n": [0]}, features=features)
+    with pytest.raises(ps.InvalidInputError, match="emu"):
+        ds.append(more)
+
+
+def test_a_list_of_tables_is_a_stream_of_them():
+    batches = pa.table({"n": [1, 2, 3]}).to_batches(max_chunksize=2)
+    ds = ps.create("memory://list-of-tables", {"n": "int64"})
+    ds.append(batches)
+    ps.importers.import_data(batches, "memory://imported-list-of-tables")
+    assert ds["n"][:].tolist() == [1, 2, 3] == ps.open("memory://imported-list-of-tables")["n"][:].tolist()

@@ -1,6 +1,8 @@
 """Exports: Arrow readers, tables and datasets, pandas and Polars frames, torch, and Parquet files that restore their columns."""
 
 import os
+import subprocess
+import sys
 
 import duckdb
 import numpy as np
@@ -176,6 +178,27 @@ def test_images_are_read_only_where_a_condition_is_true(tmp_path, order):
     view, photos = table()
     with_image = photos.to_table(["n"], filter=pc.binary_length(pc.field("image")) > 5)
     assert with_image["n"].to_pylist() == [None if n == 4 else n for n in places], "a condition on the large column itself"
+
+
+def test_stopped_and_concurrent_scans_do_not_exhaust_the_threads_of_arrow(tmp_path):
+    """A scanner within a scanner needs two of Arrow's threads, and those of a stopped scan are busy for good."""
+    program = f"""
+import threading, penstock as ps, pyarrow.dataset as pads
+ds = ps.create({str(tmp_path / "set")!r}, {{"n": "int32", "x": ps.Bytes()}})
+ds.append({{"n": range(150), "x": [b"a"] * 150}})
+table, condition = ds.to_arrow_dataset(), pads.field("n") > 1
+for _ in range(40):
+    assert table.head(3, columns=["x"], filter=condition).num_rows == 3
+    for batch in table.to_batches(columns=["n", "x"], filter=condition, batch_size=7):
+        break
+found = []
+work = lambda: found.append(table.to_table(columns=["n", "x"], filter=condition, batch_size=50).num_rows)
+threads = [threading.Thread(target=work) for _ in range(24)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+print(found == [148] * 24)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_queries_read_only_the_columns_that_they_need(tmp_path):

@@ -192,6 +192,8 @@ ps.Label("cat", "dog")
 ps.Tensor((3,))
 ps.open("x", tags="v1")
 ps.mix([ds])
+ps.opened("x")
+ps.Picture()
 len(ds.snapshot()) + 1
 """
 

@@ -60,11 +60,19 @@ ds.loader(batch_size=2, columns=["image", "label"], transform=[v2.MixUp(num_clas
 next(iter(ds.loader(batch_size=2, columns=["image"], transform=[v2.ToPILImage(), v2.RandomHorizontalFlip()]))) | ToPILImage
 next(iter(ds.loader(batch_size=2, columns=["image"], decode=False, transform=[v2.RandomHorizontalFlip()]))) | decode=False
 "emu" in ds["label"]                                                    | labels: cat, dog
-ds["label"] == 5                                                        | codes are 0 to 1
+ds["label"] == 5                                                        | compare with a word: cat, dog
 ds["n"].mean()                                                          | ds["n"][:]
 ps.concat(ds, ds)                                                       | ps.concat([one, other])
 ds.take(2)                                                              | [2]
 ps.import_data("x", "y")                                                | ps.importers.import_data(
+ds["label"] == -1                                                       | compare with a word: cat, dog
+ps.concat([ds, ds]).sample(3)                                           | ps.concat([one.sample(50)
+T.PerBatch(v2.CutMix(num_classes=2))                                    | T.CutMix(…)
+ds.loader(batch_size=2, transform=[v2.Compose([v2.Resize(2), v2.SanitizeBoundingBoxes()])]) | T.SanitizeBoundingBoxes
+ps.create(folder / "z", {"a": "label:cat,dog"})                         | ps.Label
+ps.create(folder / "z", {"a": "tensor:float32:3x?"})                    | ps.Tensor
+ds.save()                                                               | store at once
+ds.loader(batch_size=2, columns=["image"], transform=[T.Pad(2, fill=(1, 2, 3))]) | fill=0
 ps.load_dataset("x")                                                    | ps.open(uri)
 imports(pl.DataFrame({"n": pl.Series([1], dtype=pl.Int128)}), folder / "z") | cast
 imports(pl.DataFrame({"o": pl.Series([{1}], dtype=pl.Object)}), folder / "z") | to_dict(as_series=False)

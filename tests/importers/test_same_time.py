@@ -1,10 +1,17 @@
 """Imports of one source at the same time, and sources that have grown: no sample is imported twice, and none is left out."""
 
+import pathlib
+import shutil
 import threading
 
+import numpy as np
 import penstock as ps
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from penstock.importers import import_data
+from PIL import Image as Pillow
 from test_manifests import png, write
 
 
@@ -134,6 +141,64 @@ def test_keys_that_are_not_unique(root, ids, match, frame):
     report = import_data(source, root, key="id", on_error="skip")
     assert (report.samples, len(report.refused)) == (2, 1)
     assert import_data(source, root, key="id", on_error="skip", mode="skip-existing").samples == 0
+
+
+@pytest.mark.parametrize("ids", [list(np.arange(3)), list(torch.arange(3)), [np.str_("a"), np.str_("b"), np.str_("c")]])
+def test_keys_of_other_libraries_are_known(root, ids):
+    source = [{"id": key, "n": row} for row, key in enumerate(ids)]
+    import_data(source, root, key="id")
+    assert import_data(source, root, key="id", mode="skip-existing").skipped == 3
+    with pytest.raises(ps.AlreadyExistsError, match="the dataset has a sample with this id already"):
+        import_data(iter(source), root, key="id")
+    assert len(ps.open(root)) == 3
+
+
+def test_binary_keys_are_those_of_a_text_column(tmp_path, root):
+    pq.write_table(pa.table({"id": [b"a", b"b"]}), tmp_path / "rows.parquet")
+    import_data(tmp_path / "rows.parquet", root, types={"id": ps.Text()}, key="id")
+    pq.write_table(pa.table({"id": [b"a", b"b", b"c"]}), tmp_path / "rows.parquet")
+    assert import_data(tmp_path / "rows.parquet", root, key="id", mode="skip-existing").samples == 1
+    assert ps.open(root)["id"][:] == ["a", "b", "c"]
+
+
+def test_nulls_and_repeated_values_among_the_keys_of_the_dataset(root):
+    ps.create(root, {"id": "int64"}).append({"id": [1, None, None]})
+    assert import_data([{"id": 1}, {"id": 2}], root, key="id", mode="skip-existing").samples == 1
+    ps.open(root).append({"id": [2] * 5000})
+    with pytest.raises(ps.InvalidInputError, match="two samples of the dataset have 2"):
+        import_data([{"id": 2}] + [{"id": row} for row in range(5, 500)], root, key="id", mode="skip-existing")
+    assert import_data([{"id": 3}], root, key="id", mode="skip-existing").samples == 1
+
+
+def test_images_beside_keys_are_compared_if_they_are_bytes(tmp_path, root):
+    image = {"image": ps.Image()}
+    for count in (1, 2):
+        pq.write_table(pa.table({"id": list(range(count)), "image": [png(row) for row in range(count)]}), tmp_path / "rows.parquet")
+        report = import_data(tmp_path / "rows.parquet", root, types=image, key="id", mode="skip-existing")
+        assert (report.samples, report.refused) == (1, [])
+    for given in (np.zeros((4, 4, 3), np.uint8), Pillow.new("RGB", (4, 4))):
+        rows = [{"id": 1, "image": given}, {"id": 2 + len(ps.open(root)), "image": given}]
+        assert import_data(rows, root, key="id", mode="skip-existing").samples == 1
+    with pytest.raises(ps.InvalidInputError, match="another image with this id"):
+        import_data([{"id": 0, "image": png(9)}], root, types=image, key="id", mode="skip-existing")
+
+
+def test_a_limit_does_not_count_what_is_left_out(root):
+    for source in (lambda: [{"id": row} for row in range(20)], lambda: iter([{"id": row} for row in range(20)])):
+        place = root.with_name(f"limited-{len(list(source()))}-{type(source()).__name__}")
+        import_data(({"id": row} for row in range(10)), place, key="id")
+        for done in (15, 20, 20):
+            import_data(source(), place, key="id", mode="skip-existing", limit=5)
+            assert len(ps.open(place)) == done
+
+
+def test_a_destination_whose_creator_failed(tmp_path, root):
+    """The creator removes it while this import is running, which then begins again."""
+    path = write(tmp_path, {"n.csv": "n\n1\n2\n"}) / "n.csv"
+    ps.create(root, {"n": "int64"})
+    gone = while_importing(lambda: shutil.rmtree(root))
+    if isinstance(root, pathlib.Path):
+        assert import_data(path, root, progress=gone).samples == 2 and ps.open(root)["n"][:].tolist() == [1, 2]
 
 
 def test_a_column_that_is_no_key(tmp_path, root):

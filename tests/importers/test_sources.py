@@ -199,6 +199,30 @@ def test_a_folder_with_annotations_for_each_split(tmp_path, root, layout):
     )
 
 
+def test_images_of_coco_are_left_out_by_their_paths(tmp_path, root):
+    for split in ("train", "val"):
+        write(
+            tmp_path / "set", {f"{split}/1.png": png(1), f"{split}/2.png": png(2), f"annotations/instances_{split}.json": json.dumps(COCO)}
+        )
+    report = import_data(tmp_path / "set", root, exclude=["val/2.png"])
+    assert ps.open(root)["path"][:] == ["train/1.png", "train/2.png", "val/1.png"] and "val/2.png" in report.left_out
+    one = tmp_path / "set" / "annotations" / "instances_val.json"
+    for number, options in enumerate(({"exclude": ["*2.png"]}, {"include": ["1.png"]})):
+        import_data(one, root.with_name(f"one-{number}"), **options)
+        assert ps.open(root.with_name(f"one-{number}"))["path"][:] == ["1.png"]
+    with pytest.raises(ps.InvalidInputError, match="select none of its images"):
+        import_data(one, root.with_name("none"), include=["3.png"])
+
+
+def test_the_images_of_a_split_are_those_in_its_folder(tmp_path, root):
+    """Others have the same names."""
+    write(tmp_path / "set", {"images/1.png": png(7), "images/2.png": png(8), "images/val/1.png": png(1), "images/val/2.png": png(2)})
+    write(tmp_path / "set", {"annotations/instances_val.json": json.dumps(COCO)})
+    import_data(tmp_path / "set" / "annotations" / "instances_val.json", root)
+    stored = ps.open(root).take([0, 1], columns=["image"], decode=False)["image"]
+    assert [bytes(body) for body in stored] == [png(1), png(2)]
+
+
 def test_several_files_of_annotations_must_be_named(tmp_path, root):
     path = coco(tmp_path / "coco", name="instances_a.json")
     coco(tmp_path / "coco", name="captions_a.json")
@@ -258,7 +282,7 @@ def test_every_null_is_reported(tmp_path, root):
 
 
 SEGMENTATIONS = [
-    [[]], [[1, 2, 3, 4, 5]], "text", 5, [[None] * 6], [[float("nan")] * 6], [[1e9] * 6], {"size": [10**6, 10**6], "counts": "05"}, {"size": [20, 12], "counts": [240]},
+    [[1, 2, 3, 4, 5]], "text", 5, [[None] * 6], [[float("nan")] * 6], [[1e9] * 6], {"size": [10**6, 10**6], "counts": "05"}, {"size": [20, 12], "counts": [240]},
     {"size": [12, 20], "counts": [10**9]}, {"size": [12, 20], "counts": "~~~"}, {"size": [12, 20], "counts": "0"}, {"size": [12, 20], "counts": [-1, 241]}, {"size": [-1, 20], "counts": []},
 ]  # fmt: skip
 
@@ -273,7 +297,7 @@ def test_what_would_crash_the_drawing_of_masks_is_refused(tmp_path, root, outlin
 
 def test_polygons_without_area_cover_no_pixels(tmp_path, root):
     """Tools write them for objects of one pixel. pycocotools would take four numbers for a box."""
-    outline = [[1, 2, 3, 4], [5, 5], [2, 3, 6, 3, 6, 8, 2, 8]]
+    outline = [[1, 2, 3, 4], [5, 5], [], [2, 3, 6, 3, 6, 8, 2, 8]]
 
     def change(found):
         for annotation, drawn in zip(found["annotations"], (outline, [[1, 2, 9, 9]]), strict=True):
@@ -501,6 +525,16 @@ def test_a_data_yaml_names_places_anywhere(tmp_path, lines, wanted):
     assert (again.samples, again.skipped) == (0, len(wanted))
 
 
+def test_an_image_in_the_lists_of_two_splits_is_refused(tmp_path):
+    folder = yolo(tmp_path / "b", ["images/1", "images/2"])
+    write(folder, {"train.txt": "images/1.png\nimages/2.png\n", "val.txt": "images/2.png\n"})
+    write(folder, {"data.yaml": "train: train.txt\nval: val.txt\nnames: [cat]\n"})
+    with pytest.raises(ps.InvalidInputError, match=r"`images/2\.png` is in the lists of several splits"):
+        import_data(folder / "data.yaml", tmp_path / "ds")
+    report = import_data(folder / "data.yaml", tmp_path / "ds", split=False)
+    assert report.samples == 2 and report.left_out == []
+
+
 def test_a_list_of_images_that_are_missing(tmp_path):
     folder = yolo(tmp_path / "b", ["images/1"])
     write(folder, {"train.txt": "images/1.png\nimages/2.png\n", "data.yaml": "train: train.txt\nnames: [cat]\n"})
@@ -566,6 +600,11 @@ def test_parquet_files_and_folders_of_splits(tmp_path, names):
     import_data(tmp_path / "set", tmp_path / "ds")
     ds = ps.open(tmp_path / "ds")
     assert {ds.vocabulary("split")[code]: int(n) for n, code in zip(ds["n"][:], ds["split"][:], strict=True)} == {"train": 0, "test": 1}
+    later = tmp_path / "later" / names[0]
+    later.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"n": [7]}), later)
+    import_data(tmp_path / "later", tmp_path / "ds")
+    assert ps.open(tmp_path / "ds")["split"][-1:].tolist() == [ds.vocabulary("split").index("train")]
 
 
 def test_numbers_in_one_file_and_texts_in_another_are_refused(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from penstock import transforms as T
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 pytestmark = pytest.mark.local  # These tests create their own datasets, so one store is enough.
 
@@ -124,3 +125,18 @@ def test_what_belongs_to_no_image_is_named_when_something_moves():
     assert batch["boxes"][0].tolist() == [[30, 10, 50, 30]]
     [batch] = ds.loader(batch_size=1, transform=[T.RandomHorizontalFlip(1.0, on="image")])
     assert batch["boxes"][0].tolist() == [[10, 10, 30, 30]]
+
+
+def test_what_torchvision_offers_besides_transforms():
+    """A Sequential of its transforms, the presets of its models, and its functions of one image."""
+    ds = boxed("presets")
+    [batch] = ds.loader(
+        batch_size=1, columns=["image", "boxes"], transform=[torch.nn.Sequential(v2.Resize((8, 12)), v2.RandomHorizontalFlip(1.0))]
+    )
+    assert batch["image"].shape == (1, 8, 12, 3) and batch["boxes"][0].tolist()[0] == [6, 2, 10, 6]
+    preset = ImageClassification(crop_size=16, resize_size=20)
+    [batch] = ds.loader(batch_size=1, columns=["image", "labels"], output="torch", transform=[preset])
+    wanted = preset(torch.full((3, 40, 60), 200, dtype=torch.uint8))
+    assert batch["image"].shape == (1, 3, 16, 16) and torch.allclose(batch["image"][0], wanted) and len(batch["labels"][0]) == 2
+    [batch] = ds.loader(batch_size=1, columns=["image"], transform=[v2.functional.vertical_flip, T.Torchvision(v2.functional.invert)])
+    assert (batch["image"] == 55).all()

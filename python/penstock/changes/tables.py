@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.values.slices import size_of
@@ -48,6 +49,8 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     if isinstance(given, np.ndarray) and given.dtype.names:
         return {name: given[name] for name in given.dtype.names}
     if isinstance(given, list | tuple):
+        if given and all(hasattr(part, "column_names") or hasattr(part, "iloc") or hasattr(part, "get_columns") for part in given):
+            return None  # A list of tables is a stream of them.
         return _transposed(list(given), doing)
     if isinstance(given, str | bytes | os.PathLike):
         raise InvalidInputError(
@@ -98,7 +101,7 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
     """Yield the parts of a stream as columns. A stream yields rows, which are dicts of values, or tables of any kind that `columns_of` accepts."""
     rows: list[Any] = []
     size = 0
-    for part in _parts(given):
+    for part in _parts(given, schema):
         if isinstance(part, Mapping) and _is_row(part, schema):
             rows.append(part)
             size += sum(map(size_of, part.values()))
@@ -122,14 +125,37 @@ def is_hugging_face(given: Any) -> bool:
     return type(given).__module__.startswith("datasets.") and hasattr(given, "iter") and getattr(given, "features", None) is not None
 
 
-def _parts(given: Any) -> Iterable[Any]:
+def _parts(given: Any, schema: Mapping[str, ColumnType]) -> Iterable[Any]:
     if is_hugging_face(given):
-        return given.with_format("arrow").iter(ROWS_AT_ONCE)  # type: ignore[no-any-return]
+        tables = given.with_format("arrow").iter(ROWS_AT_ONCE)
+        return (_with_names(table, given.features, schema) for table in tables)
     if hasattr(given, "__arrow_c_stream__"):
         import pyarrow as pa
 
         return pa.RecordBatchReader.from_stream(given)  # type: ignore[no-any-return]
     return given  # type: ignore[no-any-return]
+
+
+def _with_names(table: Any, features: Mapping[str, Any], schema: Mapping[str, ColumnType]) -> Any:
+    """Return a table of Hugging Face with the names of classes, because their codes have another meaning in another dataset."""
+    import pyarrow as pa
+
+    for place, name in enumerate(table.column_names):
+        feature = features.get(name)
+        inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
+        if inner is None or not hasattr(inner, "str2int") or not isinstance(schema.get(name), Coded):
+            continue
+
+        def word(code: Any, names: Sequence[str] = inner.names) -> Any:
+            return None if code in (None, -1) else names[code]
+
+        codes = table.column(place).to_pylist()
+        if inner is feature:
+            words = pa.array([word(code) for code in codes], pa.string())
+        else:
+            words = pa.array([None if each is None else [word(code) for code in each] for each in codes], pa.list_(pa.string()))
+        table = table.set_column(place, name, words)
+    return table
 
 
 def _is_row(columns: Mapping[str, Any], schema: Mapping[str, ColumnType]) -> bool:

@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.acero as acero
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from penstock.columns.blob import Bytes
@@ -70,8 +72,14 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
         found, held, first = list[pa.Table](), 0, 0
         for batch in arrow.reader(self._view, tested, rows, halves=False):
             places = pa.array(range(first, first + batch.num_rows), pa.int64())
-            numbered = batch.append_column(_PLACE, places)
-            found.append(pads.Scanner.from_batches([numbered], schema=numbered.schema, columns=[_PLACE], filter=condition).to_table())
+            numbered = pa.Table.from_batches([batch.append_column(_PLACE, places)])
+            # This runs in a thread of Arrow. Another scanner would wait for such threads, so the plan runs in this one.
+            steps = [
+                acero.Declaration("table_source", acero.TableSourceNodeOptions(numbered)),
+                acero.Declaration("filter", acero.FilterNodeOptions(condition)),
+                acero.Declaration("project", acero.ProjectNodeOptions([pc.field(_PLACE)], [_PLACE])),
+            ]
+            found.append(acero.Declaration.from_sequence(steps).to_table(use_threads=False))
             held, first = held + found[-1].num_rows, first + batch.num_rows
             if held >= rows:
                 yield from self._at(names, found, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import hashlib
 import itertools
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset import Dataset
-from penstock.errors import AlreadyExistsError
+from penstock.errors import AlreadyExistsError, InvalidInputError
 from penstock.history.log import Commit
 from penstock.importers.shared.chunks import contents_of, part_of
 from penstock.importers.shared.source import Chunk, Refusal, Report
@@ -29,6 +30,8 @@ WHOLE_BYTES, PIECE_BYTES, PIECES = 4 << 10, 64 << 10, 256
 LONE_BYTES = PIECES * PIECE_BYTES
 # The column with the paths of images, and how many keys are read at a time.
 PATH, KEYS_AT_ONCE = "path", 1 << 16
+# How many images are compared at a time, and with how many samples of one key.
+IMAGES_AT_ONCE, COPIES = 64, 64
 HINT = 'mode="append" (--mode append) imports them again, and "skip-existing" leaves them out'
 
 
@@ -96,32 +99,47 @@ def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None) -> Earlie
 
 
 class Known:
-    """The keys of a dataset's samples, and the contents of its images. Holds 16 bytes per sample. Cost: reads the column of keys."""
+    """The keys of a dataset's samples, and the contents of its images. Holds 16 bytes per sample. Cost: reads the column of keys.
 
-    def __init__(self, dataset: Dataset, key: str, image: str | None) -> None:
-        self.dataset, self.key, self.image = dataset, key, image
-        keys = itertools.chain.from_iterable(batch[key] for batch in dataset.select_columns([key]).batches(KEYS_AT_ONCE))
+    `unique` says whether two samples of the dataset must not have one key.
+    """
+
+    def __init__(self, dataset: Dataset, key: str, image: str | None, unique: bool) -> None:
+        self.dataset, self.key, self.image, self.unique = dataset, key, image, unique
+        batches = dataset.select_columns([key]).batches(KEYS_AT_ONCE)
+        keys = itertools.chain.from_iterable(keys_of(batch[key]) for batch in batches)
         hashes = np.fromiter(map(hash, keys), np.int64, len(dataset))
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
 
-    def _places(self, key: str | int) -> npt.NDArray[np.int64]:
+    def _places(self, key: Any) -> npt.NDArray[np.int64]:
+        if key is None:
+            return np.empty(0, np.int64)
         low, high = (int(np.searchsorted(self._hashes, hash(key), side)) for side in ("left", "right"))
-        return self._order[low:high]
+        return self._order[low : min(high, low + COPIES)]
 
     def find(self, keys: Sequence[Any], images: Sequence[Any]) -> list[bool | None]:
-        """Return for each key whether the dataset has the sample: True, False for another image with this key, or None."""
-        places = [self._places(key) if isinstance(key, str | int) else np.empty(0, np.int64) for key in keys]
-        found: list[bool | None] = [None] * len(keys)
-        wanted = np.concatenate(places) if places else np.empty(0, np.int64)
-        if not len(wanted):
-            return found
-        columns = [self.key, *([self.image] if self.image else [])]
-        batch = self.dataset.take(wanted, columns=columns, decode=False)
+        """Return for each key whether the dataset has the sample: True, False for another image with this key, or None.
+
+        Raises: InvalidInputError (key-not-unique).
+        """
+        places = [self._places(key) for key in keys]
         rows = np.repeat(np.arange(len(keys)), [len(place) for place in places])
-        for at, row in enumerate(rows.tolist()):
-            if batch[self.key][at] == keys[row]:  # Other keys may have the same hash.
-                same = self.image is None or batch[self.image][at] == images[row]
+        wanted = np.concatenate(places) if places else np.empty(0, np.int64)
+        found: list[bool | None] = [None] * len(keys)
+        step = IMAGES_AT_ONCE if self.image else KEYS_AT_ONCE
+        for start in range(0, len(wanted), step):
+            columns = [self.key, *([self.image] if self.image else [])]
+            batch = self.dataset.take(wanted[start : start + step], columns=columns, decode=False)
+            there = keys_of(batch[self.key])
+            for at, row in enumerate(rows[start : start + step].tolist()):
+                if there[at] != keys[row]:  # Other keys may have the same hash.
+                    continue
+                if self.unique and found[row] is not None:
+                    text = f"`{self.key}` is not a key: two samples of the dataset have {keys[row]!r}"
+                    raise InvalidInputError(text, code="key-not-unique", hint="delete one of the samples, or use another key")
+                # Only bytes can be compared with what is stored.
+                same = self.image is None or not isinstance(images[row], bytes) or batch[self.image][at] == images[row]
                 found[row] = bool(found[row] or same)
         return found
 
@@ -132,8 +150,9 @@ def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -
     Raises: AlreadyExistsError, unless `skip` is true.
     """
     for chunk in chunks:
-        keys = _plain(chunk.columns.get(known.key, [None] * chunk.rows))
-        images = [contents_of(value) for value in chunk.columns.get(known.image or "", [None] * chunk.rows)]
+        keys = keys_of(chunk.columns.get(known.key, [None] * chunk.rows))
+        given = chunk.columns.get(known.image or "", [None] * chunk.rows)
+        images = [contents_of(value) for value in (given.to_pylist() if is_arrow(given) else given)]
         found = known.find(keys, images)
         if not skip and (first := next((key for key, there in zip(keys, found, strict=True) if there is not None), None)) is not None:
             text = f"cannot import `{first}`: the dataset has a sample with this {known.key} already"
@@ -150,8 +169,19 @@ def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -
         yield part
 
 
-def _plain(values: Any) -> list[Any]:
-    """Return keys as text and int, or None for a null."""
-    if is_arrow(values):
-        return list(values.to_pylist())
-    return list(values.tolist() if isinstance(values, np.ndarray) else values)
+def keys_of(values: Any) -> list[Any]:
+    """Return keys as text and int, or None for a null.
+
+    >>> keys_of([np.int64(3), b"a", None]), keys_of(np.ma.MaskedArray([1, 2], [False, True]))
+    ([3, 'a', None], [1, None])
+    """
+    listed = values.to_pylist() if is_arrow(values) else values.tolist() if isinstance(values, np.ndarray) else values
+    return [_plain(value) for value in listed]
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item") and not isinstance(value, str):  # A number of NumPy or torch, or an array of no dimensions.
+        value = value.item() if getattr(value, "ndim", 0) == 0 else None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "replace")
+    return value if isinstance(value, str | int | float | decimal.Decimal) else None

@@ -72,7 +72,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
         import_pandas()
     progress = {"done": 0}
     wanted = options.split and "split" not in kinds and (not options.defaults or "split" in options.defaults)
-    splits = _splits(path, files) if wanted and path.is_dir() else {}
+    splits = _splits(path, files, "split" in {**options.defaults, **options.types}) if wanted and path.is_dir() else {}
     own = dict(kinds)
     if splits:
         kinds["split"] = options.types.get("split", Category())
@@ -95,15 +95,17 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names, files)
 
 
-def _splits(folder: pathlib.Path, files: Sequence[pathlib.Path]) -> dict[pathlib.Path, str]:
-    """Return the split of each file: its first folder, or the beginning of its name. Returns nothing if there are fewer than two splits."""
+def _splits(folder: pathlib.Path, files: Sequence[pathlib.Path], known: bool) -> dict[pathlib.Path, str]:
+    """Return the split of each file: its first folder, or the beginning of its name. Returns nothing if there are fewer than two splits,
+    unless the column is `known`.
+    """
     found: dict[pathlib.Path, str] = {}
     for file in files:
         *above, name = file.relative_to(folder).parts
         split = next((part for part in (*above, name.partition("-")[0].partition(".")[0]) if part.lower() in SPLITS), None)
         if split is not None:
             found[file] = split
-    if len(splits := sorted(set(found.values()))) < 2:
+    if len(splits := sorted(set(found.values()))) < (1 if known else 2):
         return {}
     if outside := [str(file.relative_to(folder)) for file in files if file not in found]:
         raise InvalidInputError(

@@ -99,7 +99,13 @@ def import_data(
             # In the meantime, somebody created the destination, imported some of this, or changed the schema.
             created = error.code == "dataset-exists" and mode != "create"
             again = created or (isinstance(error, ConflictError) and mode != "append")
-            if not again or isinstance(source, Iterator):  # An iterator cannot be read again.
+            if again and isinstance(source, Iterator):
+                error.hint = "import it once more: an iterator cannot be read again"
+            if not again or isinstance(source, Iterator):
+                raise
+        except NotFoundError:
+            # Somebody else who created the destination failed, and removed it.
+            if isinstance(source, Iterator) or mode == "append" or wanted.exists():
                 raise
     return wanted.imported()
 
@@ -127,6 +133,11 @@ class _Wanted:
     files: Sequence[str]
     storage_options: Mapping[str, Any] | None
 
+    def exists(self) -> bool:
+        """Return whether the destination exists, or the source does not."""
+        gone = isinstance(self.source, str | os.PathLike) and not pathlib.Path(self.source).exists()
+        return gone or _existing(self.destination, self.branch, self.storage_options) is not None
+
     def imported(self) -> Report:
         """Import the source, unless it was imported already."""
         there = _existing(self.destination, self.branch, self.storage_options)
@@ -135,7 +146,8 @@ class _Wanted:
                 f"cannot create `{self.destination}`: it is a dataset already", hint="choose another destination, or another mode"
             )
         common = dataclasses.replace(self.common, defaults={} if there is None else there.schema)
-        opened, name = open_source(self.source, self.format, common, self.options, self.limit)
+        # With keys, a limit does not count what is left out.
+        opened, name = open_source(self.source, self.format, common, self.options, self.limit if self.key is None else None)
         opened.root = opened.root or common.root or _beside(self.source)
         kinds = {**opened.schema, **common.defaults}
         always = _columns_in(self.files, kinds)
@@ -190,7 +202,7 @@ class _Wanted:
         report = Report(0, [], None, opened.left_out)
         kinds, on_error = dataset.schema, self.common.on_error
         image = "image" if isinstance(kinds.get("image"), Image | Mask | Bytes) else None
-        known = earlier.Known(dataset, key, image) if key is not None else None
+        known = earlier.Known(dataset, key, image, self.key is not None) if key is not None else None
         named = [column for column, kind in kinds.items() if isinstance(kind, Image | Mask)]
         read = functools.partial(with_files, kinds=named, always=always, folder=opened.root or pathlib.Path())
         with (

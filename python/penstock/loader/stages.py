@@ -20,7 +20,7 @@ from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Torchvision, Transform
 from penstock.transforms.batch import Mixing
-from penstock.transforms.of_torchvision import SampleGenerator, followers_of
+from penstock.transforms.of_torchvision import SampleGenerator, followers_of, of_torchvision
 from penstock.values.dtypes import filler
 from penstock.views.concat import union_of
 from penstock.views.view import Batch, View
@@ -126,7 +126,7 @@ def stages_of(
         elif callable(stage):
             if batches:
                 raise InvalidInputError(f"{stage!r} comes after a per-batch function", code="invalid-argument", hint="put T.PerBatch last")
-            fn = Torchvision(stage) if type(stage).__module__.startswith("torchvision.") else stage
+            fn = Torchvision(stage) if of_torchvision(stage) else stage
             samples.append(fn.bound(outputs, view.schema) if isinstance(fn, Torchvision) else fn)
             takes_rng(stage)  # Refuses functions with other parameters.
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,13 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.keypoints import Keypoints
 from penstock.errors import InvalidInputError
 from penstock.transforms.base import On
+
+
+def of_torchvision(fn: Any) -> bool:
+    """Return whether a function is a transform of torchvision, a function of its, or a module of torch with such transforms."""
+    inner = fn.modules() if hasattr(fn, "modules") and hasattr(fn, "forward") else ()
+    modules = [type(fn).__module__, getattr(fn, "__module__", ""), *(type(one).__module__ for one in inner)]
+    return any(str(module).startswith("torchvision.transforms") for module in modules)
 
 
 class SampleGenerator(np.random.Generator):
@@ -56,9 +64,14 @@ class Torchvision:
         _check(transform)
         self.fn, self.on = transform, on
         self._kinds: dict[str, ColumnType] = {}
+        # The presets of models, and functions such as `functional.rotate`, take one image.
+        self._takes_samples = not (type(transform).__module__.endswith("._presets") or inspect.isfunction(transform))
 
     def __repr__(self) -> str:
         return f"Torchvision({' '.join(repr(self.fn).split())})"
+
+    def _images(self, given: Mapping[str, Any]) -> list[str]:
+        return [name for name in given if self._kinds[name].type == "image"]
 
     def bound(self, outputs: Mapping[str, str], schema: Mapping[str, ColumnType]) -> Torchvision:
         """Return the same transform for the results of a loader."""
@@ -71,7 +84,7 @@ class Torchvision:
                     code="invalid-argument",
                     hint='write T.Torchvision(transform, on=("image", "boxes"))',
                 )
-            names = [*images, *followers_of(images[0], outputs, schema, repr(self))]
+            names = [*images, *(followers_of(images[0], outputs, schema, repr(self)) if self._takes_samples else ())]
         else:
             names = [self.on] if isinstance(self.on, str) else list(self.on)
         if unknown := [name for name in names if name not in kinds]:
@@ -107,7 +120,7 @@ class Torchvision:
                 size = sample[name].shape[:2] if kind.type in ("image", "mask") else size
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.integers(2**63)))  # `torch.manual_seed` would also seed the generators of GPUs.
-            found = self.fn(given)
+            found = self.fn(given) if self._takes_samples else given | {name: self.fn(given[name]) for name in self._images(given)}
         formats |= {name: value.format.value for name, value in found.items() if hasattr(value, "canvas_size") and hasattr(value, "format")}
         made = {name: _from_torch(value, self._kinds.get(name)) for name, value in found.items()}
         made |= {name: np.concatenate([made[name], rest], axis=-1) for name, rest in more.items() if name in made}
@@ -125,6 +138,8 @@ def _check(transform: Any) -> None:
         wrong = "does not know which column has the labels"
         hint = 'write T.SanitizeBoundingBoxes(on=("boxes", "labels")), or v2.SanitizeBoundingBoxes(labels_getter=None)'
     else:
+        for inner in getattr(transform, "transforms", None) or ():
+            _check(inner)
         return
     raise InvalidInputError(f"{name} of torchvision {wrong}", code="invalid-argument", hint=hint)
 

@@ -108,7 +108,7 @@ def dtype_name(dtype: Any) -> str:
         return name
     try:
         found = None if dtype is None else np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):  # NumPy reads "label:cat,dog" as a list of types.
         found = None
     if found is not None:
         if found.kind == "M":
@@ -116,6 +116,7 @@ def dtype_name(dtype: Any) -> str:
         if found.name in DTYPES:
             return str(found.name)
     word = (dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))).lower()
+    word = word.partition(":")[0]  # On the command line, parameters follow.
     instead = next((write for write, words in _INSTEAD.items() if word in words.split()), None)
     hint = f"valid dtypes: {', '.join(DTYPES)}" if instead is None else f"write {instead}"
     raise InvalidInputError(f"unknown dtype {dtype!r}", code="invalid-schema", hint=hint)

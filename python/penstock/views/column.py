@@ -131,10 +131,10 @@ class Column:
                     f"cannot compare column `{self.name}` with {min(unknown)!r}: it is not one of its labels",
                     hint=f"labels: {', '.join(names[:20])}",
                 )
-            elif kind.type == "label" and type(other) is int and not 0 <= other < (count := len(self._view.vocabulary(self.name))):
+            elif kind.type == "label" and type(other) is int and not 0 <= other < len(self._view.vocabulary(self.name)):
                 raise InvalidInputError(
-                    f"cannot compare column `{self.name}` with {other}: its codes are 0 to {count - 1}",
-                    hint=f"labels: {', '.join(self._view.vocabulary(self.name)[:20])}",
+                    f"cannot compare column `{self.name}` with {other}: it is not the code of a label",
+                    hint=f"compare with a word: {', '.join(self._view.vocabulary(self.name)[:20])}",
                 )
             if isinstance(other, np.ma.MaskedArray):
                 other, others = np.ma.getdata(other), np.ma.getmaskarray(other)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.columns.coded import Coded
+from penstock.columns.column_type import ColumnType
 from penstock.columns.label import Named
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
 from penstock.ragged import Ragged
@@ -220,6 +221,17 @@ class Concat(Exports):
         """Split each view, and join the parts of one name; see `View.split`. A group is in one part, also if several views have it."""
         return {name: Concat(parts) for name, parts in choose.split(self.parts, fractions, seed, (by, group)).items()}
 
+    @property
+    def uri(self) -> str:
+        """The places of the datasets, for messages and tables."""
+        return ", ".join(dict.fromkeys(part.uri for part in self.parts))
+
+    def _repr_html_(self) -> str:
+        """Show the first samples in a notebook, as a view does."""
+        from penstock.views import html
+
+        return html.page(self)
+
     def __repr__(self) -> str:
         return f"<penstock.Concat of {len(self.parts)} views: {len(self)} samples, {len(self.columns)} columns>"
 
@@ -267,8 +279,9 @@ def concat(views: Sequence[View | Concat], *others: Never) -> Concat:
         for name, kind in parts[0].schema.items():
             one, other = (_essence(spec) for spec in (kind, part.schema[name]))
             if one != other:
+                found = _described(kind, part.schema[name]), _described(part.schema[name], kind)
                 raise InvalidInputError(
-                    f"cannot join views: column `{name}` is {kind.describe()} in `{parts[0].uri}` and {part.schema[name].describe()} in `{part.uri}`",
+                    f"cannot join views: column `{name}` is {found[0]} in `{parts[0].uri}` and {found[1]} in `{part.uri}`",
                     code="invalid-schema",
                     hint="choose other columns with ds.select_columns, or widen one with tx.widen_column",
                 )
@@ -289,3 +302,10 @@ def _ordered(view: View, names: list[str]) -> View:
 def _essence(kind: Any) -> dict[str, Any]:
     """Return what must be the same in all views."""
     return {name: value for name, value in {**vars(kind), "type": kind.type}.items() if name not in ("codec", "tile", "names")}
+
+
+def _described(kind: ColumnType, other: ColumnType) -> str:
+    """Describe a type, with its parameters if the description of another one is the same."""
+    text, theirs = kind.describe(), _essence(other)
+    different = [f"{name}={value!r}" for name, value in _essence(kind).items() if theirs.get(name, value) != value]
+    return text if text != other.describe() else f"{text} ({', '.join(different)})"

@@ -17,6 +17,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.views.sample import brief, unwrap
 
 if TYPE_CHECKING:
+    from penstock.views.concat import Concat
     from penstock.views.view import View
 
 Pixels = npt.NDArray[np.uint8]
@@ -26,12 +27,13 @@ _LETTERS, _NAMES = 200, 20
 _STYLE = "text-align:left;vertical-align:top;max-width:24em;overflow-wrap:break-word"
 
 
-def page(view: View, samples: int = SAMPLES) -> str:
+def page(view: View | Concat, samples: int = SAMPLES) -> str:
     """Return the first samples of a view as an HTML table."""
     schema, count = view.schema, min(samples, len(view))
     batch = view.take(range(count), on_corrupt="null") if schema else {}
     words = words_of(view)
-    title = f"<p><b>{html.escape(view.uri)}</b>: {len(view):,} samples, {len(schema)} columns, snapshot <code>{html.escape(view.snapshot)}</code></p>"
+    snapshot = f", snapshot <code>{html.escape(view.snapshot)}</code>" if hasattr(view, "snapshot") else ""
+    title = f"<p><b>{html.escape(view.uri)}</b>: {len(view):,} samples, {len(schema)} columns{snapshot}</p>"
     names = "".join(
         f'<th style="{_STYLE}">{html.escape(name)}<br><small style="font-weight:normal">{html.escape(kind.describe())}</small></th>'
         for name, kind in schema.items()
@@ -45,7 +47,7 @@ def page(view: View, samples: int = SAMPLES) -> str:
     return f"<div>{title}<table><thead><tr><th></th>{names}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}</div>"
 
 
-def words_of(view: View) -> dict[str, list[str]]:
+def words_of(view: View | Concat) -> dict[str, list[str]]:
     """Return the words of each label and category column."""
     return {name: view.vocabulary(name) for name, kind in view.schema.items() if isinstance(kind, Coded)}
 

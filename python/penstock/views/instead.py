@@ -37,6 +37,12 @@ INSTEAD = {
     "version": "write ds.snapshot",
     "versions": "write ds.log()",
     "concatenate": "write ps.concat([one, other])",
+    "add": "write ds.append({column: values})",
+    "insert": "write ds.append({column: values})",
+    "sample": "choose in each view first: ps.concat([one.sample(50), other.sample(50)])",
+    "save": "nothing: append and transactions store at once",
+    "close": "nothing: a dataset holds no lock; del ds frees its memory",
+    "flush": "nothing: append and transactions store at once",
 }
 
 

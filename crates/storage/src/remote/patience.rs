@@ -18,11 +18,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Why a request failed, and whether to retry it.
 pub enum Verdict {
     Final(Error),
-    /// `sent`: the server may have carried out the request.
+    /// `sent`: the server may have carried out the request. `stranger`: the address of the store is probably wrong.
     Again {
         error: Error,
         throttled: bool,
         sent: bool,
+        stranger: bool,
     },
 }
 
@@ -39,7 +40,7 @@ impl Default for Tries {
     }
 }
 
-/// For how long to try to reach a store that has never answered. Its address is probably wrong.
+/// For how long to try to reach a store that has never answered, or whose answers have never made sense. Its address is probably wrong.
 const STRANGER: Duration = Duration::from_millis(2500);
 
 /// State shared by all requests to one store.
@@ -84,7 +85,10 @@ impl Patience {
         loop {
             let (result, ending) = attempt(until, work()).await;
             let error = match result {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    self.traffic.note_understood();
+                    return Ok(answer);
+                }
                 Err(error) => error,
             };
             permit = self.again(counters, self.verdict(what, &error, &ending), &mut tries, until, permit).await?;
@@ -95,6 +99,13 @@ impl Patience {
     pub fn verdict(&self, what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
         match verdict(what, error, ending) {
             Verdict::Final(error) if error.code() == "credentials-missing" => Verdict::Final(error.hint(self.credentials_hint)),
+            Verdict::Again { error, .. } if *ending == Ending::Success && !self.traffic.understood() => {
+                let hint = "the server's answers are not those of this kind of store: check the endpoint (for MinIO, the port of its API, not that of its console)";
+                Verdict::Again { error: error.hint(hint), throttled: false, sent: true, stranger: true }
+            }
+            Verdict::Again { error, throttled, sent, .. } if matches!(ending, Ending::Unsent { .. }) && !self.traffic.answered() => {
+                Verdict::Again { error, throttled, sent, stranger: true }
+            }
             other => other,
         }
     }
@@ -108,13 +119,12 @@ impl Patience {
         until: Instant,
         mut permit: Permit<'a>,
     ) -> Result<Permit<'a>> {
-        let (error, throttled) = match verdict {
+        let (error, throttled, stranger) = match verdict {
             Verdict::Final(error) => return Err(error),
-            Verdict::Again { error, throttled, .. } => (error, throttled),
+            Verdict::Again { error, throttled, stranger, .. } => (error, throttled, stranger),
         };
         tries.count += 1;
         let wait = wait(tries.count, throttled);
-        let stranger = error.code() == "storage-unreachable" && !self.traffic.answered();
         let until = if stranger { until.min(tries.begun + STRANGER) } else { until };
         if Instant::now() + wait >= until {
             // If the deadline cut the last attempt short, only the attempt before it can explain why requests fail.
@@ -156,8 +166,8 @@ pub fn wait(tries: u32, throttled: bool) -> Duration {
 
 fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict {
     let make = |code: &'static str, why: String| Error::new(code, format!("cannot {what}: {why}"));
-    let unsent = |error: Error| Verdict::Again { error, throttled: false, sent: false };
-    let sent = |error: Error| Verdict::Again { error, throttled: false, sent: true };
+    let unsent = |error: Error| Verdict::Again { error, throttled: false, sent: false, stranger: false };
+    let sent = |error: Error| Verdict::Again { error, throttled: false, sent: true, stranger: false };
     match ending {
         Ending::Refused { status, code } => refused(what, *status, code),
         Ending::Unsent { host, why } => {
@@ -198,7 +208,7 @@ fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict 
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
     let answer = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
     let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {answer}"));
-    let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true };
+    let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true, stranger: false };
     match (status, code) {
         (_, "NoSuchBucket" | "ContainerNotFound") => Verdict::Final(
             make("bucket-not-found").hint("check the name of the bucket or container, the account or region, and the endpoint"),
@@ -224,9 +234,9 @@ fn refused(what: &str, status: u16, code: &str) -> Verdict {
         (_, "XMinioStorageFull" | "QuotaExceeded" | "InsufficientStorage") | (507, _) => {
             Verdict::Final(make("no-space").hint("free space in the store and try again; nothing was committed"))
         }
-        (404, _) => Verdict::Final(
-            make("object-not-found").hint("the object was removed: `penstock verify` lists all missing objects; restore them from a copy"),
-        ),
+        (404, _) => Verdict::Final(make("object-not-found").hint(
+            "check the bucket or container, and the endpoint; if the dataset was there, `penstock verify` lists all missing objects",
+        )),
         (401 | 403, _) => Verdict::Final(
             make("permission-denied").hint("these credentials lack a permission: `penstock doctor` shows which ones are missing"),
         ),

@@ -79,6 +79,8 @@ def open_source(path: pathlib.Path, options: CocoOptions) -> OpenedSource:
         raise InvalidInputError(f"masks={options.masks!r}, expected class or instance")
     files, left_out = ({"": path} if path.is_file() else _splits(path, options)), list[str]()
     found = [_File(file, options, split, path) for split, file in files.items()]
+    chosen = options if path.is_file() else FolderOptions(exclude=options.exclude)
+    found = [file.selected(chosen) for file in found]
     if path.is_dir():
         named = {(file.root / str(image.get("file_name"))).resolve() for file in found for image in file.images}
         others = itertools.chain(*list_images(path, FolderOptions()))
@@ -145,6 +147,17 @@ class _File:
         # Where its images are within the folder.
         self.within = pathlib.PurePath(os.path.relpath(self.root, folder)).as_posix() if split else ""
 
+    def selected(self, options: FolderOptions) -> _File:
+        """Return the file with the images that options select by their paths."""
+        self.images = [image for image in self.images if options.selects(self.path_of(str(image.get("file_name"))))]
+        if not self.images:
+            raise InvalidInputError(f"cannot import `{self.path}`: include and exclude select none of its images")
+        return self
+
+    def path_of(self, name: str) -> str:
+        """Return the path of an image within the source."""
+        return os.path.join(self.within, name) if self.within != "." else name
+
     def schema(self) -> dict[str, ColumnType]:
         schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), "image_id": Scalar("int64")}
         if self.objects:
@@ -166,7 +179,7 @@ class _File:
             return given
         path = self.path.absolute()
         beside, above, split = path.parent, path.parent.parent, self.split or self.path.stem.rpartition("_")[2]
-        places = [place / name for place in (beside, above) for name in ("", "images", split, f"images/{split}")]
+        places = [place / name for place in (beside, above) for name in (f"images/{split}", split, "images", "")]
         names = [name for image in self.images[:_FILES_TO_FIND] if isinstance(name := image.get("file_name"), str) and is_utf8(name)]
         counts = [sum((place / name).is_file() for name in names if name and "\0" not in name) for place in places]
         if max(counts) == 0:
@@ -187,7 +200,7 @@ class _File:
         name, number = image.get("file_name"), image.get("id")
         values: dict[str, Any] = {"size": _size_of(image), "split": self.split}
         if isinstance(name, str) and name:
-            values |= dict.fromkeys(("image", "path"), os.path.join(self.within, name) if self.within != "." else name)
+            values |= dict.fromkeys(("image", "path"), self.path_of(name))
         else:
             refused["image"] = "the image has no file_name"
         if is_whole(number):

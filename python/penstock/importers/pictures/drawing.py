@@ -32,7 +32,7 @@ def boxes_in(boxes: npt.NDArray[np.float64], form: str, wanted: str) -> npt.NDAr
 
 def mask_of(size: tuple[int, int] | None, annotations: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> npt.NDArray[Any]:
     """Draw the objects of an image of COCO, large ones first, so that small ones are on top. Pixels outside of all objects are 0.
-    Polygons of one or two points cover none.
+    Polygons of fewer than three points cover none.
 
     Raises: ValueError for a segmentation that cannot be drawn.
     """
@@ -69,7 +69,7 @@ def _check(annotation: Mapping[str, Any], outline: Any, size: tuple[int, int]) -
     """Refuse what would make pycocotools crash: polygons with other values than coordinates, and runs of another image size."""
     if isinstance(outline, list):
         numbers = [value for polygon in outline for value in (polygon if isinstance(polygon, list) else [None])]
-        good = all(isinstance(polygon, list) and len(polygon) >= 2 and len(polygon) % 2 == 0 for polygon in outline)
+        good = all(isinstance(polygon, list) and len(polygon) % 2 == 0 for polygon in outline)
         good = good and all(isinstance(value, int | float) and abs(value) < _LARGEST_COORDINATE for value in numbers)
     else:
         counts = outline.get("counts") if isinstance(outline, dict) else None

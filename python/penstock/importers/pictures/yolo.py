@@ -69,6 +69,11 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         listed = itertools.chain(*(part.listed or () for part in parts))
         files = list(dict.fromkeys([*files, *(file for file in listed if options.selects(os.path.relpath(file, folder)))]))
         splits = {file: name for file in files if (name := _part_of(file, parts)) is not None}
+        if options.may_split and (both := next((file for file in files if _lists_of(file, parts) > 1), None)) is not None:
+            raise InvalidInputError(
+                f"cannot import `{own}`: `{os.path.relpath(both, folder)}` is in the lists of several splits",
+                hint="remove it from one of them, or pass split=False (--no-split)",
+            )
         left_out = [*left_out, *(file for file in files if file not in splits)]
         files = list(splits)
     known = {file: _labels_of(file) for file in files}
@@ -96,7 +101,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     done, chunks = image_chunks(folder, files, columns_of)
     form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
     annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
-    read = {*used, own}
+    read = {*used, own, *(part.place for part in parts)}
     shown = [os.path.relpath(file, folder) for file in dict.fromkeys(left_out) if file.absolute() not in read]
     return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
 
@@ -114,6 +119,11 @@ def _part_of(file: pathlib.Path, parts: Sequence[_Part]) -> str | None:
     """Return the split of a file: that of the innermost folder, or of the list that has it."""
     inner = [part for part in parts if (file in part.listed if part.listed is not None else file.is_relative_to(part.place))]
     return max(inner, key=lambda part: len(part.place.parts)).split if inner else None
+
+
+def _lists_of(file: pathlib.Path, parts: Sequence[_Part]) -> int:
+    """Return in how many lists of different splits a file is. A list that is two splits counts once."""
+    return len({part.place for part in parts if part.listed is not None and file in part.listed})
 
 
 def _described(file: pathlib.Path) -> tuple[pathlib.Path, list[_Part]]:

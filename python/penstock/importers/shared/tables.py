@@ -43,8 +43,7 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return Bytes()
     if pa.types.is_dictionary(kind):
-        words = pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
-        return Category() if words else infer(kind.value_type, name)
+        return Category() if is_text(kind.value_type) else infer(kind.value_type, name)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return Scalar("timestamp")
     if pa.types.is_time(kind) or pa.types.is_duration(kind):

@@ -65,16 +65,31 @@ pub struct Traffic {
     /// The difference between the server's clock and ours in milliseconds, or `u64::MAX` if it is not known yet.
     skew_ms: AtomicU64,
     answered: AtomicBool,
+    understood: AtomicBool,
 }
 
 impl Traffic {
     pub fn new() -> Traffic {
-        Traffic { counters: Counters::default(), skew_ms: AtomicU64::new(u64::MAX), answered: AtomicBool::new(false) }
+        Traffic {
+            counters: Counters::default(),
+            skew_ms: AtomicU64::new(u64::MAX),
+            answered: AtomicBool::new(false),
+            understood: AtomicBool::new(false),
+        }
     }
 
     /// Return whether the store has ever answered a request of this process.
     pub fn answered(&self) -> bool {
         self.answered.load(Relaxed)
+    }
+
+    /// Return whether an answer of the store has ever made sense.
+    pub fn understood(&self) -> bool {
+        self.understood.load(Relaxed)
+    }
+
+    pub fn note_understood(&self) {
+        self.understood.store(true, Relaxed);
     }
 
     pub fn skew(&self) -> Option<Duration> {
