@@ -342,7 +342,11 @@ def test_a_changed_file_is_another_source(tmp_path, root, size):
     import_data(tmp_path / "rows.csv", root)
     for place in (0, len(rows) // 2 // 9 * 9, len(rows) - 9):
         write(tmp_path, {"rows.csv": "n\n" + rows[:place] + "99999999\n" + rows[place + 9 :]})
-        assert import_data(tmp_path / "rows.csv", root).samples == size // 9
+        with pytest.raises(ps.AlreadyExistsError, match="when it had other contents"):
+            import_data(tmp_path / "rows.csv", root)
+        assert write(tmp_path / "elsewhere", {"rows.csv": (tmp_path / "rows.csv").read_text()})
+        assert import_data(tmp_path / "elsewhere" / "rows.csv", root, mode="append").samples == size // 9
+        assert import_data(tmp_path / "rows.csv", root, mode="skip-existing").skipped == size // 9
 
 
 def test_the_same_table_on_other_branches_and_after_a_reset(tmp_path, root):

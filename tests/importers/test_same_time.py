@@ -107,9 +107,10 @@ def test_a_table_that_has_grown(tmp_path, root, form):
     path.write_text(TABLES[form])
     assert import_data(path, root, key="id").samples == 2
     path.write_text(TABLES[form] + MORE[form])
-    with pytest.raises(ps.AlreadyExistsError, match=r"when it had other contents, and nothing tells which rows are new") as caught:
-        import_data(path, root, mode="skip-existing")
-    assert "--key id" in caught.value.hint
+    for mode in (None, "skip-existing"):
+        with pytest.raises(ps.AlreadyExistsError, match=r"when it had other contents, and nothing tells which rows are new") as caught:
+            import_data(path, root, mode=mode)
+        assert "--key id" in caught.value.hint
     with pytest.raises(ps.AlreadyExistsError, match="cannot import `1`: the dataset has a sample with this id already"):
         import_data(path, root, key="id")
     report = import_data(path, root, mode="skip-existing", key="id")

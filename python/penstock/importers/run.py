@@ -178,17 +178,18 @@ class _Wanted:
         return {"source": name[:200], "place": earlier.place_of(path), "digest": earlier.digest_of(folder, opened.files, root)}
 
     def _skipped(self, name: str, before: earlier.Earlier, key: str | None, opened: OpenedSource) -> Report | None:
-        """Return the report if everything was imported already, or None if the rest is found by keys, or is another source."""
+        """Return the report if everything was imported already, or None if the rest is found by keys."""
         commit = before.commit
         if not before.same:
-            if self.mode == "skip-existing" and key is None:
-                text = f"commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported `{name}` when it had other contents"
-                raise AlreadyExistsError(
-                    f"cannot import `{name}` with mode={self.mode!r}: {text}, and nothing tells which rows are new",
-                    code="already-imported",
-                    hint='name a column whose values identify rows: key="id" (--key id); or mode="append" (--mode append) imports all of them',
-                )
-            return None
+            if key is not None:
+                return None
+            text = f"commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported it when it had other contents"
+            raise AlreadyExistsError(
+                f"cannot import `{name}`: {text}, and nothing tells which rows are new",
+                code="already-imported",
+                hint='name a column whose values identify rows: key="id", mode="skip-existing" (--key id --mode skip-existing); '
+                'or mode="append" (--mode append) imports all of them',
+            )
         if key is None and before.whole and self.mode == "skip-existing":
             return Report(0, [], commit.snapshot, opened.left_out, skipped=commit.samples_added)
         if key is None or (before.whole and self.mode is None):
