@@ -87,8 +87,8 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             bars.append({"what": f"{what}: time per live sample, {name} / before", "value": each[name] / each["before"], "at_most": 1.2})
     allowed = {"updated": len(changed) * (8 + 512 + 4), "deleted": samples * 3 // 10 * 4}
     for name, needed in allowed.items():
-        value = (written[name] - (64 << 10)) / needed
-        bars.append({"what": f"bytes written beyond 64 KiB, {name} / (values + 4 bytes a sample)", "value": value, "at_most": 2})
+        value = written[name] / (needed + (32 << 10))
+        bars.append({"what": f"bytes written, {name} / (values + 4 bytes a sample + 32 KiB)", "value": value, "at_most": 2})
     return {"what": f"{samples} samples in {FRAGMENTS} fragments", "written": written, "times": times, "lines": lines, "bars": bars}
 
 

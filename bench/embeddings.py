@@ -332,7 +332,9 @@ def patterns(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             f"{what}: wrote {amplification:.2f} × the changed bytes; scan {ratio['scan']:.2f}, takes {ratio['takes']:.2f} of the time before"
         )
         if changed:
-            bars.append({"what": f"{what}: bytes written / changed", "value": (written - (64 << 10)) / (changed * row), "at_most": 2})
+            bars.append(
+                {"what": f"{what}: bytes written / (changed + 32 KiB)", "value": written / (changed * row + (32 << 10)), "at_most": 2}
+            )
         bars.extend({"what": f"{what}: {name} after / before", "value": value, "at_most": 1.2} for name, value in ratio.items())
         shutil.rmtree(place)
 
