@@ -208,6 +208,36 @@ def test_classes_of_hugging_face_are_appended_by_name():
         ds.append(more)
 
 
+def test_codes_that_mean_no_class_are_refused():
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["cat", "dog"])
+    ds = ps.create("memory://odd-codes", {"label": ps.Label(["dog", "cat"]), "tags": ps.Labels(["dog", "cat"])})
+    features = datasets.Features({"label": names, "tags": datasets.Sequence(names)})
+    for label, tags, match in ((-2, [], "the code -2 is not that of one of 2 classes"), (0, [-1], "a list contains -1")):
+        table = pa.table({"label": [label], "tags": pa.array([tags], pa.list_(pa.int64()))})
+        with pytest.raises(ps.InvalidInputError, match=match):
+            ds.append(datasets.Dataset(table.cast(features.arrow_schema)).cast(features))
+    given = datasets.Dataset.from_dict({"label": [0], "tags": [[]]}, features=features)
+    with pytest.raises(ps.InvalidInputError, match="with a transform"):
+        ds.append(given.with_transform(lambda rows: rows))
+    ds.append([given, given])
+    assert ds.to_arrow()["label"].to_pylist() == ["cat", "cat"]
+
+
+def test_lists_of_tables_keep_the_types_of_each(tmp_path):
+    ds = ps.create("memory://typed-tables", {"label": ps.Label(["a", "b"]), "image": ps.Image(), "j": ps.Json()})
+    ds.append({"label": ["b", "a"], "image": [np.zeros((4, 4, 3), np.uint8)] * 2, "j": [{"x": 1}, None]})
+    ps.importers.import_data([ds.to_arrow(), ds.to_arrow()], tmp_path / "set")
+    again = ps.open(tmp_path / "set")
+    assert again.schema == ds.schema and again.to_arrow()["label"].to_pylist() == ["b", "a"] * 2 and again[2]["j"] == {"x": 1}
+    rows = datasets.Dataset.from_dict({"n": [2]})
+    for number, source in enumerate(([pa.table({"n": [1]}), rows], [rows, pd.DataFrame({"n": [1]})], iter([pa.table({"n": [1]}), rows]))):
+        ps.importers.import_data(source, tmp_path / str(number))
+        assert sorted(ps.open(tmp_path / str(number))["n"][:].tolist()) == [1, 2]
+    with pytest.raises(ps.InvalidInputError, match="cannot import a int"):
+        ps.importers.import_data([pa.table({"n": [1]}), 5], tmp_path / "none")
+
+
 def test_a_list_of_tables_is_a_stream_of_them():
     batches = pa.table({"n": [1, 2, 3]}).to_batches(max_chunksize=2)
     ds = ps.create("memory://list-of-tables", {"n": "int64"})

@@ -13,6 +13,7 @@ import torch
 from penstock.importers import import_data
 from PIL import Image as Pillow
 from test_manifests import png, write
+from tqdm import tqdm
 
 
 def while_importing(other):
@@ -70,6 +71,25 @@ def test_rows_that_cannot_be_read_again(root):
     taken = while_importing(lambda: ps.open(root).append({"id": [3]}))
     report = import_data([{"id": 1}, {"id": 3}], root, key="id", mode="skip-existing", progress=taken)
     assert (report.samples, report.skipped, ps.open(root)["id"][:].tolist()) == (1, 1, [2, 3, 1])
+
+
+class Once:
+    """An iterable that is not an iterator, and can be read only once."""
+
+    def __init__(self, rows):
+        self.rows = iter(rows)
+
+    def __iter__(self):
+        return self.rows
+
+
+def test_what_can_be_read_only_once_is_never_read_in_part(root):
+    ps.create(root, {"id": "int64"})
+    taken = while_importing(lambda: ps.open(root).append({"id": [2]}))
+    with pytest.raises(ps.ConflictError, match="added the key 2") as caught:
+        import_data(Once([{"id": 1}, {"id": 2}]), root, key="id", progress=taken)
+    assert "import it once more" in caught.value.hint and ps.open(root)["id"][:].tolist() == [2]
+    assert import_data(tqdm(iter([{"id": 7}])), root, key="id").samples == 1
 
 
 def test_many_imports_at_the_same_moment(tmp_path, root):

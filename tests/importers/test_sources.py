@@ -206,6 +206,9 @@ def test_images_of_coco_are_left_out_by_their_paths(tmp_path, root):
         )
     report = import_data(tmp_path / "set", root, exclude=["val/2.png"])
     assert ps.open(root)["path"][:] == ["train/1.png", "train/2.png", "val/1.png"] and "val/2.png" in report.left_out
+    for options in ({"exclude": ["*val*"]}, {"exclude": ["val/*"]}, {"include": ["*train.json"]}):
+        again = import_data(tmp_path / "set", root, mode="skip-existing", **options)
+        assert (again.samples, again.skipped) == (0, 2), "one split that is left has the same paths"
     one = tmp_path / "set" / "annotations" / "instances_val.json"
     for number, options in enumerate(({"exclude": ["*2.png"]}, {"include": ["1.png"]})):
         import_data(one, root.with_name(f"one-{number}"), **options)
@@ -529,10 +532,15 @@ def test_an_image_in_the_lists_of_two_splits_is_refused(tmp_path):
     folder = yolo(tmp_path / "b", ["images/1", "images/2"])
     write(folder, {"train.txt": "images/1.png\nimages/2.png\n", "val.txt": "images/2.png\n"})
     write(folder, {"data.yaml": "train: train.txt\nval: val.txt\nnames: [cat]\n"})
-    with pytest.raises(ps.InvalidInputError, match=r"`images/2\.png` is in the lists of several splits"):
+    with pytest.raises(ps.InvalidInputError, match=r"`images/2\.png` is in several splits"):
         import_data(folder / "data.yaml", tmp_path / "ds")
     report = import_data(folder / "data.yaml", tmp_path / "ds", split=False)
     assert report.samples == 2 and report.left_out == []
+    write(folder, {"data.yaml": "train: images\nval: [val.txt]\nnames: [cat]\n"})
+    with pytest.raises(ps.InvalidInputError, match=r"`images/2\.png` is in several splits"):
+        import_data(folder / "data.yaml", tmp_path / "more")
+    write(folder, {"data.yaml": "train: [train.txt, val.txt]\nnames: [cat]\n"})
+    assert import_data(folder / "data.yaml", tmp_path / "more").samples == 2
 
 
 def test_a_list_of_images_that_are_missing(tmp_path):
@@ -603,8 +611,9 @@ def test_parquet_files_and_folders_of_splits(tmp_path, names):
     later = tmp_path / "later" / names[0]
     later.parent.mkdir(parents=True)
     pq.write_table(pa.table({"n": [7]}), later)
-    import_data(tmp_path / "later", tmp_path / "ds")
-    assert ps.open(tmp_path / "ds")["split"][-1:].tolist() == [ds.vocabulary("split").index("train")]
+    for source in (tmp_path / "later", later.parent, later):
+        import_data(source, tmp_path / "ds", mode="append")
+        assert ps.open(tmp_path / "ds")["split"][-1:].tolist() == [ds.vocabulary("split").index("train")]
 
 
 def test_numbers_in_one_file_and_texts_in_another_are_refused(tmp_path):

@@ -135,8 +135,43 @@ def test_what_torchvision_offers_besides_transforms():
     )
     assert batch["image"].shape == (1, 8, 12, 3) and batch["boxes"][0].tolist()[0] == [6, 2, 10, 6]
     preset = ImageClassification(crop_size=16, resize_size=20)
+    for stage, name in ((preset, "ImageClassification"), (v2.functional.hflip, "horizontal_flip")):
+        with pytest.raises(ps.InvalidInputError, match=f"{name}.* takes one image, so `boxes` cannot follow it"):
+            ds.loader(batch_size=1, columns=["image", "boxes"], transform=[stage])
+        with pytest.raises(ps.InvalidInputError, match="takes one image"):
+            ds.loader(batch_size=1, columns=["image", "boxes"], transform=[T.Torchvision(stage, on=("image", "boxes"))])
     [batch] = ds.loader(batch_size=1, columns=["image", "labels"], output="torch", transform=[preset])
     wanted = preset(torch.full((3, 40, 60), 200, dtype=torch.uint8))
     assert batch["image"].shape == (1, 3, 16, 16) and torch.allclose(batch["image"][0], wanted) and len(batch["labels"][0]) == 2
     [batch] = ds.loader(batch_size=1, columns=["image"], transform=[v2.functional.vertical_flip, T.Torchvision(v2.functional.invert)])
+    assert (batch["image"] == 55).all()
+
+
+class Inverted(v2.Transform):
+    """A transform that a user derives from torchvision's."""
+
+    def transform(self, value, params):
+        return 255 - value if isinstance(value, tv_tensors.Image) else value
+
+
+class Whole(torch.nn.Module):
+    """A user's module that has a transform, and takes the whole sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.flip = v2.RandomHorizontalFlip(1.0)
+
+    def forward(self, sample):
+        return {**sample, "label": sample["label"] + 1}
+
+
+def test_transforms_that_users_derive():
+    ds = ps.create("memory://derived", {"image": ps.Image(), "label": "int64"})
+    ds.append({"image": [np.full((8, 8, 3), 200, np.uint8)], "label": [4]})
+    for stage in (Inverted(), torch.nn.Sequential(Inverted()), v2.Compose([Inverted()])):
+        [batch] = ds.loader(batch_size=1, transform=[stage])
+        assert (batch["image"] == 55).all() and batch["label"].tolist() == [4]
+    [batch] = ds.loader(batch_size=1, transform=[Whole()])
+    assert batch["label"].tolist() == [5] and (batch["image"] == 200).all()
+    [batch] = ds.loader(batch_size=1, transform=[T.Torchvision(lambda sample: {"image": 255 - sample["image"]})])
     assert (batch["image"] == 55).all()

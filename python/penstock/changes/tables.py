@@ -62,6 +62,15 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     return None
 
 
+def check_transform(given: Any, doing: str) -> None:
+    """Refuse a dataset of Hugging Face whose samples a function changes when they are read."""
+    if (getattr(given, "format", None) or {}).get("type") == "custom":
+        raise InvalidInputError(
+            f"cannot {doing} a dataset with a transform, which is applied when samples are read",
+            hint="pass source.with_format(None), and apply the transform in the loader: ds.loader(transform=[…])",
+        )
+
+
 def check_objects(given: Any, doing: str) -> None:
     """Refuse a Polars frame with Python objects, whose addresses it would export as values."""
     if type(given).__module__.startswith("polars."):
@@ -109,6 +118,12 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
                 yield _transposed(rows, doing)
                 rows, size = [], 0
             continue
+        if is_hugging_face(part):
+            if rows:
+                yield _transposed(rows, doing)
+                rows, size = [], 0
+            yield from pieces(part, schema, doing)
+            continue
         columns = columns_of(part, doing)
         if columns is None:
             raise InvalidInputError(f"cannot {doing} a stream of {type(part).__name__}: expected dicts or tables")
@@ -127,6 +142,7 @@ def is_hugging_face(given: Any) -> bool:
 
 def _parts(given: Any, schema: Mapping[str, ColumnType]) -> Iterable[Any]:
     if is_hugging_face(given):
+        check_transform(given, "append")
         tables = given.with_format("arrow").iter(ROWS_AT_ONCE)
         return (_with_names(table, given.features, schema) for table in tables)
     if hasattr(given, "__arrow_c_stream__"):
@@ -146,13 +162,21 @@ def _with_names(table: Any, features: Mapping[str, Any], schema: Mapping[str, Co
         if inner is None or not hasattr(inner, "str2int") or not isinstance(schema.get(name), Coded):
             continue
 
-        def word(code: Any, names: Sequence[str] = inner.names) -> Any:
-            return None if code in (None, -1) else names[code]
+        def word(code: Any, names: Sequence[str] = inner.names, column: str = name) -> Any:
+            if code in (None, -1):
+                return None
+            if not 0 <= code < len(names):
+                raise InvalidInputError(f"cannot append to column `{column}`: the code {code} is not that of one of {len(names)} classes")
+            return names[code]
 
         codes = table.column(place).to_pylist()
         if inner is feature:
             words = pa.array([word(code) for code in codes], pa.string())
         else:
+            if any(code == -1 for each in codes for code in each or ()):
+                raise InvalidInputError(
+                    f"cannot append to column `{name}`: a list contains -1, which means no class", hint="remove it first"
+                )
             words = pa.array([None if each is None else [word(code) for code in each] for each in codes], pa.list_(pa.string()))
         table = table.set_column(place, name, words)
     return table

@@ -153,6 +153,7 @@ def without(chunks: Iterable[Chunk], known: Known, skip: bool, report: Report) -
         keys = keys_of(chunk.columns.get(known.key, [None] * chunk.rows))
         given = chunk.columns.get(known.image or "", [None] * chunk.rows)
         images = [contents_of(value) for value in (given.to_pylist() if is_arrow(given) else given)]
+        images = [bytes(value) if isinstance(value, bytearray | memoryview) else value for value in images]
         found = known.find(keys, images)
         if not skip and (first := next((key for key, there in zip(keys, found, strict=True) if there is not None), None)) is not None:
             text = f"cannot import `{first}`: the dataset has a sample with this {known.key} already"
@@ -183,5 +184,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item") and not isinstance(value, str):  # A number of NumPy or torch, or an array of no dimensions.
         value = value.item() if getattr(value, "ndim", 0) == 0 else None
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", "replace")
+        try:
+            return bytes(value).decode()
+        except ValueError:  # The core refuses it.
+            return None
     return value if isinstance(value, str | int | float | decimal.Decimal) else None

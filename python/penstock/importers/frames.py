@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.changes.tables import arrow_values, check_objects, columns_of, is_hugging_face
+from penstock.changes.tables import arrow_values, check_objects, check_transform, columns_of, is_hugging_face
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
@@ -31,9 +31,7 @@ def open_source(given: Any, options: Options) -> OpenedSource | None:
     if stream is not None:
         noted = tables.noted([stream.schema])
         fields = {field.name: pa.nulls(0, field.type) for field in stream.schema}
-        return _opened(
-            fields, ((dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows) for batch in stream), noted, options
-        )
+        return _opened(fields, _batches(stream, noted), noted, options)
     columns = None if isinstance(given, list | tuple) else columns_of(given, "import")
     if columns is None:
         return None
@@ -48,14 +46,31 @@ def is_table(given: Any) -> bool:
 def open_tables(given: Iterable[Any], options: Options) -> OpenedSource:
     """Open a stream of tables, which have the same columns."""
 
-    def parts() -> Iterator[tuple[Mapping[str, Any], int]]:
-        for table in given:
-            columns = columns_of(table, "import") or {}
-            whole = {name: _container(values) for name, values in columns.items()}
-            yield whole, len(next(iter(whole.values()), ()))
+    def parts() -> Iterator[_Part]:
+        for place, table in enumerate(given):
+            stream = _stream(table)
+            columns = columns_of(table, "import") if stream is None else None
+            if stream is not None:
+                yield from _batches(stream, tables.noted([stream.schema]))
+            elif columns is not None:
+                whole = {name: _container(values) for name, values in columns.items()}
+                yield whole, len(next(iter(whole.values()), ())), {}
+            else:
+                raise InvalidInputError(f"cannot import: part {place} is a {type(table).__name__}, expected a table like the first part")
 
-    first = next(tables_of := parts())
-    return _opened(first[0], itertools.chain([first], tables_of), {}, options)
+    made = parts()
+    first = next(made, None)
+    if first is None:
+        raise InvalidInputError("cannot import: the tables have no rows")
+    return _opened(first[0], itertools.chain([first], made), first[2], options)
+
+
+# Columns by name, the number of rows, and the types that metadata note.
+_Part = tuple[Mapping[str, Any], int, Mapping[str, ColumnType]]
+
+
+def _batches(stream: pa.RecordBatchReader, noted: Mapping[str, ColumnType]) -> Iterator[_Part]:
+    return ((dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows, noted) for batch in stream)
 
 
 def _table(columns: Mapping[str, Any], options: Options) -> OpenedSource:
@@ -65,8 +80,8 @@ def _table(columns: Mapping[str, Any], options: Options) -> OpenedSource:
         found = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
         raise InvalidInputError(f"cannot import: columns differ in length: {found}", code="column-lengths-differ")
     count = next(iter(lengths.values()), 0)
-    parts = (
-        ({name: values[start : start + ROWS_AT_ONCE] for name, values in whole.items()}, min(ROWS_AT_ONCE, count - start))
+    parts: Iterator[_Part] = (
+        ({name: values[start : start + ROWS_AT_ONCE] for name, values in whole.items()}, min(ROWS_AT_ONCE, count - start), {})
         for start in range(0, count, ROWS_AT_ONCE)
     )
     return _opened(whole, parts, {}, options, count)
@@ -75,11 +90,7 @@ def _table(columns: Mapping[str, Any], options: Options) -> OpenedSource:
 def _stream(given: Any) -> pa.RecordBatchReader | None:
     """Return a reader for what is Arrow already, or None."""
     if is_hugging_face(given):
-        if (getattr(given, "format", None) or {}).get("type") == "custom":
-            raise InvalidInputError(
-                "cannot import a dataset with a transform, which is applied when samples are read",
-                hint="import source.with_format(None), and apply the transform in the loader: ds.loader(transform=[…])",
-            )
+        check_transform(given, "import")
         found = given.with_format("arrow")
         schema = found.features.arrow_schema
         return pa.RecordBatchReader.from_batches(schema, (batch for table in found.iter(1024) for batch in table.cast(schema).to_batches()))
@@ -110,7 +121,7 @@ def _container(values: Any) -> Any:
 
 def _opened(
     columns: Mapping[str, Any],
-    parts: Iterable[tuple[Mapping[str, Any], int]],
+    parts: Iterable[_Part],
     noted: Mapping[str, ColumnType],
     options: Options,
     total: int | None = None,
@@ -125,11 +136,11 @@ def _opened(
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        for part, count in parts if first is None else itertools.chain([first], parts):
+        for part, count, own in parts if first is None else itertools.chain([first], parts):
             name_row = partial(_row_name, progress["done"])
             if unknown := [name for name in part if name not in kinds]:
                 raise InvalidInputError(f"cannot import: a later table has the column `{unknown[0]}`, which the first one lacks")
-            values = {name: _values(name, part[name], kind, noted.get(name)) for name, kind in kinds.items() if name in part}
+            values = {name: _values(name, part[name], kind, own.get(name)) for name, kind in kinds.items() if name in part}
             progress["done"] += count
             yield Chunk(values, count, name_row)
 

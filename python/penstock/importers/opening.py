@@ -84,7 +84,7 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
                 hint=f"import one of them: source[{next(iter(source))!r}]; or add a column that names the part, and append one after the other",
             )
         _check_shuffled("table", common)
-        if isinstance(source, list | tuple) and source and all(map(frames.is_table, source)):
+        if isinstance(source, list | tuple) and source and frames.is_table(source[0]):
             return frames.open_tables(source, common), "tables"
         table = frames.open_source(source, common)
         if table is not None:

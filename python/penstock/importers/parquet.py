@@ -72,7 +72,10 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
         import_pandas()
     progress = {"done": 0}
     wanted = options.split and "split" not in kinds and (not options.defaults or "split" in options.defaults)
-    splits = _splits(path, files, "split" in {**options.defaults, **options.types}) if wanted and path.is_dir() else {}
+    known = "split" in {**options.defaults, **options.types}
+    # If the destination has the column, the name of the source counts as well.
+    top = path if not known else path.parent if path.is_dir() else path.parent.parent
+    splits = _splits(top, files, known) if wanted and (known or path.is_dir()) else {}
     own = dict(kinds)
     if splits:
         kinds["split"] = options.types.get("split", Category())
@@ -96,13 +99,14 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
 
 
 def _splits(folder: pathlib.Path, files: Sequence[pathlib.Path], known: bool) -> dict[pathlib.Path, str]:
-    """Return the split of each file: its first folder, or the beginning of its name. Returns nothing if there are fewer than two splits,
-    unless the column is `known`.
+    """Return the split of each file: the beginning of its name, or the nearest folder of a split. Returns nothing if there are fewer than
+    two splits, unless the column is `known`.
     """
     found: dict[pathlib.Path, str] = {}
     for file in files:
         *above, name = file.relative_to(folder).parts
-        split = next((part for part in (*above, name.partition("-")[0].partition(".")[0]) if part.lower() in SPLITS), None)
+        inner = (name.partition("-")[0].partition(".")[0], *reversed(above))
+        split = next((part for part in inner if part.lower() in SPLITS), None)
         if split is not None:
             found[file] = split
     if len(splits := sorted(set(found.values()))) < (1 if known else 2):

@@ -56,7 +56,11 @@ def open_source(iterable: Iterable[Any], options: Options) -> OpenedSource:
             progress["done"] = done
             yield chunk
 
-    return OpenedSource(kinds, chunks(), len(iterable) if isinstance(iterable, Sized) else None, "rows", lambda: progress["done"])
+    try:
+        total = len(iterable) if isinstance(iterable, Sized) else None
+    except TypeError:  # A wrapper of an iterator, such as a progress bar, has `__len__` but no length.
+        total = None
+    return OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"])
 
 
 def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:

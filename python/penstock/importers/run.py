@@ -9,7 +9,7 @@ import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.columns.blob import Bytes
@@ -20,7 +20,7 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.dataset import Dataset, create, open
 from penstock.errors import AlreadyExistsError, ConflictError, Error, InvalidInputError, NotFoundError
-from penstock.importers import earlier
+from penstock.importers import earlier, frames
 from penstock.importers.appender import Appender, as_error
 from penstock.importers.opening import all_options, open_source
 from penstock.importers.shared.chunks import limited, with_files
@@ -92,22 +92,28 @@ def import_data(
     wanted = _Wanted(
         source, destination, format, common, options, validate, message, branch, progress, mode, key, limit, files, storage_options
     )
+    again, lost = _can_be_read_again(source), 0
     for _ in range(TRIES - 1):
         try:
             return wanted.imported()
         except (ConflictError, AlreadyExistsError) as error:
             # In the meantime, somebody created the destination, imported some of this, or changed the schema.
             created = error.code == "dataset-exists" and mode != "create"
-            again = created or (isinstance(error, ConflictError) and mode != "append")
-            if again and isinstance(source, Iterator):
-                error.hint = "import it once more: an iterator cannot be read again"
-            if not again or isinstance(source, Iterator):
+            if not created and (isinstance(error, AlreadyExistsError) or mode == "append"):
                 raise
-        except NotFoundError:
-            # Somebody else who created the destination failed, and removed it.
-            if isinstance(source, Iterator) or mode == "append" or wanted.exists():
+            if not again:
+                error.hint = "import it once more: rows that come from an iterator cannot be read again"
+                raise
+        except NotFoundError as error:
+            # Perhaps somebody else created the destination, failed, and removed it.
+            lost += 1
+            if not again or mode == "append" or lost > 2 or error.code not in ("object-not-found", "dataset-not-found"):
                 raise
     return wanted.imported()
+
+
+def _can_be_read_again(source: Any) -> bool:
+    return isinstance(source, str | os.PathLike | list | tuple | Mapping) or frames.is_table(source)
 
 
 # How often an import runs, if others import the same at the same time.
@@ -132,11 +138,6 @@ class _Wanted:
     limit: int | None
     files: Sequence[str]
     storage_options: Mapping[str, Any] | None
-
-    def exists(self) -> bool:
-        """Return whether the destination exists, or the source does not."""
-        gone = isinstance(self.source, str | os.PathLike) and not pathlib.Path(self.source).exists()
-        return gone or _existing(self.destination, self.branch, self.storage_options) is not None
 
     def imported(self) -> Report:
         """Import the source, unless it was imported already."""

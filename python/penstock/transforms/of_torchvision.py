@@ -17,9 +17,18 @@ from penstock.transforms.base import On
 
 def of_torchvision(fn: Any) -> bool:
     """Return whether a function is a transform of torchvision, a function of its, or a module of torch with such transforms."""
-    inner = fn.modules() if hasattr(fn, "modules") and hasattr(fn, "forward") else ()
-    modules = [type(fn).__module__, getattr(fn, "__module__", ""), *(type(one).__module__ for one in inner)]
-    return any(str(module).startswith("torchvision.transforms") for module in modules)
+    # Other modules of torch may contain such transforms and take the whole sample.
+    inner = fn.children() if (type(fn).__module__, type(fn).__name__) == ("torch.nn.modules.container", "Sequential") else ()
+    return _is_function(fn) or any(_is_transform(one) for one in (fn, *inner))
+
+
+def _is_transform(fn: Any) -> bool:
+    return any(str(kind.__module__).startswith("torchvision.transforms") for kind in type(fn).__mro__)
+
+
+def _is_function(fn: Any) -> bool:
+    """Return whether a function of torchvision takes one image."""
+    return inspect.isfunction(fn) and (fn.__module__ or "").startswith("torchvision.transforms")
 
 
 class SampleGenerator(np.random.Generator):
@@ -65,10 +74,11 @@ class Torchvision:
         self.fn, self.on = transform, on
         self._kinds: dict[str, ColumnType] = {}
         # The presets of models, and functions such as `functional.rotate`, take one image.
-        self._takes_samples = not (type(transform).__module__.endswith("._presets") or inspect.isfunction(transform))
+        self._takes_samples = not (type(transform).__module__.endswith("._presets") or _is_function(transform))
 
     def __repr__(self) -> str:
-        return f"Torchvision({' '.join(repr(self.fn).split())})"
+        name = f"{self.fn.__name__}" if _is_function(self.fn) else " ".join(repr(self.fn).split())
+        return f"Torchvision({name})"
 
     def _images(self, given: Mapping[str, Any]) -> list[str]:
         return [name for name in given if self._kinds[name].type == "image"]
@@ -84,7 +94,7 @@ class Torchvision:
                     code="invalid-argument",
                     hint='write T.Torchvision(transform, on=("image", "boxes"))',
                 )
-            names = [*images, *(followers_of(images[0], outputs, schema, repr(self)) if self._takes_samples else ())]
+            names = [*images, *followers_of(images[0], outputs, schema, repr(self))]
         else:
             names = [self.on] if isinstance(self.on, str) else list(self.on)
         if unknown := [name for name in names if name not in kinds]:
@@ -92,6 +102,12 @@ class Torchvision:
                 f"{self!r} applies to `{unknown[0]}`, which the loader does not return",
                 code="invalid-argument",
                 hint=f"the loader returns {', '.join(outputs)}",
+            )
+        if not self._takes_samples and (others := [name for name in names if kinds[name].type != "image"]):
+            raise InvalidInputError(
+                f"{self!r} takes one image, so `{others[0]}` cannot follow it",
+                code="invalid-argument",
+                hint=f"use a transform of v2, such as v2.RandomHorizontalFlip; or T.Torchvision(function, on={names[0]!r}) to leave `{others[0]}` as it is",
             )
         made = Torchvision(self.fn, names)
         # The image comes first, because boxes need its size.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
-use super::connect::service::{ENDING, Ending, Traffic, chain};
+use super::connect::service::{ENDING, Ending, Traffic, WEB_PAGE, chain};
 use super::level::{Level, Permit};
 use crate::counters::{Counters, add};
 
@@ -42,6 +42,8 @@ impl Default for Tries {
 
 /// For how long to try to reach a store that has never answered, or whose answers have never made sense. Its address is probably wrong.
 const STRANGER: Duration = Duration::from_millis(2500);
+
+const NO_STORE: &str = "the server's answers are not those of this kind of store: check the endpoint (for MinIO, the port of its API, not that of its console)";
 
 /// State shared by all requests to one store.
 #[derive(Debug)]
@@ -100,8 +102,7 @@ impl Patience {
         match verdict(what, error, ending) {
             Verdict::Final(error) if error.code() == "credentials-missing" => Verdict::Final(error.hint(self.credentials_hint)),
             Verdict::Again { error, .. } if *ending == Ending::Success && !self.traffic.understood() => {
-                let hint = "the server's answers are not those of this kind of store: check the endpoint (for MinIO, the port of its API, not that of its console)";
-                Verdict::Again { error: error.hint(hint), throttled: false, sent: true, stranger: true }
+                Verdict::Again { error: error.hint(NO_STORE), throttled: false, sent: true, stranger: true }
             }
             Verdict::Again { error, throttled, sent, .. } if matches!(ending, Ending::Unsent { .. }) && !self.traffic.answered() => {
                 Verdict::Again { error, throttled, sent, stranger: true }
@@ -206,10 +207,14 @@ fn verdict(what: &str, error: &object_store::Error, ending: &Ending) -> Verdict 
 
 /// Convert an error response from S3 or a similar service into a verdict.
 fn refused(what: &str, status: u16, code: &str) -> Verdict {
-    let answer = if code.is_empty() { format!("the server answered {status}") } else { format!("the server answered {status} {code}") };
+    let answer = match code {
+        WEB_PAGE => format!("the server answered with {WEB_PAGE}"),
+        _ => format!("the server answered {status} {code}").trim_end().to_owned(),
+    };
     let make = |ours: &'static str| Error::new(ours, format!("cannot {what}: {answer}"));
     let again = |throttled: bool| Verdict::Again { error: make("storage-failed"), throttled, sent: true, stranger: false };
     match (status, code) {
+        (_, WEB_PAGE) => Verdict::Final(make("storage-unreachable").hint(NO_STORE)),
         (_, "NoSuchBucket" | "ContainerNotFound") => Verdict::Final(
             make("bucket-not-found").hint("check the name of the bucket or container, the account or region, and the endpoint"),
         ),

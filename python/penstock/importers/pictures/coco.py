@@ -80,13 +80,15 @@ def open_source(path: pathlib.Path, options: CocoOptions) -> OpenedSource:
     files, left_out = ({"": path} if path.is_file() else _splits(path, options)), list[str]()
     found = [_File(file, options, split, path) for split, file in files.items()]
     chosen = options if path.is_file() else FolderOptions(exclude=options.exclude)
-    found = [file.selected(chosen) for file in found]
+    found = [one for file in found if (one := file.selected(chosen)).images]
+    if not found:
+        raise InvalidInputError(f"cannot import `{path}`: include and exclude select none of its images")
     if path.is_dir():
         named = {(file.root / str(image.get("file_name"))).resolve() for file in found for image in file.images}
         others = itertools.chain(*list_images(path, FolderOptions()))
         left_out = [str(other.relative_to(path)) for other in others if other.resolve() not in named and other not in files.values()]
     images = _Images(found, options)
-    root = found[0].root if len(found) == 1 else path
+    root = path if found[0].split else found[0].root
     made = images.chunks(root)
     return OpenedSource(
         images.schema, made, len(images.items), "files", lambda: images.done, left_out, files=list(files.values()), root=root, by_path=True
@@ -97,9 +99,39 @@ def _splits(folder: pathlib.Path, options: CocoOptions) -> dict[str, pathlib.Pat
     """Return the files of annotations in a folder by their splits. A file's split is the end or the beginning of its name
     (instances_train2017.json), or its folder.
     """
-    files = [file for file in within(folder) if options.selects(file.relative_to(folder).as_posix())]
+    every = within(folder)
+    files = [file for file in every if options.selects(file.relative_to(folder).as_posix())]
     if len(files) == 1:
+        # What was left out may be another split.
+        stem = files[0].stem
+        for group in ([file for file in every if cut(file.stem) == cut(stem)] for cut in (_without_end, _without_beginning)):
+            if len(named := _named(group)) > 1:
+                return {split: file for split, file in named.items() if file == files[0]}
         return {"": files[0]}
+    if splits := _named(files):
+        return splits
+    listed = ", ".join(str(file.relative_to(folder)) for file in files[:6])
+    found = f"has {len(files)} files of annotations: {listed}" if files else "has no file of COCO annotations"
+    example = (
+        f"{files[0]}, or files that differ in their split only: --include '{_without_end(files[0].stem)}_*'"
+        if files
+        else "annotations.json"
+    )
+    raise InvalidInputError(
+        f"cannot import `{folder}`: it {found}", hint=f"name one: penstock import {example}; for the images alone, pass --format images"
+    )
+
+
+def _without_end(stem: str) -> str:
+    return stem.rpartition("_")[0]
+
+
+def _without_beginning(stem: str) -> str:
+    return stem.partition("_")[2]
+
+
+def _named(files: Sequence[pathlib.Path]) -> dict[str, pathlib.Path]:
+    """Return files by their splits, or nothing if they differ in something else, such as captions and instances."""
     parts = [(file.stem.rpartition("_"), file.stem.partition("_"), file.parent.name) for file in files]
     ways = (
         [(end[0], end[2]) for end, _, _ in parts],
@@ -108,19 +140,9 @@ def _splits(folder: pathlib.Path, options: CocoOptions) -> dict[str, pathlib.Pat
     )
     for way in ways:
         splits = {split: file for (_, split), file in zip(way, files, strict=True) if split.lower().rstrip("0123456789") in SPLITS}
-        # Otherwise they differ in something else, such as captions and instances.
         if files and len(splits) == len(files) and len({kind for kind, _ in way}) == 1:
             return splits
-    listed = ", ".join(str(file.relative_to(folder)) for file in files[:6])
-    found = f"has {len(files)} files of annotations: {listed}" if files else "has no file of COCO annotations"
-    named = (
-        f"{files[0]}, or files that differ in their split only: --include '{files[0].stem.rpartition('_')[0]}_*'"
-        if files
-        else "annotations.json"
-    )
-    raise InvalidInputError(
-        f"cannot import `{folder}`: it {found}", hint=f"name one: penstock import {named}; for the images alone, pass --format images"
-    )
+    return {}
 
 
 class _File:
@@ -150,8 +172,6 @@ class _File:
     def selected(self, options: FolderOptions) -> _File:
         """Return the file with the images that options select by their paths."""
         self.images = [image for image in self.images if options.selects(self.path_of(str(image.get("file_name"))))]
-        if not self.images:
-            raise InvalidInputError(f"cannot import `{self.path}`: include and exclude select none of its images")
         return self
 
     def path_of(self, name: str) -> str:

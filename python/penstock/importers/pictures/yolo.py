@@ -69,9 +69,9 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         listed = itertools.chain(*(part.listed or () for part in parts))
         files = list(dict.fromkeys([*files, *(file for file in listed if options.selects(os.path.relpath(file, folder)))]))
         splits = {file: name for file in files if (name := _part_of(file, parts)) is not None}
-        if options.may_split and (both := next((file for file in files if _lists_of(file, parts) > 1), None)) is not None:
+        if options.may_split and (both := next((file for file in files if _is_in_several(file, parts)), None)) is not None:
             raise InvalidInputError(
-                f"cannot import `{own}`: `{os.path.relpath(both, folder)}` is in the lists of several splits",
+                f"cannot import `{own}`: `{os.path.relpath(both, folder)}` is in several splits",
                 hint="remove it from one of them, or pass split=False (--no-split)",
             )
         left_out = [*left_out, *(file for file in files if file not in splits)]
@@ -121,9 +121,14 @@ def _part_of(file: pathlib.Path, parts: Sequence[_Part]) -> str | None:
     return max(inner, key=lambda part: len(part.place.parts)).split if inner else None
 
 
-def _lists_of(file: pathlib.Path, parts: Sequence[_Part]) -> int:
-    """Return in how many lists of different splits a file is. A list that is two splits counts once."""
-    return len({part.place for part in parts if part.listed is not None and file in part.listed})
+def _is_in_several(file: pathlib.Path, parts: Sequence[_Part]) -> bool:
+    """Return whether a file is in the lists of several splits, or in a list of one and the folder of another. A place that is two splits
+    counts once.
+    """
+    lists = [part for part in parts if part.listed is not None and file in part.listed]
+    folders = [part for part in parts if part.listed is None and file.is_relative_to(part.place)]
+    inner = [*lists, *(part for part in folders if len(part.place.parts) == max(len(other.place.parts) for other in folders))]
+    return bool(lists) and len({part.split for part in inner}) > 1 and len({part.place for part in inner}) > 1
 
 
 def _described(file: pathlib.Path) -> tuple[pathlib.Path, list[_Part]]:

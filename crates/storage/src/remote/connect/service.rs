@@ -55,6 +55,12 @@ fn note(ending: Ending) {
 /// The hosts from which cloud machines get their credentials.
 const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "metadata.google.internal", "metadata"];
 
+/// Parts of the queries of listings: of S3, Azure and Google.
+const LISTINGS: [&str; 3] = ["list-type=2", "comp=list", "prefix="];
+
+/// The code of an answer to a listing that is a web page. Its address is not that of a store.
+pub const WEB_PAGE: &str = "a web page";
+
 /// Maximum number of bytes read from an error response. Error bodies are short.
 const REFUSAL_BYTES: usize = 16 << 10;
 
@@ -130,6 +136,7 @@ impl HttpService for Service {
         add(&self.traffic.counters.requests, 1);
         note(Ending::Lost("the request was aborted".into())); // This ending is kept if the deadline drops the future.
         let host = request.uri().authority().map(ToString::to_string).unwrap_or_default();
+        let is_listing = request.uri().query().is_some_and(|query| LISTINGS.iter().any(|listing| query.contains(listing)));
         let response = self.inner.execute(request).await.inspect_err(|error| {
             note(match error.kind() {
                 HttpErrorKind::Connect => Ending::Unsent { host, why: chain(error) },
@@ -142,6 +149,11 @@ impl HttpService for Service {
             self.traffic.see_date(date);
         }
         let (parts, body) = response.into_parts();
+        let is_page = parts.headers.get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+        if status.is_success() && is_listing && is_page {
+            note(Ending::Refused { status: status.as_u16(), code: WEB_PAGE.into() });
+            return Ok(HttpResponse::from_parts(parts, Bytes::new().into()));
+        }
         if status.is_success() {
             note(Ending::Success);
             let traffic = self.traffic.clone();
