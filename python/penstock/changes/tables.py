@@ -49,7 +49,7 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     if isinstance(given, np.ndarray) and given.dtype.names:
         return {name: given[name] for name in given.dtype.names}
     if isinstance(given, list | tuple):
-        if given and all(hasattr(part, "column_names") or hasattr(part, "iloc") or hasattr(part, "get_columns") for part in given):
+        if given and all(map(is_table, given)):
             return None  # A list of tables is a stream of them.
         return _transposed(list(given), doing)
     if isinstance(given, str | bytes | os.PathLike):
@@ -60,6 +60,11 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     if one_column or not (isinstance(given, Iterable) or hasattr(given, "__arrow_c_stream__")):
         raise InvalidInputError(f"cannot {doing} a {type(given).__name__}: expected {_ACCEPTED}", hint='write {"column": values}')
     return None
+
+
+def is_table(given: Any) -> bool:
+    """Return whether something is a frame or an Arrow table, rather than a row."""
+    return any(hasattr(given, name) for name in ("iloc", "column_names", "get_columns"))
 
 
 def check_transform(given: Any, doing: str) -> None:
@@ -118,19 +123,17 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
                 yield _transposed(rows, doing)
                 rows, size = [], 0
             continue
+        tables: Iterable[Mapping[str, Any]]
         if is_hugging_face(part):
-            if rows:
-                yield _transposed(rows, doing)
-                rows, size = [], 0
-            yield from pieces(part, schema, doing)
-            continue
-        columns = columns_of(part, doing)
-        if columns is None:
+            tables = pieces(part, schema, doing)
+        elif (columns := columns_of(part, doing)) is not None:
+            tables = [columns]
+        else:
             raise InvalidInputError(f"cannot {doing} a stream of {type(part).__name__}: expected dicts or tables")
         if rows:
             yield _transposed(rows, doing)
             rows, size = [], 0
-        yield columns
+        yield from tables
     if rows:
         yield _transposed(rows, doing)
 

@@ -38,11 +38,6 @@ def open_source(given: Any, options: Options) -> OpenedSource | None:
     return _table(columns, options)
 
 
-def is_table(given: Any) -> bool:
-    """Return whether something is a frame or an Arrow table, rather than a row."""
-    return any(hasattr(given, name) for name in ("iloc", "column_names", "get_columns"))
-
-
 def open_tables(given: Iterable[Any], options: Options) -> OpenedSource:
     """Open a stream of tables, which have the same columns."""
 

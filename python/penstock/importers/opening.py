@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from penstock.changes.tables import is_table
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, frames, jsonl, parquet, rows
 from penstock.importers.pictures import coco, images, yolo
@@ -78,13 +79,13 @@ def all_options() -> set[str]:
 def open_source(source: Any, format: str, common: Options, options: Mapping[str, Any], limit: int | None) -> tuple[OpenedSource, str]:
     """Open a source by its type, or by the format of its files. Returns it with its name."""
     if not isinstance(source, str | os.PathLike):
-        if isinstance(source, Mapping) and source and all(frames.is_table(table) for table in source.values()):
+        if isinstance(source, Mapping) and source and all(is_table(table) for table in source.values()):
             raise InvalidInputError(
                 f"cannot import a dict of tables: {', '.join(map(str, source))}",
                 hint=f"import one of them: source[{next(iter(source))!r}]; or add a column that names the part, and append one after the other",
             )
         _check_shuffled("table", common)
-        if isinstance(source, list | tuple) and source and frames.is_table(source[0]):
+        if isinstance(source, list | tuple) and source and is_table(source[0]):
             return frames.open_tables(source, common), "tables"
         table = frames.open_source(source, common)
         if table is not None:
@@ -94,7 +95,7 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
         if isinstance(source, Iterator):
             first = list(itertools.islice(source, 1))
             source = itertools.chain(first, source)
-            if first and frames.is_table(first[0]):
+            if first and is_table(first[0]):
                 return frames.open_tables(source, common), "tables"
             source = source if limit is None else itertools.islice(source, limit)  # Takes no more rows than wanted.
         return rows.open_source(source, common), "iterable"

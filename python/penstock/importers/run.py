@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.changes.tables import is_table
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -20,7 +21,7 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.dataset import Dataset, create, open
 from penstock.errors import AlreadyExistsError, ConflictError, Error, InvalidInputError, NotFoundError
-from penstock.importers import earlier, frames
+from penstock.importers import earlier
 from penstock.importers.appender import Appender, as_error
 from penstock.importers.opening import all_options, open_source
 from penstock.importers.shared.chunks import limited, with_files
@@ -113,7 +114,7 @@ def import_data(
 
 
 def _can_be_read_again(source: Any) -> bool:
-    return isinstance(source, str | os.PathLike | list | tuple | Mapping) or frames.is_table(source)
+    return isinstance(source, str | os.PathLike | list | tuple | Mapping) or is_table(source)
 
 
 # How often an import runs, if others import the same at the same time.

@@ -237,19 +237,24 @@ fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float32 | Dtype::Float64)
 }
 
+/// Return the largest value of an integer dtype, or None for others.
+fn largest(dtype: Dtype) -> Option<f32> {
+    Some(match dtype {
+        Dtype::Uint8 => 255.0,
+        Dtype::Int8 => 127.0,
+        Dtype::Uint16 => 65_535.0,
+        Dtype::Int16 => 32_767.0,
+        Dtype::Uint32 => u32::MAX as f32,
+        Dtype::Int32 => i32::MAX as f32,
+        Dtype::Uint64 => u64::MAX as f32,
+        Dtype::Int64 => i64::MAX as f32,
+        _ => return None,
+    })
+}
+
 /// Return the factor that scales integers to at most 1. Floating-point values are not scaled.
 fn unit_scale(dtype: Dtype) -> f32 {
-    match dtype {
-        Dtype::Uint8 => 1.0 / 255.0,
-        Dtype::Int8 => 1.0 / 127.0,
-        Dtype::Uint16 => 1.0 / 65_535.0,
-        Dtype::Int16 => 1.0 / 32_767.0,
-        Dtype::Uint32 => 1.0 / u32::MAX as f32,
-        Dtype::Int32 => 1.0 / i32::MAX as f32,
-        Dtype::Uint64 => 1.0 / u64::MAX as f32,
-        Dtype::Int64 => 1.0 / i64::MAX as f32,
-        _ => 1.0,
-    }
+    largest(dtype).map_or(1.0, |largest| 1.0 / largest)
 }
 
 /// Return whether values of this dtype cannot be `fill`.
@@ -264,20 +269,10 @@ fn is_unfit(fill: f64, dtype: Dtype) -> bool {
     !(least <= fill && fill < end) || fill.fract() != 0.0
 }
 
-/// Return the largest value of an integer dtype of images, or None for others.
-fn largest(dtype: Dtype) -> Option<f32> {
-    match dtype {
-        Dtype::Uint8 => Some(255.0),
-        Dtype::Int8 => Some(127.0),
-        Dtype::Uint16 => Some(65_535.0),
-        Dtype::Int16 => Some(32_767.0),
-        _ => None,
-    }
-}
-
 /// Return the factor by which torchvision scales values to another dtype. Results of whole numbers are then rounded down. Returns None if
 /// float32 cannot represent the products.
 fn scale_between(from: Dtype, to: Dtype) -> Option<f32> {
+    let largest = |dtype: Dtype| largest(dtype).filter(|_| dtype.size() <= 2);
     match (is_float(from), is_float(to)) {
         (true, true) => Some(1.0),
         (false, true) => Some(unit_scale(from)),
