@@ -25,10 +25,12 @@ licences: ## check the licences of Rust dependencies
 wheel: setup ## build the wheel that users install, in dist/ (link-time optimised; about 5 minutes)
 	@tools/wheel.sh
 
-bench: ## benchmark against the machine's limits and rivals; PHOTOS=folder of JPEGs
+bench: ## benchmark against the machine's limits and rivals; PHOTOS=folder of JPEGs, BENCH="--quick" or names of benchmarks
 	@PENSTOCK_PROFILE=dist tools/setup.sh bench
-	@tools/rivals.sh
-	@$(PY) bench/run.py $(if $(PHOTOS),--photos "$(PHOTOS)")
+	@tools/servers.sh minio
+	@$(PY) tools/rivals.py
+	@$(PY) bench/run.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH)
+	@$(PY) bench/report.py
 
 fuzz: ## fuzz every parser for SECONDS_EACH=60 seconds
 	@tools/fuzz.sh $(or $(SECONDS_EACH),60)

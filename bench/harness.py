@@ -11,18 +11,47 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS = 5
+ROOT = pathlib.Path(__file__).parent.parent
+# Versions of the packages that ran in this benchmark, ours and the rivals'.
+VERSIONS: dict[str, str] = {}
+# A quick run has one round and a tenth of the data: it shows that everything runs, and its figures mean nothing.
+QUICK = False
 
 
-def machine() -> dict[str, Any]:
-    """Describe the machine and the versions of the measured packages."""
+def rounds(wanted: int = ROUNDS) -> int:
+    return 1 if QUICK else wanted
+
+
+def fewer(wanted: int, least: int = 1) -> int:
+    """Return how many samples to use of those that a full run has."""
+    return max(wanted // 10, least) if QUICK else wanted
+
+
+def _disk(place: pathlib.Path) -> dict[str, Any]:
+    """Describe the device that holds a folder: its name, model, and read-ahead."""
+    number = os.stat(place).st_dev
+    device = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not device.exists():
+        return {"device": "not a block device"}
+    device = device.resolve()
+    whole = device if (device / "queue").exists() else device.parent
+    text = lambda path: path.read_text().strip() if path.exists() else None  # noqa: E731
+    return {
+        "device": whole.name, "model": text(whole / "device" / "model"), "read_ahead_kib": text(whole / "queue" / "read_ahead_kb"),
+        "scheduler": text(whole / "queue" / "scheduler"),
+        "file_system": subprocess.run(["stat", "-f", "-c", "%T", str(place)], capture_output=True, text=True).stdout.strip(),
+    }  # fmt: skip
+
+
+def machine(scratch: pathlib.Path) -> dict[str, Any]:
+    """Describe the machine, and the versions of the packages that ran."""
     model = next(
         (line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
         platform.processor(),
@@ -30,17 +59,21 @@ def machine() -> dict[str, Any]:
     memory = (
         int(next(line.split()[1] for line in pathlib.Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))) >> 20
     )
-    versions = {}
-    for package in ("numpy", "pyarrow", "pylance", "rocksdict", "torch", "pillow"):
+    own = {}
+    for package in ("penstock", "numpy", "pyarrow"):
         try:
-            versions[package] = metadata.version(package)
+            own[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            versions[package] = None
-    root = pathlib.Path(__file__).parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+            own[package] = "not installed"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", "crates", "python", "bench/*.py", "bench/workloads", "bench/adapters"],
+        cwd=ROOT, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
     return {
-        "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "kernel": platform.release(), "python": platform.python_version(),
-        "commit": commit, "date": time.strftime("%Y-%m-%d"), "versions": versions,
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "disk": _disk(scratch), "kernel": platform.release(),
+        "python": platform.python_version(), "commit": commit + ("+changes" if changed else ""), "date": time.strftime("%Y-%m-%d"),
+        "versions": dict(sorted({**own, **VERSIONS}.items())),
     }  # fmt: skip
 
 
@@ -52,14 +85,14 @@ def touch(array: Any) -> int:
 
 
 def interleaved(
-    systems: dict[str, Callable[[], Any]], rounds: int = ROUNDS, settle: Callable[[], None] | None = None
-) -> dict[str, dict[str, float]]:
-    """Time each system once per round, all in one process. Return the median, minimum and maximum seconds for each.
+    systems: dict[str, Callable[[], Any]], rounds: int | None = None, settle: Callable[[], None] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Time each system once per round, all in one process. Return the median, minimum and maximum seconds for each, and all of them.
 
     `settle` runs untimed before each turn.
     """
     times: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(rounds):
+    for _ in range(1 if QUICK else rounds or ROUNDS):
         for name, work in systems.items():
             gc.collect()
             if settle:
@@ -68,9 +101,18 @@ def interleaved(
             work()
             times[name].append(time.perf_counter() - begin)
     return {
-        name: {"median_seconds": statistics.median(spent), "min_seconds": min(spent), "max_seconds": max(spent)}
+        name: {"median_seconds": statistics.median(spent), "min_seconds": min(spent), "max_seconds": max(spent), "seconds": spent}
         for name, spent in times.items()
     }
+
+
+def comparison(what: str, unit: str, values: dict[str, Iterable[float]], best: str = "highest", notes: str = "") -> dict[str, Any]:
+    """Describe a race: the values of all rounds for each system. `best` is highest or lowest.
+
+    Our name begins with penstock, and that of a limit of the machine with `limit`, which is no rival. A system whose name is in brackets is
+    reported, but does other work.
+    """
+    return {"what": what, "unit": unit, "best": best, "systems": {name: list(found) for name, found in values.items()}, "notes": notes}
 
 
 def evict(path: pathlib.Path) -> None:
@@ -93,14 +135,8 @@ def synced_file(path: pathlib.Path, size: int) -> None:
     os.close(where)
 
 
-def save(name: str, result: dict[str, Any]) -> None:
-    """Write one benchmark's result, with the machine card."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({"benchmark": name, "machine": machine(), **result}, indent=1) + "\n")
-
-
-def rate(count: int, times: dict[str, float]) -> float:
-    return count / times["median_seconds"]
+def rate(count: int, times: dict[str, Any]) -> float:
+    return count / float(times["median_seconds"])
 
 
 def in_two_threads(work: Callable[[np.ndarray[Any, Any]], None], order: np.ndarray[Any, Any]) -> None:
@@ -109,3 +145,9 @@ def in_two_threads(work: Callable[[np.ndarray[Any, Any]], None], order: np.ndarr
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def save(results: pathlib.Path, name: str, result: dict[str, Any], card: dict[str, Any]) -> None:
+    """Write one benchmark's result, with the machine card."""
+    results.mkdir(exist_ok=True, parents=True)
+    (results / f"{name}.json").write_text(json.dumps({"benchmark": name, "machine": card, **result}, indent=1) + "\n")

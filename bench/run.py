@@ -1,34 +1,58 @@
-"""Run the benchmarks: `python bench/run.py [NAME…] [--photos FOLDER] [--strict]`. Prints ratios and writes bench/results/NAME.json."""
+"""Run the benchmarks. Prints ratios and writes results/NAME.json, with a card of the machine.
+
+.venv/bin/python bench/run.py [NAME…] [--photos FOLDER] [--strict] [--quick] [--results FOLDER] [--scratch FOLDER]
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import pathlib
 import shutil
 import sys
 import tempfile
+import time
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
-import cases
-from harness import save
+import harness  # noqa: E402
+
+# Each benchmark, and the file of bench/workloads whose function of the same name runs it.
+ALL = {
+    "cifar": "local", "jpeg": "local", "ingest": "local", "text": "tables", "calls": "local", "opening": "opening", "commits": "opening",
+    "memory": "memory", "larger_than_memory": "memory", "codecs": "memory", "minio": "remote", "minio_rows": "remote", "minio_epochs": "remote",
+    "direct": "direct", "slices": "slices", "rows": "rows", "import_rows": "rows", "overlays": "changes", "branches": "changes",
+    "embeddings": "embeddings", "patterns": "embeddings", "beside": "changes", "loader_photos": "photos", "loader_augment": "photos",
+    "loader_functions": "training", "loader_transforms": "transforms", "loader_starting": "training", "loader_whole_direct": "training",
+}  # fmt: skip
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"any of {', '.join(cases.ALL)}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(ALL)}")
+    parser.add_argument("--only", nargs="+", default=[], dest="only", metavar="NAME", help="the same as NAME…")
     parser.add_argument("--photos", type=pathlib.Path, help="a folder of JPEGs; by default, JPEGs are made from scikit-learn's photographs")
     parser.add_argument(
         "--scratch", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()), help="the folder in which datasets are made"
     )
+    parser.add_argument("--results", type=pathlib.Path, help="where results are written; by default bench/results, with --quick nowhere")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round with a tenth of the data: shows that everything runs, measures nothing"
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed or a benchmark fails")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in cases.ALL]:
-        parser.error(f"there is no benchmark `{unknown[0]}`; expected {', '.join(cases.ALL)}")
+    names = [*arguments.names, *arguments.only] or list(ALL)
+    if unknown := [name for name in names if name not in ALL]:
+        parser.error(f"there is no benchmark `{unknown[0]}`; expected {', '.join(ALL)}")
+    if arguments.photos and not arguments.photos.is_dir():
+        parser.error(f"--photos {arguments.photos} is not a folder")
+    harness.QUICK = arguments.quick
+    arguments.results = arguments.results or (None if arguments.quick else HERE / "results")
     missed: list[str] = []
     try:
-        for name in arguments.names or cases.ALL:
+        for name in names:
             missed += _one(name, arguments)
     except KeyboardInterrupt:
         print("interrupted: the results of the benchmarks above are kept")
@@ -40,16 +64,21 @@ def main() -> int:
 def _one(name: str, arguments: argparse.Namespace) -> list[str]:
     """Run one benchmark, and return the bars that it misses. One that fails is reported, and the others run."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f"penstock-bench-{name}-", dir=arguments.scratch))
+    began = time.monotonic()
+    harness.VERSIONS.clear()
     try:
         print(f"== {name}", flush=True)
-        result = cases.ALL[name](folder, arguments.photos)
+        result: dict[str, Any] = getattr(importlib.import_module(f"workloads.{ALL[name]}"), name)(folder, arguments.photos)
         for line in result["lines"]:
             print("  " + line)
         missed = [f"{name}: {bar['what']}" for bar in result.get("bars", []) if not _is_met(bar)]
-        save(name, result)
+        if arguments.results:
+            card = {**harness.machine(arguments.scratch), "seconds": round(time.monotonic() - began)}
+            harness.save(arguments.results, name, result, card)
+        print(f"  {time.monotonic() - began:.0f} s", flush=True)
         return missed
-    except Exception as error:  # A rival that is not installed, or a full disk.
-        print(f"  FAILED {type(error).__name__}: {error}")
+    except Exception as error:  # For example a full disk.
+        print(f"  FAILED {type(error).__name__}: {error}", flush=True)
         return [f"{name}: failed with {type(error).__name__}: {error}"]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

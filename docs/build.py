@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,32 +22,27 @@ PAGES, SOURCE, SITE = ROOT / "docs" / "site", ROOT / "target" / "site-source", R
 RESULTS = ROOT / "bench" / "results"
 OURS, THEIRS = "#3567c9", "#b3bccb"
 
-# Plots of rates: the result, its title, and how to find {system: samples per second} in it.
+# Plots of comparisons: the result, the beginning of the comparison's name, and the title.
 PLOTS = {
-    "photos": ("loader_photos", "JPEG photographs: decode, crop, resize, flip (images/s)", lambda r: _rates(r["sets"]["photos"]["systems"])),
-    "augment": ("loader_augment", "32 × 32 images: flip, crop, normalise, two threads (images/s)", lambda r: _rates(r["threads"]["2"])),
-    "rows": ("loader_rows", "Text: batches of 1,024 random rows (rows/s)", lambda r: r["rows_per_second"]),
-    "cifar": ("cifar", "32 × 32 images: shuffled takes of 512, one thread (samples/s)", lambda r: _named(r["samples_per_second"], "penstock", "numpy", "lance")),
-    "jpeg": ("jpeg", "JPEG bytes: shuffled takes of 128 (samples/s)", lambda r: _named(r["samples_per_second"], "penstock", "copy", "lance")),
-}  # fmt: skip
+    "photos": ("loader_photos", "small", "JPEG photographs: decode, crop, resize, flip (images/s)"),
+    "augment": ("loader_augment", "2 cores", "32 × 32 images: flip, crop, normalise, two cores (images/s)"),
+    "text": ("text", "random rows", "Text: batches of 1,024 random rows, one core (rows/s)"),
+    "cifar": ("cifar", "samples", "32 × 32 images: shuffled takes of 512, one core (samples/s)"),
+    "epochs": ("minio_epochs", "epoch, 20 ms", "JPEG bytes from MinIO, 20 ms on each reply: shuffled epoch (MB/s)"),
+}
 NAMES = {
-    "penstock": "Penstock", "dali": "DALI", "ffcv": "FFCV", "litdata": "LitData", "torchvision": "torchvision + DataLoader", "numpy": "NumPy, in memory",
-    "hdf5": "HDF5", "lance": "Lance", "copy": "a copy in memory",
+    "penstock": "Penstock", "penstock, full scale": "Penstock, full scale", "penstock, loader": "Penstock's loader", "dali": "DALI", "ffcv": "FFCV",
+    "ffcv, own recipe": "FFCV, half raw pixels", "litdata": "LitData", "torchvision": "torchvision + DataLoader", "numpy": "NumPy", "lance": "Lance", "lmdb": "LMDB",
+    "webdataset": "WebDataset", "mosaicml": "MosaicML Streaming", "huggingface": "Hugging Face datasets", "grain": "Grain", "spdl": "SPDL",
 }  # fmt: skip
-
-
-def _rates(systems: Mapping[str, Any]) -> dict[str, float]:
-    return {name: found["per_second"] for name, found in systems.items()}
-
-
-def _named(rates: Mapping[str, float], *names: str) -> dict[str, float]:
-    return {name: rates[name] for name in names}
 
 
 def rates(plot: str) -> dict[str, float]:
     """Return the rates that a plot shows, fastest first."""
-    file, _, find = PLOTS[plot]
-    found: dict[str, float] = find(json.loads((RESULTS / f"{file}.json").read_text()))
+    file, begins, _ = PLOTS[plot]
+    result = json.loads((RESULTS / f"{file}.json").read_text())
+    compared = next(one for one in result["comparisons"] if one["what"].startswith(begins))
+    found = {name: statistics.median(values) for name, values in compared["systems"].items() if not name.startswith(("limit", "("))}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -62,10 +58,10 @@ def draw(plot: str, path: pathlib.Path) -> None:
     found = rates(plot)
     figure, axes = pyplot.subplots(figsize=(7.2, 0.7 + 0.42 * len(found)))
     names = [NAMES.get(name, name) for name in found]
-    axes.barh(names, list(found.values()), color=[OURS if name == "penstock" else THEIRS for name in found])
+    axes.barh(names, list(found.values()), color=[OURS if name.startswith("penstock") else THEIRS for name in found])
     for row, rate in enumerate(found.values()):
         axes.text(rate, row, f" {rate:,.0f}", va="center")
-    axes.set_title(PLOTS[plot][1], loc="left", fontsize=11)
+    axes.set_title(PLOTS[plot][2], loc="left", fontsize=11)
     axes.invert_yaxis()
     axes.set_xlim(0, max(found.values()) * 1.15)
     axes.xaxis.set_visible(False)
@@ -80,7 +76,7 @@ def benchmarks() -> str:
     cards = {plot: json.loads((RESULTS / f"{PLOTS[plot][0]}.json").read_text())["machine"] for plot in PLOTS}
     machines = sorted({f"{card['cpu']}, {card['cores']} cores" for card in cards.values()})
     plots = "\n\n".join(
-        f"![{PLOTS[plot][1]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)" for plot in PLOTS
+        f"![{PLOTS[plot][2]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)" for plot in PLOTS
     )
     tables = ""
     for path in sorted(RESULTS.glob("*.json")):

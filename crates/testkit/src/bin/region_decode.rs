@@ -1,6 +1,7 @@
 //! Measures the maximum throughput of training on JPEGs by decoding random regions of the sizes that RandomResizedCrop draws.
 //!
-//! `region-decode FOLDER THREADS SECONDS` prints images per second.
+//! `region-decode FOLDER THREADS SECONDS [scaled]` prints images per second. With `scaled`, boxes that are at least twice as large as the
+//! result of 224 pixels are decoded at 1/2, 1/4 or 1/8, as random crops do by default.
 #![allow(unused_crate_dependencies)] // Only the library and the other binaries use the remaining dependencies.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -14,6 +15,7 @@ use penstock_loader::order::random::Draws;
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let (threads, seconds): (u64, f64) = (arguments[2].parse().expect("threads"), arguments[3].parse().expect("seconds"));
+    let scaled = arguments.get(4).is_some_and(|word| word == "scaled");
     let files = std::fs::read_dir(&arguments[1]).expect("a folder").flatten();
     let images: Vec<Vec<u8>> = files.filter_map(|file| std::fs::read(file.path()).ok()).collect();
     let pixels = Pool::new(32 << 20);
@@ -35,7 +37,9 @@ fn main() {
                         continue;
                     }
                     let (left, top) = (draws.below((width - w) as u64 + 1) as usize, draws.below((height - h) as u64 + 1) as usize);
-                    encoded.region(Region { left, top, width: w, height: h }, 1).expect("pixels");
+                    let sharp = |denominator: &usize| w.min(h) >= 224 * *denominator;
+                    let denominator = if scaled { [8, 4, 2].into_iter().find(sharp).unwrap_or(1) } else { 1 };
+                    encoded.region(Region { left, top, width: w, height: h }, denominator).expect("pixels");
                     done.fetch_add(1, Relaxed);
                 }
             });

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 import penstock as ps
-from harness import interleaved, rate, synced_file
-from remote import BUCKET, servers
+from harness import comparison, interleaved, rate, synced_file
+from workloads.remote import BUCKET, servers
 
 Result = dict[str, Any]
 COMMITS, SECONDS, WRITERS = 240, 3.0, 8
@@ -121,7 +121,7 @@ def _puts(server: Any, keys: itertools.count[int]) -> Callable[[], None]:
     return work
 
 
-def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+def limits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     """Compare commits with the syncs or puts that they need at least."""
     number = itertools.count()
     fresh = lambda: folder / f"d{next(number)}"  # noqa: E731
@@ -141,7 +141,6 @@ def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     server = servers.Minio(folder)
     try:
         os.environ |= server.environment
-        server.client().create_bucket(Bucket=BUCKET)
         ready = [_dataset(f"s3://{BUCKET}/d{next(number)}") for _ in range(rounds)]
         remote = interleaved({
             "puts": _puts(server, itertools.count()),
@@ -161,6 +160,14 @@ def commits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             f"one process: {alone / SECONDS:,.0f}/s; {WRITERS} processes together: {together / SECONDS:,.0f}/s, each {shares[0]}",
             f"after 10,000 commits: {many}",
             *(f"MinIO, {name}: {value:,.0f}/s" for name, value in remote_rates.items()),
+        ],
+        "comparisons": [
+            comparison("commits of one sample, local", "commits/s", {
+                "penstock": [COMMITS / s for s in times["tiny"]["seconds"]], "limit: synced files": [COMMITS / s for s in times["plain"]["seconds"]],
+            }),
+            comparison("commits of one sample, MinIO", "commits/s", {
+                "penstock": [COMMITS / s for s in remote["commits"]["seconds"]], "limit: conditional puts": [COMMITS / s for s in remote["puts"]["seconds"]],
+            }),
         ],
         "bars": [
             bar("a tiny append / a synced file", rates["tiny"] / rates["plain"], at_least=0.7),

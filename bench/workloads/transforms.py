@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import interleaved, touch
+from harness import comparison, interleaved, touch
 from penstock import transforms as T
 
 SIDE, IMAGES, BATCH = 224, 512, 64
@@ -57,6 +57,7 @@ def loader_transforms(folder: pathlib.Path, _photos: pathlib.Path | None) -> dic
     torch.set_num_threads(1)
     os.sched_setaffinity(0, sorted(cores)[:1])
     rates: dict[str, dict[str, float]] = {}
+    comparisons = []
     try:
         for name, (mine, other) in cases.items():
             ours = ds.loader(batch_size=BATCH, transform=[mine], threads=1)
@@ -74,13 +75,16 @@ def loader_transforms(folder: pathlib.Path, _photos: pathlib.Path | None) -> dic
                 work()
             times = interleaved(systems)
             rates[name] = {system: IMAGES / row["median_seconds"] for system, row in times.items()}
+            comparisons.append(
+                comparison(name, "images/s", {system: [IMAGES / s for s in row["seconds"]] for system, row in times.items()})
+            )
             ours.close()
     finally:
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(threads)
     return {
         "what": f"{IMAGES} images of {SIDE} × {SIDE} × 3 uint8 from memory to batches of {BATCH}, one core, one transform each; DataLoader without workers",
-        "images_per_second": rates,
+        "images_per_second": rates, "comparisons": comparisons,
         "lines": [f"{name}: {row['penstock']:,.0f}/s, torchvision {row['torchvision']:,.0f}/s" for name, row in rates.items()],
         "bars": [{"what": f"{name}: penstock / torchvision", "value": row["penstock"] / row["torchvision"], "at_least": 1.5} for name, row in rates.items()],
     }  # fmt: skip

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import penstock as ps
+from harness import comparison, fewer, rounds
+from race import Entry, Missing, once
 
 Result = dict[str, Any]
 Ids = npt.NDArray[np.int64]
@@ -31,174 +33,6 @@ SECONDS = 1.0
 STEP = np.float32(0.01)
 
 
-def zipf(rng: np.random.Generator, count: int) -> Ids:
-    """Ids of words in a text: Zipf's law with exponent 2, as published."""
-    return np.minimum(rng.zipf(2.0, count) - 1, count - 1).astype(np.int64)
-
-
-def power(rng: np.random.Generator, count: int) -> Ids:
-    """Ids of vertices in a graph: a power law with exponent 2.5 from 5 on, as published."""
-    return np.minimum(5 * (1 - rng.random(count)) ** (-1 / 1.5) - 5, count - 1).astype(np.int64)
-
-
-class Table:
-    """A table of embeddings. `rows` are the values of ids 0, 1, …"""
-
-    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
-        raise NotImplementedError
-
-    def change(self, ids: Ids) -> None:
-        """Read the rows of ids, subtract a step, and write them."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Make all changes durable."""
-
-
-class Penstock(Table):
-    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
-        self.dataset = ps.create(folder / "set", {"e": ps.Tensor((rows.shape[1],), "float32")})
-        with self.dataset.transaction() as tx:
-            for begin in range(0, len(rows), 1 << 15):
-                tx.append({"e": rows[begin : begin + (1 << 15)]})
-        self.transaction = self.dataset.transaction(journal=folder / "journal" if each else None)
-
-    def change(self, ids: Ids) -> None:
-        values = self.transaction.take(ids)["e"]
-        values -= STEP
-        self.transaction.update({"e": values}, row_ids=ids)
-
-    def finish(self) -> None:
-        self.transaction.commit()
-
-
-class RocksDb(Table):
-    """Values are raw bytes. Reads are one multi-get, writes one batch."""
-
-    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
-        from rocksdict import Options, Rdict, WriteBatch, WriteOptions
-
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_write_buffer_size(256 << 20)
-        options.increase_parallelism(2)
-        self.batch, self.table, self.size = WriteBatch, Rdict(str(folder / "rocks"), options), rows.shape[1]
-        self.writing = WriteOptions()
-        # Without a sync for each batch, the log is of no use: the flush at the end makes all changes durable.
-        self.writing.sync, self.writing.disable_wal = each, not each
-        for begin in range(0, len(rows), 1 << 14):
-            self._write(np.arange(begin, min(begin + (1 << 14), len(rows))), rows[begin : begin + (1 << 14)])
-        self.table.flush()
-
-    def _write(self, ids: Ids, rows: Rows) -> None:
-        batch = self.batch(raw_mode=True)
-        data, width = rows.tobytes(), 4 * self.size
-        for place, key in enumerate(ids.tolist()):
-            batch.put(key.to_bytes(4, "big"), data[place * width : (place + 1) * width])
-        self.table.write(batch, self.writing)
-
-    def change(self, ids: Ids) -> None:
-        found = self.table[[key.to_bytes(4, "big") for key in ids.tolist()]]
-        values = np.frombuffer(b"".join(found), np.float32).reshape(len(ids), self.size) - STEP
-        self._write(ids, values)
-
-    def finish(self) -> None:
-        self.table.flush()
-
-
-class TensorStore(Table):
-    """A Zarr array with small chunks of rows, without compression, in an array of indices. Its files are synced by default."""
-
-    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
-        import tensorstore
-
-        spec = {
-            "driver": "zarr",
-            "kvstore": {"driver": "file", "path": str(folder / "tensor"), "file_io_sync": each},
-            "metadata": {"shape": list(rows.shape), "chunks": [16, rows.shape[1]], "dtype": "<f4", "compressor": None},
-            "context": {"cache_pool": {"total_bytes_limit": 512 << 20}},
-            "recheck_cached_data": "open",
-        }
-        self.folder, self.each = folder / "tensor", each
-        self.array = tensorstore.open(spec, create=True, delete_existing=True).result()
-        self.array[...] = rows
-        self.store = tensorstore
-
-    def change(self, ids: Ids) -> None:
-        values = self.array[ids].read().result() - STEP
-        unique, last = _last(ids)
-        self.array[unique].write(values[last]).result()
-
-    def finish(self) -> None:
-        if not self.each:
-            subprocess.run(["sync", "-f", str(self.folder)], check=True)
-
-
-class TileDb(Table):
-    """A sparse array of rows. Each batch is a fragment; fragments are consolidated when there are many, as its documentation advises."""
-
-    def __init__(self, folder: pathlib.Path, rows: Rows, each: bool) -> None:
-        import tiledb
-
-        self.tiledb, self.path = tiledb, str(folder / "tile")
-        domain = tiledb.Domain(tiledb.Dim("id", domain=(0, len(rows) - 1), tile=1024, dtype=np.uint64))
-        value = np.dtype([("", np.float32)] * rows.shape[1])
-        schema = tiledb.ArraySchema(domain, [tiledb.Attr("e", dtype=value)], sparse=True, capacity=1024)
-        tiledb.Array.create(self.path, schema)
-        self.value, self.size, self.fragments = value, rows.shape[1], 0
-        self._write(np.arange(len(rows)), rows)
-
-    def _write(self, ids: Ids, rows: Rows) -> None:
-        with self.tiledb.open(self.path, "w") as array:
-            array[ids.astype(np.uint64)] = {"e": np.ascontiguousarray(rows).view(self.value).reshape(len(rows))}
-        self.fragments += 1
-        if self.fragments % 32 == 0:
-            self.tiledb.consolidate(self.path)
-            self.tiledb.vacuum(self.path)
-
-    def change(self, ids: Ids) -> None:
-        unique = np.unique(ids)
-        with self.tiledb.open(self.path) as array:
-            found = array.multi_index[[int(key) for key in unique]]
-        values = np.ascontiguousarray(found["e"]).view(np.float32).reshape(len(unique), self.size) - STEP
-        order = np.argsort(found["id"])
-        self._write(unique, values[order])
-
-    def finish(self) -> None:
-        subprocess.run(["sync", "-f", self.path], check=True)
-
-
-def _last(ids: Ids) -> tuple[Ids, Ids]:
-    """Return the distinct ids, ascending, and the last place of each."""
-    unique, first = np.unique(ids[::-1], return_index=True)
-    return unique, len(ids) - 1 - first
-
-
-SYSTEMS: dict[str, type[Table]] = {"penstock": Penstock, "rocksdb": RocksDb, "tensorstore": TensorStore, "tiledb": TileDb}
-
-
-def _turn(system: type[Table], folder: pathlib.Path, batches: list[Ids], size: int, each: bool) -> float:
-    """Return the rows per second of one run over the batches. The table has as many rows as there are ids."""
-    rng = np.random.default_rng(0)
-    folder.mkdir()
-    table = system(folder, rng.random((sum(map(len, batches)), size), dtype=np.float32), each)
-    subprocess.run(["sync", "-f", str(folder)], check=True)
-    begin, done = time.perf_counter(), 0
-    for ids in batches:
-        table.change(ids)
-        if isinstance(table, TileDb) and each:
-            table.finish()
-        done += len(ids)
-        if not isinstance(table, Penstock) and time.perf_counter() - begin > SECONDS:
-            break
-    if not (isinstance(table, TileDb) and each):
-        table.finish()
-    rate = done / (time.perf_counter() - begin)
-    del table
-    shutil.rmtree(folder)
-    return rate
-
-
 # One parameter at a time varies: the number of ids, the size of an embedding, the size of a batch.
 POINTS = [(count, 400, 1024) for count in (4096, 8192, 16384)]
 POINTS += [(32768, size, 1024) for size in (200, 300, 400)]
@@ -206,29 +40,44 @@ POINTS += [(32768, 400, batch) for batch in (128, 256, 512)]
 LEAST = {"once": 5, "each": 2}
 
 
+SYSTEMS = {"penstock": "tables/penstock", "rocksdb": "tables/rocksdb", "tensorstore": "arrays/tensorstore", "tiledb": "arrays/tiledb"}
+
+
 def embeddings(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     """Read, change and write rows of a table by published batches of ids, against RocksDB, TensorStore and TileDB."""
-    number, results, bars, lines = itertools.count(), [], [], []
-    for draw, mode in itertools.product((zipf, power), LEAST):
-        for count, size, batch in POINTS:
-            ids = draw(np.random.default_rng(count), count)
-            batches = [ids[begin : begin + batch] for begin in range(0, count, batch)]
-            rates: dict[str, list[float]] = {name: [] for name in SYSTEMS}
-            for _ in range(ROUNDS):
-                for name, system in SYSTEMS.items():
-                    rates[name].append(_turn(system, folder / f"{next(number)}", batches, size, mode == "each"))
-            median = {name: statistics.median(all) for name, all in rates.items()}
+    results, bars, lines, comparisons, missing = [], [], [], [], {}
+    for (draw, mode), (count, size, batch) in itertools.product(itertools.product(("zipf", "power"), LEAST), POINTS[: fewer(len(POINTS))]):
+        options = {"draw": draw, "each": mode == "each", "count": count, "size": size, "batch": batch}
+        rates: dict[str, list[float]] = {name: [] for name in SYSTEMS if name not in missing}
+        for _ in range(rounds(ROUNDS)):
+            for name in list(rates):
+                place = folder / name
+                place.mkdir()
+                own = {**options, "place": place, "seconds": 0 if name == "penstock" else SECONDS}
+                try:
+                    turn = once(Entry(name, SYSTEMS[name], "embeddings", own))
+                    rates[name].append(turn["samples"] / turn["seconds"])
+                except Missing as reason:
+                    missing[name] = str(reason)
+                    del rates[name]
+                    print(f"  {name}: {reason}", flush=True)
+                shutil.rmtree(place)
+        median = {name: statistics.median(all) for name, all in rates.items()}
+        what = f"{draw}, {count} ids of {size} float32, batches of {batch}, durable {mode}"
+        results.append({"what": what, "rows_per_second": median})
+        comparisons.append(comparison(what, "rows/s", rates))
+        lines.append(f"{what}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in median.items()))
+        if len(median) > 1:
             best = max((rate, name) for name, rate in median.items() if name != "penstock")
-            what = f"{draw.__name__}, {count} ids of {size} float32, batches of {batch}, durable {mode}"
-            results.append({"what": what, "rows_per_second": median, "all": rates})
-            lines.append(f"{what}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in median.items()))
             bars.append({"what": f"{what}: rows/s / {best[1]}", "value": median["penstock"] / best[0], "at_least": LEAST[mode]})
     large = _large(folder)
     lines.append(
         f"10^6 distinct ids of 400 float32: {large['rows_per_second']:,.0f} rows/s, {large['peak_anonymous_mib']:.0f} MiB anonymous memory"
     )
     bars.append({"what": "10^6 distinct ids of 400 float32: rows/s", "value": large["rows_per_second"], "at_least": 200_000})
-    return {"what": "read-modify-write of embeddings", "points": results, "large": large, "lines": lines, "bars": bars}
+    return {
+        "what": "read-modify-write of embeddings, two cores", "points": results, "large": large, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
+    }  # fmt: skip
 
 
 def _anonymous() -> int:
@@ -261,7 +110,7 @@ def _large_child(place: str, answers: Any) -> None:
 def _large(folder: pathlib.Path) -> dict[str, float]:
     """Run in processes of their own, so that their memory can be measured. The median of three."""
     context, found = multiprocessing.get_context("spawn"), []
-    for turn in range(ROUNDS):
+    for turn in range(rounds(ROUNDS)):
         answers = context.Queue()
         child = context.Process(target=_large_child, args=(str(folder / f"large{turn}"), answers))
         child.start()

@@ -1,0 +1,98 @@
+"""h5py through s3fs. Variants: s3fs fetches exactly what h5py asks for; s3fs keeps blocks of 1 MiB; the file has pages, which HDF5 buffers."""
+# /// script
+# dependencies = ["h5py==3.16.0", "s3fs==2026.9.0", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import drawn
+import h5py
+import numpy as np
+import s3fs
+import serving
+
+PAGE_BYTES = 1 << 20
+
+
+def _system(o: Any) -> Any:
+    return s3fs.S3FileSystem(endpoint_url=o.endpoint, skip_instance_cache=True)
+
+
+def _write(o: Any, name: str, fill: Any) -> Any:
+    def turn() -> int:
+        for kind, options in (("plain", {}), ("paged", {"fs_strategy": "page", "fs_page_size": PAGE_BYTES})):
+            path = f"{o.data}/{name}-{kind}.h5"
+            with h5py.File(path, "w", libver="latest", **options) as file:
+                fill(file)
+            _system(o).put(path, f"{o.bucket}/hdf5/{name}-{kind}.h5")
+        return 1
+
+    return turn
+
+
+def samples_write(o: Any) -> Any:
+    data = np.load(f"{o.data}/samples.npy", mmap_mode="r")
+    return _write(o, "samples", lambda file: file.create_dataset("x", data=data))
+
+
+def volume_write(o: Any) -> Any:
+    whole, side = np.load(f"{o.data}/volume.npy"), o.side or 64
+    return _write(o, f"volume-{o.side}", lambda file: file.create_dataset("x", data=whole, chunks=(side,) * 3))
+
+
+def _array(o: Any, name: str) -> Any:
+    """Open with a chunk cache of the budget, which must have about a hundred slots a chunk."""
+    caches: dict[str, Any] = {"exact": {"cache_type": "none"}, "paged": {"cache_type": "none"}}
+    caches["blocks"] = {"cache_type": "blockcache", "block_size": PAGE_BYTES, "cache_options": {"maxblocks": max(o.cache // PAGE_BYTES, 1)}}
+    file = _system(o).open(f"{o.bucket}/hdf5/{name}-{'paged' if o.variant == 'paged' else 'plain'}.h5", **caches[o.variant])
+    paged = {"page_buf_size": max(o.cache, PAGE_BYTES)} if o.variant == "paged" else {}
+    return h5py.File(file, "r", rdcc_nbytes=o.cache, rdcc_nslots=100_003, rdcc_w0=1.0, **paged)["x"]
+
+
+def samples(o: Any) -> Any:
+    def turn() -> Any:
+        array = _array(o, "samples")
+        for batch in drawn.sorted_batches(o):
+            yield array[batch]
+
+    return turn
+
+
+def windows(o: Any) -> Any:
+    def turn() -> Any:
+        array = _array(o, f"volume-{o.side}")
+        for window in drawn.windows(o):
+            yield array[window]
+
+    return turn
+
+
+def text_write(o: Any) -> Any:
+    def turn() -> int:
+        texts = pathlib.Path(o.source).read_text().split("\n")
+        with h5py.File(f"{o.place}/rows.h5", "w", libver="latest") as file:
+            file.create_dataset("text", data=texts, dtype=h5py.string_dtype())
+            file.create_dataset("label", data=[len(text) % 3 for text in texts])
+        return len(texts)
+
+    return turn
+
+
+def text(o: Any) -> Any:
+    """h5py wants positions in order."""
+    file = h5py.File(f"{o.place}/rows.h5", "r")
+    texts, labels = file["text"].asstr(), file["label"]
+
+    def turn() -> Any:
+        for rows in drawn.random_rows(o, len(labels)):
+            rows.sort()
+            yield {"text": texts[rows].tolist(), "label": labels[rows]}
+
+    return turn
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,87 @@
+"""TensorStore: Zarr 3 on S3 with a cache pool of the budget. Variant sharded: many chunks in one object."""
+# /// script
+# dependencies = ["tensorstore==0.1.86", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+from typing import Any
+
+import drawn
+import numpy as np
+import serving
+import tensorstore
+
+
+def _spec(o: Any, name: str) -> dict[str, Any]:
+    kvstore = {"driver": "s3", "bucket": o.bucket, "path": f"tensorstore/{name}/", "endpoint": o.endpoint, "aws_region": "us-east-1"}
+    return {"driver": "zarr3", "kvstore": kvstore, "context": {"cache_pool": {"total_bytes_limit": o.cache}}, "recheck_cached_data": "open"}
+
+
+def _write(o: Any, name: str, values: Any, chunks: list[int], shards: list[int]) -> Any:
+    def turn() -> int:
+        for kind in ("plain", "sharded"):
+            codecs: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+            grid = chunks
+            if kind == "sharded":
+                codecs, grid = [{"name": "sharding_indexed", "configuration": {"chunk_shape": chunks, "codecs": codecs}}], shards
+            metadata = {
+                "shape": list(values.shape), "data_type": "float32", "codecs": codecs,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": grid}},
+            }  # fmt: skip
+            array = tensorstore.open({**_spec(o, f"{name}-{kind}"), "metadata": metadata}, create=True, delete_existing=True).result()
+            array[...].write(values).result()
+        return 1
+
+    return turn
+
+
+def samples_write(o: Any) -> Any:
+    data = np.load(f"{o.data}/samples.npy", mmap_mode="r")
+    return _write(o, "samples", data, [1, data.shape[1]], [1000, data.shape[1]])
+
+
+def volume_write(o: Any) -> Any:
+    whole, side = np.load(f"{o.data}/volume.npy"), o.side or 64
+    return _write(o, f"volume-{o.side}", whole, [side] * 3, [whole.shape[0] // 2, *whole.shape[1:]])
+
+
+def samples(o: Any) -> Any:
+    def turn() -> Any:
+        array = tensorstore.open(_spec(o, f"samples-{o.variant}"), open=True, read=True).result()
+        for batch in drawn.sorted_batches(o):
+            yield array[batch].read().result()
+
+    return turn
+
+
+def windows(o: Any) -> Any:
+    def turn() -> Any:
+        array = tensorstore.open(_spec(o, f"volume-{o.side}-{o.variant}"), open=True, read=True).result()
+        for window in drawn.windows(o):
+            yield array[window].read().result()
+
+    return turn
+
+
+def embeddings(o: Any) -> Any:
+    """A local Zarr array with chunks of 16 rows. Its files are synced one by one only if each batch is to be durable."""
+    rows = drawn.embedding_rows(o)
+    spec = {
+        "driver": "zarr", "kvstore": {"driver": "file", "path": f"{o.place}/tensorstore", "file_io_sync": o.each},
+        "metadata": {"shape": list(rows.shape), "chunks": [16, rows.shape[1]], "dtype": "<f4", "compressor": None},
+        "context": {"cache_pool": {"total_bytes_limit": 512 << 20}}, "recheck_cached_data": "open",
+    }  # fmt: skip
+    array = tensorstore.open(spec, create=True, delete_existing=True).result()
+    array[...] = rows
+
+    def change(ids: Any) -> None:
+        values = array[ids].read().result() - drawn.STEP
+        unique, last = drawn.last_places(ids)
+        array[unique].write(values[last]).result()
+
+    return drawn.changes(o, change, (lambda: None) if o.each else lambda: drawn.sync_file_system(o.place))
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,109 @@
+"""What workloads read and write: the same rows, in the same order, for all systems."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+import numpy as np
+from serving import Parallel
+
+# How much an embedding changes.
+STEP = np.float32(0.01)
+TURN = iter(range(1 << 30))
+
+
+def shuffled(o: Any, count: int) -> list[Any]:
+    """Return all rows in random order, or the first `takes` batches of them: the same for all systems, and others in each turn."""
+    order = np.random.default_rng(next(TURN)).permutation(count)
+    return [order[start : start + o.batch] for start in range(0, count, o.batch)][: getattr(o, "takes", None)]
+
+
+def takes(o: Any, count: int, read: Any) -> Any:
+    """Read shuffled batches of rows by `read`, in as many threads as `threads`."""
+    batches = shuffled(o, count)
+    return Parallel(map(read, batches[thread :: o.threads]) for thread in range(o.threads)) if o.threads > 1 else map(read, batches)
+
+
+def random_rows(o: Any, count: int) -> list[Any]:
+    """Return `takes` batches of random rows, as `shuffled` does."""
+    return [batch for batch in shuffled(o, count) if len(batch) == o.batch]
+
+
+def three_columns(rows: int) -> dict[str, Any]:
+    """Return a table of an int64, a float32, and a text of eight words."""
+    rng = np.random.default_rng(0)
+    words = np.array([f"w{number}" for number in range(1000)])
+    texts = [" ".join(part) for part in words[rng.integers(0, 1000, (rows // 4, 8))]] * 4
+    return {"a": np.arange(rows), "b": rng.random(rows, np.float32), "text": texts}
+
+
+def sorted_batches(o: Any) -> list[Any]:
+    """Return the positions of 1,000 random samples in batches of 100, each in order, as stores of arrays want them."""
+    order = np.random.default_rng(1).permutation(o.samples)[:1000]
+    return [np.sort(order[start : start + o.batch]) for start in range(0, len(order), o.batch)][: o.batches]
+
+
+def windows(o: Any) -> Any:
+    """Return random windows of 64³ of a volume."""
+    lows = np.random.default_rng(2).integers(0, o.edge - 64 + 1, (o.batches, 3))
+    return [tuple(slice(low, low + 64) for low in row) for row in lows.tolist()]
+
+
+def table_of(o: Any) -> dict[str, Any]:
+    """Return the columns of an Arrow file as Arrow, NumPy or lists: all of them, or the first `rows` of the named ones."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_file(pa.memory_map(o.source)).read_all()
+    table = table.slice(0, o.rows).select(o.columns or table.column_names)
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    if o.given == "arrow":
+        return columns
+    if o.given == "lists":
+        return {name: column.to_pylist() for name, column in columns.items()}
+    numbers = {name: columns[name].to_numpy() for name in ("number", "float")}
+    return {**columns, **numbers, "vector": columns["vector"].flatten().to_numpy().reshape(-1, 16)}
+
+
+def zipf(rng: Any, count: int) -> Any:
+    """Ids of words in a text: Zipf's law with exponent 2, as published."""
+    return np.minimum(rng.zipf(2.0, count) - 1, count - 1).astype(np.int64)
+
+
+def power(rng: Any, count: int) -> Any:
+    """Ids of vertices in a graph: a power law with exponent 2.5 from 5 on, as published."""
+    return np.minimum(5 * (1 - rng.random(count)) ** (-1 / 1.5) - 5, count - 1).astype(np.int64)
+
+
+def embedding_rows(o: Any) -> Any:
+    return np.random.default_rng(0).random((o.count, o.size), dtype=np.float32)
+
+
+def last_places(ids: Any) -> tuple[Any, Any]:
+    """Return the distinct ids, ascending, and the last place of each."""
+    unique, first = np.unique(ids[::-1], return_index=True)
+    return unique, len(ids) - 1 - first
+
+
+def sync_file_system(place: str) -> None:
+    subprocess.run(["sync", "-f", place], check=True)
+
+
+def changes(o: Any, change: Any, finish: Any) -> Any:
+    """Return a turn that changes batches of ids and finishes. A slow system ends after `seconds`: its rate is that of the batches so far."""
+    ids = {"zipf": zipf, "power": power}[o.draw](np.random.default_rng(o.count), o.count)
+    sync_file_system(o.place)
+
+    def turn() -> int:
+        begin, done = time.perf_counter(), 0
+        for start in range(0, len(ids), o.batch):
+            batch = ids[start : start + o.batch]
+            change(batch)
+            done += len(batch)
+            if o.seconds and time.perf_counter() - begin > o.seconds:
+                break
+        finish()
+        return done
+
+    return turn

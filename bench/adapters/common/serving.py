@@ -1,0 +1,169 @@
+"""Run one workload of one adapter in this process, in turns: `python -P ADAPTER WORKLOAD OPTIONS`.
+
+An adapter is a file of bench/adapters for one system. Its header (PEP 723) pins the packages of its own environment; without a header, the
+system runs in Penstock's. The file has a function for each workload that the system can run. The function gets the options as attributes,
+prepares whatever a turn must not pay for, and returns the turn: a function that reads or writes once. A turn returns how many samples it
+read or wrote, or the batches themselves, whose values are then touched here: every 64th byte of arrays and bytes, each text.
+
+This process prints one line of JSON when it is ready, and one for each turn, which begins when a line arrives on standard input. A turn is
+reported when this process and its workers are idle again, so that no system prefetches in another's turn.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import gc
+import json
+import operator
+import os
+import pathlib
+import re
+import resource
+import sys
+import time
+import tomllib
+import types
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from typing import Any
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def header(path: pathlib.Path) -> dict[str, Any]:
+    """Return the inline metadata (PEP 723) of an adapter."""
+    found = re.search(r"^# /// script\n(.*?)^# ///$", path.read_text(), re.S | re.M)
+    return tomllib.loads(re.sub(r"^# ?", "", found[1], flags=re.M)) if found else {}
+
+
+def versions(path: pathlib.Path) -> dict[str, str]:
+    """Return the installed versions of the packages that an adapter names."""
+    pinned = header(path)
+    names = [
+        re.split(r"[\[=<>!~ ]", one)[0]
+        for one in (*pinned.get("dependencies", []), *pinned.get("tool", {}).get("bench", {}).get("build", []))
+    ]
+    found = {}
+    for name in names or ["penstock", "numpy"]:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def touch(values: Any) -> int:
+    """Read every 64th byte of arrays and bytes, which loads each cache line once, and all of each text."""
+    import numpy as np
+
+    if isinstance(values, dict):
+        return sum(map(touch, values.values()))
+    if isinstance(values, list | tuple):
+        return sum(map(hash, values)) if values and isinstance(values[0], str) else sum(map(touch, values))
+    if isinstance(values, bytes | bytearray | memoryview):
+        values = np.frombuffer(values, np.uint8)
+    elif not hasattr(values, "ravel"):
+        return hash(values)
+    # In order of memory, so that no system pays for a copy into another order. A sum would first convert the bytes to a wider type.
+    return int(np.bitwise_xor.reduce(np.asarray(values).ravel("K").view(np.uint8)[::64]))
+
+
+def length(batch: Any) -> int:
+    return length(next(iter(batch.values()))) if isinstance(batch, dict) else len(batch)
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of this process and its descendants, including those that have ended."""
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]  # Before this function spends more.
+    parents, spent = {}, {}
+    for folder in pathlib.Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                parents[int(folder.name)], spent[int(folder.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
+
+    def descends(process: int) -> bool:
+        while process not in (0, os.getpid()):
+            process = parents.get(process, 0)
+        return process == os.getpid()
+
+    return sum(one.ru_utime + one.ru_stime for one in own) + sum(spent[one] for one in parents if one != os.getpid() and descends(one))
+
+
+def own_seconds() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
+
+
+def rest(longest_seconds: float = 5.0) -> None:
+    """Wait until this process and its workers use less than a tenth of a core for 0.1 s."""
+    end = time.monotonic() + longest_seconds
+    before = processor_seconds()
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        now = processor_seconds()
+        if now - before < 0.01:
+            return
+        before = now
+
+
+def device_bytes() -> int:
+    """Return how many bytes this process has read from devices."""
+    return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1])
+
+
+class Parallel(list[Any]):
+    """Iterables of batches that are consumed at the same time, each in a thread."""
+
+
+def consume(result: Any) -> tuple[int, int]:
+    """Touch the samples of a turn. Return their number, and a digest of what was touched, which does not depend on the order of batches."""
+    if result is None or isinstance(result, int):
+        return int(result or 0), 0
+    if isinstance(result, Parallel):
+        with concurrent.futures.ThreadPoolExecutor(len(result)) as pool:
+            parts = list(pool.map(consume, result))
+        return sum(samples for samples, _ in parts), functools.reduce(operator.xor, (digest for _, digest in parts))
+    assert isinstance(result, Iterable)
+    samples = digest = 0
+    for batch in result:
+        digest ^= touch(batch)
+        samples += length(batch)
+    return samples, digest
+
+
+def sync(place: pathlib.Path) -> None:
+    """Sync everything at `place`: all files, all folders, and the parent folder."""
+    for path in [place, *place.rglob("*"), place.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def turns(work: Any, durable: pathlib.Path | None) -> Iterator[dict[str, Any]]:
+    """Run turns. With `durable`, what is in this folder is synced as part of each."""
+    for _ in sys.stdin:
+        gc.collect()
+        device, workers = device_bytes(), processor_seconds() - own_seconds()
+        spent, began = own_seconds() + workers, time.perf_counter()
+        samples, digest = consume(work())
+        if durable:
+            sync(durable)
+        seconds = time.perf_counter() - began
+        yield {
+            "seconds": seconds, "cpu_seconds": processor_seconds() - spent, "samples": samples, "digest": digest, "device_bytes": device_bytes() - device,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        }  # fmt: skip
+        rest()
+
+
+def serve(workloads: dict[str, Any]) -> None:
+    """Run a workload of the main file in turns: `ADAPTER WORKLOAD OPTIONS`."""
+    work, options = workloads[sys.argv[1]], types.SimpleNamespace(**json.loads(sys.argv[2]))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What a system prints is no answer.
+    turn = work(options)
+    rest()
+    print(json.dumps({"ready": versions(pathlib.Path(sys.argv[0]))}), file=answers, flush=True)
+    for answer in turns(turn, pathlib.Path(options.place) if getattr(options, "durable", False) else None):
+        print(json.dumps(answer), file=answers, flush=True)

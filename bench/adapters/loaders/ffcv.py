@@ -1,0 +1,105 @@
+"""FFCV.
+
+It cannot store files unchanged. Recipe jpg re-encodes all pixels as JPEG at the quality of the source, as other systems store them. Recipe own
+is that of its ImageNet example: images of at most 500 pixels, half of them as JPEG of quality 90, the others as raw pixels. Its JPEG decoder
+uses the fast, less exact DCT.
+"""
+# /// script
+# dependencies = [
+#   "torch==2.15.0", "numba", "opencv-python-headless==5.0.0.93", "tqdm", "pytorch-pfn-extras", "fire", "psutil", "imgcat", "pandas",
+#   "assertpy", "terminaltables", "setuptools", "h5py==3.16.0", "pillow==13.0.0",
+# ]
+# [tool.bench]
+# build = ["ffcv==1.0.2"]
+# apt = ["libturbojpeg0-dev", "libopencv-dev", "pkg-config", "g++"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import serving
+from ffcv.fields import IntField, RGBImageField
+from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
+from ffcv.loader import Loader, OrderOption
+from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, RandomTranslate, ToTensor
+from ffcv.writer import DatasetWriter
+
+
+class Photos:
+    def __init__(self, files: list[pathlib.Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        from PIL import Image
+
+        return Image.open(self.files[index]).convert("RGB"), 0
+
+
+class Arrays:
+    def __init__(self, images: Any) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index], index % 10
+
+
+def _image(o: Any) -> Any:
+    if o.recipe == "own":
+        return RGBImageField(write_mode="proportion", max_resolution=500, compress_probability=0.5, jpeg_quality=90)
+    return RGBImageField(write_mode="jpg", jpeg_quality=o.quality)
+
+
+def photos_write(o: Any) -> Any:
+    def turn() -> int:
+        files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+        DatasetWriter(
+            f"{o.place}/ffcv-{o.recipe}.beton", {"image": _image(o), "label": IntField()}, num_workers=o.threads
+        ).from_indexed_dataset(Photos(files))
+        return len(files)
+
+    return turn
+
+
+def _loader(path: str, o: Any, image: list[Any]) -> Any:
+    loader = Loader(
+        path, batch_size=o.batch, num_workers=o.threads, order=OrderOption.RANDOM, os_cache=True, drop_last=False,
+        pipelines={"image": image, "label": [IntDecoder(), ToTensor()]},
+    )  # fmt: skip
+    return lambda: (batch[0] for batch in loader)
+
+
+def photos(o: Any) -> Any:
+    return _loader(
+        f"{o.place}/ffcv-{o.recipe}.beton", o, [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor()]
+    )
+
+
+def small_images_write(o: Any) -> Any:
+    def turn() -> int:
+        images = np.load(f"{o.place}/x.npy")
+        fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+        DatasetWriter(f"{o.place}/small.beton", fields, num_workers=2).from_indexed_dataset(Arrays(images))
+        return len(images)
+
+    return turn
+
+
+def small_images(o: Any) -> Any:
+    steps = [
+        SimpleRGBImageDecoder(), RandomHorizontalFlip(), RandomTranslate(padding=4, fill=(0, 0, 0)),
+        NormalizeImage(np.array([125.3, 123.0, 113.9]), np.array([51.6, 50.8, 51.3]), np.float32), ToTensor(),
+    ]  # fmt: skip
+    return _loader(f"{o.place}/small.beton", o, steps)
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,70 @@
+"""Hugging Face datasets: an Arrow file on disk, mapped into memory, with a transform for each batch or sample."""
+# /// script
+# dependencies = ["datasets==5.2.0", "pyarrow==26.0.1", "torch==2.15.0", "torchvision==0.29.2", "numpy==2.4.6", "pillow==13.0.0"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import crops
+import datasets
+import numpy as np
+import serving
+import torch
+
+
+def photos_write(o: Any) -> Any:
+    def rows() -> Iterator[dict[str, Any]]:
+        for path in sorted(pathlib.Path(o.source).rglob("*.jpg")):
+            yield {"image": path.read_bytes(), "label": 0}
+
+    def turn() -> int:
+        features = datasets.Features({"image": datasets.Value("large_binary"), "label": datasets.Value("int64")})
+        made = datasets.Dataset.from_generator(rows, features=features, cache_dir=f"{o.place}/huggingface-cache")
+        made.save_to_disk(f"{o.place}/huggingface")
+        return len(made)
+
+    return turn
+
+
+def photos(o: Any) -> Any:
+    torch.set_num_threads(1)
+    decode = crops.of_bytes(o.path)
+    rows = datasets.load_from_disk(f"{o.place}/huggingface").select_columns("image")
+    rows.set_transform(lambda batch: {"image": [decode(body) for body in batch["image"]]})
+    loader = torch.utils.data.DataLoader(
+        rows,
+        o.batch,
+        shuffle=True,
+        num_workers=o.threads,
+        persistent_workers=True,
+        collate_fn=lambda found: torch.stack([row["image"] for row in found]),
+    )
+    return lambda: loader
+
+
+def text_write(o: Any) -> Any:
+    def turn() -> int:
+        texts = pathlib.Path(o.source).read_text().split("\n")
+        datasets.Dataset.from_dict({"text": texts, "label": [len(text) % 3 for text in texts]}).save_to_disk(f"{o.place}/huggingface")
+        return len(texts)
+
+    return turn
+
+
+def text(o: Any) -> Any:
+    rows, rng = datasets.load_from_disk(f"{o.place}/huggingface"), np.random.default_rng(1)
+
+    def turn() -> Any:
+        for _ in range(o.takes):
+            found = rows[rng.choice(len(rows), o.batch, replace=False)]
+            yield {"text": list(found["text"]), "label": np.array(found["label"])}
+
+    return turn
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,104 @@
+"""LitData: chunks of 64 MB, its JPEG serialiser, and a loader whose workers persist."""
+# /// script
+# dependencies = ["litdata==0.2.76", "torch==2.15.0", "torchvision==0.29.2", "numpy==2.4.6", "pillow==13.0.0"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+import random
+import shutil
+from typing import Any
+
+import litdata
+import serving
+from torchvision.transforms import v2
+
+
+def _photo(path: str) -> dict[str, Any]:
+    from PIL import Image
+
+    return {"image": Image.open(path), "label": 0}  # The serialiser stores the bytes of the file.
+
+
+def _body(path: str) -> dict[str, Any]:
+    return {"image": pathlib.Path(path).read_bytes(), "label": 0}
+
+
+def _row(text: str) -> dict[str, Any]:
+    return {"text": text, "label": len(text) % 3}
+
+
+class Photos(litdata.StreamingDataset):  # type: ignore[misc]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.augment = v2.Compose([v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.augment(super().__getitem__(index)["image"])
+
+
+class Bodies(litdata.StreamingDataset):  # type: ignore[misc]
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index)["image"]
+
+
+def photos_write(o: Any, stored: Any = _photo) -> Any:
+    def turn() -> int:
+        files = [str(path) for path in sorted(pathlib.Path(o.source).rglob("*.jpg"))]
+        litdata.optimize(stored, files, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=o.threads)
+        return len(files)
+
+    return turn
+
+
+def ingest(o: Any) -> Any:
+    return photos_write(o, _body)
+
+
+def photos(o: Any) -> Any:
+    loader = litdata.StreamingDataLoader(
+        Photos(f"{o.place}/litdata", shuffle=True), batch_size=o.batch, num_workers=o.threads, persistent_workers=True
+    )
+    return lambda: loader
+
+
+def text_write(o: Any) -> Any:
+    def turn() -> int:
+        texts = pathlib.Path(o.source).read_text().split("\n")
+        litdata.optimize(_row, texts, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=1)
+        return len(texts)
+
+    return turn
+
+
+def text(o: Any) -> Any:
+    """It has no takes: rows are read one at a time."""
+    rows = litdata.StreamingDataset(f"{o.place}/litdata")
+
+    def turn() -> Any:
+        for _ in range(o.takes):
+            found = [rows[index] for index in random.sample(range(len(rows)), o.batch)]
+            yield {"text": [row["text"] for row in found], "label": [row["label"] for row in found]}
+
+    return turn
+
+
+def remote_epoch(o: Any) -> Any:
+    """Each turn begins with an empty folder for downloaded chunks."""
+
+    def turn() -> Any:
+        shutil.rmtree(o.scratch, ignore_errors=True)
+        dataset = Bodies(
+            f"s3://{o.bucket}/litdata",
+            cache_dir=o.scratch,
+            shuffle=True,
+            storage_options={"endpoint_url": o.endpoint, "region_name": "us-east-1"},
+        )
+        return litdata.StreamingDataLoader(dataset, batch_size=o.batch, num_workers=o.threads, collate_fn=list)
+
+    return turn
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,44 @@
+"""Penstock, with its default settings."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import penstock as ps
+import serving
+from penstock import transforms as T
+
+MEAN, STD = [125.3 / 255, 123.0 / 255, 113.9 / 255], [51.6 / 255, 50.8 / 255, 51.3 / 255]
+
+
+def photos_write(o: Any) -> Any:
+    files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+    return lambda: len(ps.create(f"{o.place}/penstock", {"image": ps.Image()}).append({"image": files}).row_ids)
+
+
+def photos(o: Any) -> Any:
+    """Options: decode is fast (the default of random crops: large boxes are decoded at half size or less) or exact."""
+    crop = T.RandomResizedCrop(224, decode=o.decode)
+    loader = ps.open(f"{o.place}/penstock").loader(
+        batch_size=o.batch, shuffle=True, transform=[crop, T.RandomHorizontalFlip()], threads=o.threads
+    )
+    return lambda: (batch["image"] for batch in loader.stream(1))
+
+
+def small_images(o: Any) -> Any:
+    """Crop with padding, flip and normalise 32 × 32 images to float32."""
+    steps = [T.RandomHorizontalFlip(on="x"), T.RandomCrop(32, padding=4, on="x"), T.Normalize(MEAN, STD, on="x")]
+    loader = ps.open(f"{o.place}/penstock").loader(batch_size=o.batch, shuffle=True, transform=steps, threads=o.threads)
+    return lambda: (batch["x"] for batch in loader.stream(1))
+
+
+def small_images_write(o: Any) -> Any:
+    images, labels = np.load(f"{o.place}/x.npy", mmap_mode="r"), np.load(f"{o.place}/y.npy")
+    schema = {"x": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"}
+    return lambda: len(ps.create(f"{o.place}/penstock", schema).append({"x": images, "label": labels}).row_ids)
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

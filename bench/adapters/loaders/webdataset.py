@@ -1,0 +1,48 @@
+"""WebDataset: tar files of at most 64 MB, shuffled by file and in a buffer of 1,000 samples, and a loader whose workers persist."""
+# /// script
+# dependencies = ["webdataset==1.0.2", "torch==2.15.0", "torchvision==0.29.2", "numpy==2.4.6", "pillow==13.0.0"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import crops
+import serving
+import torch
+import webdataset as wds
+
+
+def ingest(o: Any) -> Any:
+    def turn() -> int:
+        files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+        place = pathlib.Path(o.place, "webdataset")
+        place.mkdir()
+        with wds.ShardWriter(str(place / "%04d.tar"), maxsize=64e6, verbose=0) as writer:
+            for path in files:
+                writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": 0})
+        return len(files)
+
+    return turn
+
+
+photos_write = ingest
+
+
+def photos(o: Any) -> Any:
+    torch.set_num_threads(1)
+    files = sorted(map(str, pathlib.Path(o.place, "webdataset").glob("*.tar")))
+    decode = crops.of_bytes(o.path)
+    dataset = (
+        wds.WebDataset(files, shardshuffle=len(files))
+        .shuffle(1000)
+        .map(lambda sample: decode(sample["jpg"]))
+        .batched(o.batch, collation_fn=torch.stack)
+    )
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=o.threads, persistent_workers=True)
+    return lambda: loader
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,42 @@
+"""obstore: asynchronous GETs, with a limit of how many are in flight."""
+# /// script
+# dependencies = ["obstore==0.12.1", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import drawn
+import obstore
+import serving
+
+
+def remote_epoch(o: Any) -> Any:
+    """A shuffled epoch of objects, each an image. Objects of the next batches are in flight while a batch is consumed."""
+    store = obstore.store.S3Store(o.bucket, endpoint=o.endpoint, region="us-east-1", client_options={"allow_http": True})
+
+    def turn() -> Any:
+        loop = asyncio.new_event_loop()
+        limit = asyncio.Semaphore(o.threads)
+
+        async def get(row: int) -> bytes:
+            async with limit:
+                return bytes(await (await obstore.get_async(store, f"files/{row:06d}.jpg")).bytes_async())
+
+        async def batch(rows: Any) -> list[bytes]:
+            return await asyncio.gather(*map(get, rows.tolist()))
+
+        waiting, ahead = [], 3
+        batches = drawn.shuffled(o, o.images)
+        for number in range(len(batches)):
+            waiting += [loop.create_task(batch(rows)) for rows in batches[number + len(waiting) : number + ahead]]
+            yield loop.run_until_complete(waiting.pop(0))
+        loop.close()
+
+    return turn
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

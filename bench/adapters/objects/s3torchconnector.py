@@ -1,0 +1,36 @@
+"""Amazon's connector for PyTorch: a map-style dataset of objects, in a DataLoader whose workers persist."""
+# /// script
+# dependencies = ["s3torchconnector==1.5.0", "torch==2.15.0", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+from typing import Any
+
+import serving
+import torch
+from s3torchconnector import S3ClientConfig, S3MapDataset
+
+
+def _read(reader: Any) -> bytes:
+    body: bytes = reader.read()
+    return body
+
+
+def remote_epoch(o: Any) -> Any:
+    torch.set_num_threads(1)
+    dataset = S3MapDataset.from_prefix(
+        f"s3://{o.bucket}/files/",
+        region="us-east-1",
+        endpoint=o.endpoint,
+        transform=_read,
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
+    loader = torch.utils.data.DataLoader(
+        dataset, o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True, collate_fn=list, multiprocessing_context="spawn"
+    )
+    return lambda: loader
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,64 @@
+"""Icechunk: a Zarr array in a local repository, with a commit for each append. Its files are not synced."""
+# /// script
+# dependencies = ["icechunk==1.1.21", "zarr==3.1.6", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+from typing import Any
+
+import icechunk
+import numpy as np
+import serving
+import zarr
+
+
+def _create(path: str, chunk: int) -> Any:
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(path))
+    session = repository.writable_session("main")
+    zarr.create_array(session.store, name="x", shape=(0,), chunks=(chunk,), dtype="int64", compressors=None)
+    session.commit("create")
+    return repository
+
+
+def _append(repository: Any, values: Any) -> None:
+    session = repository.writable_session("main")
+    zarr.open_array(session.store, path="x", mode="r+").append(values)
+    session.commit("append")
+
+
+def first_sample_write(o: Any) -> Any:
+    def turn() -> int:
+        repository = _create(f"{o.place}/icechunk", 1000)
+        for start in range(0, o.rows, 1000):
+            _append(repository, np.arange(start, start + 1000))
+        return int(o.rows)
+
+    return turn
+
+
+def first_sample(o: Any) -> Any:
+    positions = np.arange(0, o.rows, o.rows // 100)
+
+    def turn() -> int:
+        repository = icechunk.Repository.open(icechunk.local_filesystem_storage(f"{o.place}/icechunk"))
+        array = zarr.open_array(repository.readonly_session("main").store, path="x", mode="r")
+        return len(array.oindex[positions])
+
+    return turn
+
+
+def commits(o: Any) -> Any:
+    turns = iter(range(1000))
+
+    def turn() -> int:
+        repository = _create(f"{o.place}/icechunk-{next(turns)}", 1000)
+        for number in range(o.commits):
+            _append(repository, np.array([number]))
+        return int(o.commits)
+
+    return turn
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

@@ -1,0 +1,87 @@
+"""LMDB: one row a key; many keys are read in one call of a cursor."""
+# /// script
+# dependencies = ["lmdb==3.0.0", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import drawn
+import lmdb
+import numpy as np
+import serving
+
+
+def _write(o: Any, values: Any) -> Any:
+    def turn() -> int:
+        rows = 0
+        with lmdb.open(f"{o.place}/lmdb", map_size=8 << 30) as store, store.begin(write=True) as writing:
+            for rows, value in enumerate(values(), 1):
+                writing.put((rows - 1).to_bytes(4, "big"), value, append=True)
+        return rows
+
+    return turn
+
+
+def _reads(o: Any) -> Any:
+    store = lmdb.open(f"{o.place}/lmdb", readonly=True, lock=False, readahead=False, map_size=8 << 30)
+    cursor = store.begin().cursor()
+    count = store.stat()["entries"]
+    return count, lambda rows: [value for _, value in sorted(cursor.getmulti([row.to_bytes(4, "big") for row in rows.tolist()]))]
+
+
+def samples_write(o: Any) -> Any:
+    images, labels = np.load(f"{o.place}/images.npy"), np.load(f"{o.place}/labels.npy")
+    return _write(o, lambda: (image.tobytes() + label.tobytes() for image, label in zip(images, labels, strict=True)))
+
+
+def samples(o: Any) -> Any:
+    count, get = _reads(o)
+
+    def turn() -> Any:
+        for rows in drawn.shuffled(o, count):
+            batch = np.frombuffer(bytearray(b"".join(get(rows))), np.uint8).reshape(len(rows), 3080)
+            yield {"image": np.ascontiguousarray(batch[:, :3072]), "label": batch[:, 3072:].copy().view(np.int64)[:, 0]}
+
+    return turn
+
+
+def jpegs_write(o: Any) -> Any:
+    return _write(o, lambda: (path.read_bytes() for path in sorted(pathlib.Path(o.source).rglob("*.jpg"))))
+
+
+ingest = jpegs_write
+
+
+def jpegs(o: Any) -> Any:
+    count, get = _reads(o)
+    return lambda: (get(rows) for rows in drawn.shuffled(o, count))
+
+
+def text_write(o: Any) -> Any:
+    def values() -> Iterable[bytes]:
+        for text in pathlib.Path(o.source).read_text().split("\n"):
+            yield (len(text) % 3).to_bytes(8, "little") + text.encode()
+
+    return _write(o, values)
+
+
+def text(o: Any) -> Any:
+    count, get = _reads(o)
+
+    def turn() -> Any:
+        for rows in drawn.random_rows(o, count):
+            found = get(rows)
+            yield {
+                "label": np.frombuffer(b"".join([row[:8] for row in found]), np.int64).copy(),
+                "text": [str(row[8:], "utf-8") for row in found],
+            }
+
+    return turn
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

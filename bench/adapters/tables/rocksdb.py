@@ -1,0 +1,90 @@
+"""RocksDB by rocksdict. Variant row: one row a key, read by its multi-get. Variant block: 1,024 rows a key, read in the order of keys."""
+# /// script
+# dependencies = ["rocksdict==0.3.29", "numpy==2.4.6"]
+# ///
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import drawn
+import numpy as np
+import serving
+from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+
+ROWS = 1024
+
+
+def _open(o: Any, kind: str) -> Any:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(256 << 20)
+    return Rdict(f"{o.place}/rocksdb-{kind}", options)
+
+
+def text_write(o: Any) -> Any:
+    def turn() -> int:
+        texts = pathlib.Path(o.source).read_text().split("\n")
+        for kind in ("row", "block"):
+            store = _open(o, kind)
+            for start in range(0, len(texts), ROWS):
+                part, batch = texts[start : start + ROWS], WriteBatch(raw_mode=True)
+                labels = np.array([len(text) % 3 for text in part], np.int64)
+                if kind == "block":
+                    batch.put((start // ROWS).to_bytes(4, "big"), labels.tobytes() + "\n".join(part).encode())
+                else:
+                    for place, text in enumerate(part):
+                        batch.put((start + place).to_bytes(4, "big"), labels[place].tobytes() + text.encode())
+                store.write(batch)
+            store.flush()
+            store.compact_range(None, None)
+            store.close()
+        pathlib.Path(o.place, "rows").write_text(str(len(texts)))
+        return len(texts)
+
+    return turn
+
+
+def text(o: Any) -> Any:
+    store, count = _open(o, o.variant), int(pathlib.Path(o.place, "rows").read_text())
+
+    def rows() -> Any:
+        for wanted in drawn.random_rows(o, count):
+            found = store[[row.to_bytes(4, "big") for row in wanted.tolist()]]
+            yield {
+                "label": np.frombuffer(b"".join([row[:8] for row in found]), np.int64).copy(),
+                "text": [str(row[8:], "utf-8") for row in found],
+            }
+
+    def blocks() -> Any:
+        for key in range(min(o.takes, count // ROWS)):
+            body = store[key.to_bytes(4, "big")]
+            yield {"label": np.frombuffer(body, np.int64, ROWS).copy(), "text": str(body[8 * ROWS :], "utf-8").split("\n")}
+
+    return {"row": rows, "block": blocks}[o.variant]
+
+
+def embeddings(o: Any) -> Any:
+    """Reads are one multi-get, writes one batch. Without a sync for each batch the log is of no use: the flush makes all changes durable."""
+    rows, store, writing = drawn.embedding_rows(o), _open(o, "embeddings"), WriteOptions()
+    writing.sync, writing.disable_wal = o.each, not o.each
+
+    def write(ids: Any, values: Any) -> None:
+        batch, data, width = WriteBatch(raw_mode=True), values.tobytes(), 4 * rows.shape[1]
+        for place, key in enumerate(ids.tolist()):
+            batch.put(key.to_bytes(4, "big"), data[place * width : (place + 1) * width])
+        store.write(batch, writing)
+
+    def change(ids: Any) -> None:
+        found = store[[key.to_bytes(4, "big") for key in ids.tolist()]]
+        write(ids, np.frombuffer(b"".join(found), np.float32).reshape(len(ids), rows.shape[1]) - drawn.STEP)
+
+    for begin in range(0, len(rows), 1 << 14):
+        write(np.arange(begin, min(begin + (1 << 14), len(rows))), rows[begin : begin + (1 << 14)])
+    store.flush()
+    return drawn.changes(o, change, store.flush)
+
+
+if __name__ == "__main__":
+    serving.serve(globals())

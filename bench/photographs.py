@@ -1,0 +1,86 @@
+"""The photographs of the benchmarks: a folder of the user's, or two sets cut from scikit-learn's two photographs, the same on every machine."""
+
+from __future__ import annotations
+
+import functools
+import io
+import multiprocessing
+import os
+import pathlib
+import random
+import statistics
+
+import harness
+
+# Width, height, quality, photographs in a batch. An epoch is 51 batches. `small` is like ImageNet's files; `large` is where scaled decoding pays.
+SETS = {"small": (500, 375, 96, 128), "large": (1200, 800, 94, 64)}
+BATCHES = 51
+
+
+@functools.cache
+def _sources() -> list[object]:
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    return [Image.fromarray(image) for image in load_sample_images().images]
+
+
+def _make(kind: str, number: int) -> bytes:
+    """Cut a window, resize it, change its brightness, and add fine noise, without which enlarged photographs would be too smooth."""
+    import numpy as np
+    from PIL import Image, ImageEnhance, ImageOps
+
+    width, height, quality, _ = SETS[kind]
+    rng, grain = random.Random(f"{kind}{number}"), np.random.default_rng(number)
+    image = rng.choice(_sources())
+    assert isinstance(image, Image.Image)
+    share = rng.uniform(0.6, 1.0)
+    w = min(image.width, int(image.height * width / height)) * share
+    h = w * height / width
+    x, y = rng.uniform(0, image.width - w), rng.uniform(0, image.height - h)
+    cut = image.resize((width, height), Image.Resampling.LANCZOS, (x, y, x + w, y + h))
+    cut = ImageEnhance.Brightness(ImageOps.mirror(cut) if rng.random() < 0.5 else cut).enhance(rng.uniform(0.85, 1.15))
+    noise = grain.normal(0, 3, (height, width, 1))
+    out = io.BytesIO()
+    Image.fromarray(np.clip(np.asarray(cut) + noise, 0, 255).astype(np.uint8)).save(out, "JPEG", quality=quality, subsampling=2)
+    return out.getvalue()
+
+
+def _write(job: tuple[str, int, pathlib.Path]) -> None:
+    kind, number, path = job
+    path.write_bytes(_make(kind, number))
+
+
+def made(kind: str, place: pathlib.Path, count: int) -> list[pathlib.Path]:
+    """Make the first photographs of a set. A quarter are distinct; each is linked under four names."""
+    place.mkdir(parents=True)
+    paths = [place / f"{number:06d}.jpg" for number in range(count)]
+    distinct = -(-count // 4)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(_write, [(kind, number, path) for number, path in enumerate(paths[:distinct])], chunksize=50)
+    for number, path in enumerate(paths[distinct:]):
+        os.link(paths[number % distinct], path)
+    return paths
+
+
+def sets(folder: pathlib.Path, given: pathlib.Path | None) -> dict[str, tuple[list[pathlib.Path], int]]:
+    """Return the photographs of each set, and its batch size: the user's subfolders, or small and large."""
+    if given is None:
+        return {
+            kind: (made(kind, folder / f"made-{kind}", harness.fewer(BATCHES * batch, 4 * batch)), batch)
+            for kind, (*_, batch) in SETS.items()
+        }
+    found = {}
+    for place in sorted(path for path in given.iterdir() if path.is_dir()) or [given]:
+        files = sorted(path for path in place.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+        if files:
+            batch = 128 if statistics.mean(path.stat().st_size for path in files) < 200_000 else 64
+            found[place.name] = (files[: harness.fewer(BATCHES * batch, 4 * batch)], batch)
+    return found
+
+
+def photographs(folder: pathlib.Path, given: pathlib.Path | None, count: int = 4000) -> list[pathlib.Path]:
+    """Return photographs of the first set only: the user's, or small ones."""
+    if given is not None:
+        return next(reversed(sets(folder, given).values()))[0][:count]
+    return made("small", folder / "photographs", harness.fewer(count, 600))

@@ -1,0 +1,186 @@
+"""Write bench/README.md from README.in.md, the results and the reasons, with the losses first.
+
+.venv/bin/python bench/report.py                  # writes bench/README.md
+.venv/bin/python bench/report.py --agree FOLDER   # compares the winners of two runs; exit code 1 if they differ beyond their spread
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import pathlib
+import statistics
+import sys
+import tomllib
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+RESULTS = HERE / "results"
+WORSE, TIED, BETTER = "worse", "tied", "better"
+
+
+def results(folder: pathlib.Path = RESULTS) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def rivals(comparison: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the values of the rivals: not of Penstock, of limits, or of systems in brackets, which do other work."""
+    return {name: values for name, values in comparison["systems"].items() if values and not name.startswith(("penstock", "limit", "("))}
+
+
+def outcome(comparison: dict[str, Any]) -> tuple[str, str, float] | None:
+    """Return whether Penstock is better, tied or worse, the best rival, and our ratio to it: above 1 is better. None without rivals.
+
+    It is a tie if the ranges of both overlap, or, of single values, if they differ by less than 3 %.
+    """
+    ours, others = comparison["systems"].get("penstock"), rivals(comparison)
+    if not ours or not others:
+        return None
+    highest = comparison["best"] == "highest"
+    best = (max if highest else min)(others, key=lambda name: statistics.median(others[name]))
+    mine, theirs = statistics.median(ours), statistics.median(others[best])
+    ratio = mine / theirs if highest else theirs / mine if mine else float("inf")
+    overlap = min(ours) <= max(others[best]) and min(others[best]) <= max(ours)
+    if overlap or abs(ratio - 1) < 0.03:
+        return TIED, best, ratio
+    return BETTER if ratio > 1 else WORSE, best, ratio
+
+
+def short(value: float) -> str:
+    """Return a number with three digits."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _met(bar: dict[str, Any]) -> bool:
+    return bool(bar["value"] >= bar["at_least"] if "at_least" in bar else bar["value"] <= bar["at_most"])
+
+
+def _wanted(bar: dict[str, Any]) -> str:
+    return f"≥ {bar['at_least']:,}" if "at_least" in bar else f"≤ {bar['at_most']:,}"
+
+
+def losses(found: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return each row that is lost: its name, and what was measured. First the comparisons with rivals, then the bars."""
+    rows = []
+    for name, result in found.items():
+        for comparison in result.get("comparisons", []):
+            told = outcome(comparison)
+            if told and told[0] == WORSE:
+                _, best, ratio = told
+                ours, theirs = (statistics.median(comparison["systems"][system]) for system in ("penstock", best))
+                rows.append(
+                    (f"{name}: {comparison['what']}", f"{short(ours)} {comparison['unit']}, {best} {short(theirs)}: {short(ratio)} ×")
+                )
+    for name, result in found.items():
+        rows += [
+            (f"{name}: bar {bar['what']}", f"{short(bar['value'])}, wanted {_wanted(bar)}")
+            for bar in result.get("bars", [])
+            if not _met(bar)
+        ]
+    return rows
+
+
+def reasons() -> dict[str, str]:
+    """Return the reasons of losses, by a pattern of their names."""
+    told: dict[str, str] = tomllib.loads((HERE / "reasons.toml").read_text())
+    return told
+
+
+def reason(name: str, told: dict[str, str]) -> str:
+    """Return the reason of a loss; the first pattern that fits counts."""
+    return next((text for pattern, text in told.items() if fnmatch.fnmatch(name, pattern)), "not known yet")
+
+
+def _table(head: str, rows: list[str]) -> str:
+    columns = head.count("|") - 1
+    return "\n".join([head, "|" + "---|" * columns, *rows]) if rows else "None."
+
+
+def _safe(text: str) -> str:
+    return text.replace("|", "/").replace("\n", " ")
+
+
+def render(found: dict[str, dict[str, Any]]) -> str:
+    """Return the text of README.md."""
+    told = reasons()
+    lost = [f"| {_safe(name)} | {_safe(what)} | {_safe(reason(name, told))} |" for name, what in losses(found)]
+    compared = []
+    for name, result in found.items():
+        for comparison in result.get("comparisons", []):
+            highest = comparison["best"] == "highest"
+            medians = {system: statistics.median(values) for system, values in comparison["systems"].items() if values}
+            order = sorted(medians, key=lambda system: -medians[system] if highest else medians[system])  # noqa: B023
+            values = ", ".join(
+                f"{'**' if system == 'penstock' else ''}{system} {short(medians[system])}{'**' if system == 'penstock' else ''}"
+                for system in order
+            )
+            result_of = outcome(comparison)
+            compared.append(
+                f"| {name} | {_safe(comparison['what'])} ({comparison['unit']}) | {_safe(values)} | {result_of[0] + f', {short(result_of[2])} ×' if result_of else '–'} |"
+            )
+    bars = [
+        f"| {name} | {_safe(bar['what'])} | {short(bar['value']) if _met(bar) else '**' + short(bar['value']) + '**'} | {_wanted(bar)} |"
+        for name, result in found.items() for bar in result.get("bars", [])
+    ]  # fmt: skip
+    missing = [
+        f"| {name} | {system} | {_safe(why)} |" for name, result in found.items() for system, why in result.get("missing", {}).items()
+    ]
+    cards = [result["machine"] for result in found.values()]
+    alike = {(card["cpu"], card["cores"], card["memory_gib"], card["kernel"]) for card in cards}
+    commits, dates = sorted({card["commit"] for card in cards}), sorted({card["date"] for card in cards})
+    disks = sorted(
+        {
+            f"{card['disk']['device']} ({card['disk']['file_system']}, read-ahead {card['disk']['read_ahead_kib']} KiB)"
+            for card in cards
+            if card.get("disk", {}).get("file_system")
+        }
+    )
+    versions = sorted({f"{package} {version}" for card in cards for package, version in card["versions"].items() if version})
+    machine = "; ".join(f"{cpu}, {cores} cores, {memory} GiB, Linux {kernel}" for cpu, cores, memory, kernel in sorted(alike))
+    text = (HERE / "README.in.md").read_text()
+    parts = {
+        "losses": _table("| what | measured | why |", lost),
+        "comparisons": _table("| benchmark | what | median of each system, best first | Penstock is |", compared),
+        "bars": _table("| benchmark | what | measured | wanted |", bars),
+        "missing": _table("| benchmark | system | why |", missing),
+        "machine": f"{machine}. Disk: {'; '.join(disks) or 'not noted'}. Commit {', '.join(commits)}, {' to '.join([dates[0], dates[-1]] if len(dates) > 1 else dates)}; "
+        f"{sum(card.get('seconds', 0) for card in cards) / 60:.0f} minutes.\n\nVersions: {', '.join(versions)}.",
+    }  # fmt: skip
+    for name, part in parts.items():
+        text = text.replace(f"<!-- {name} -->", part)
+    return text
+
+
+def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the comparisons in which one run says better and the other worse, or in which a run has no values."""
+    rows = []
+    for name, result in first.items():
+        again = {comparison["what"]: outcome(comparison) for comparison in second.get(name, {}).get("comparisons", [])}
+        for comparison in result.get("comparisons", []):
+            before, after = outcome(comparison), again.get(comparison["what"])
+            if before and after and {before[0], after[0]} == {BETTER, WORSE}:
+                rows.append(
+                    f"{name}: {comparison['what']}: {before[0]} ({short(before[2])} × {before[1]}), then {after[0]} ({short(after[2])} × {after[1]})"
+                )
+            elif before and not after:
+                rows.append(f"{name}: {comparison['what']}: {before[0]}, then not measured")
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agree", type=pathlib.Path, metavar="FOLDER", help="compare the winners with those of the results in this folder")
+    arguments = parser.parse_args()
+    if arguments.agree:
+        rows = disagreements(results(), results(arguments.agree))
+        print("\n".join(rows) or "both runs have the same winners, or ties")
+        return int(bool(rows))
+    (HERE / "README.md").write_text(render(results()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Reads without the page cache, against fio at its fastest settings on the same files, and against buffered NumPy readers."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import json
+import os
+import pathlib
+import resource
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import penstock as ps
+from harness import comparison, evict, fewer, rounds, touch
+
+BIG_BYTES, BIG_SAMPLES = 140_000_000, 8
+SMALL_BYTES, SMALL_SAMPLES, TAKE = 128 << 10, 8192, 256
+READERS, DEPTHS, JOBS = 2, (1, 4, 16, 64), (1, 2, 4)
+
+
+def device_bytes() -> int:
+    """Return the number of bytes that this process has read from devices."""
+    return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1])
+
+
+def fio(files: list[pathlib.Path], pattern: str, size: int, depth: int, jobs: int, loops: int = 1) -> float:
+    """Read files with fio, using io_uring, O_DIRECT and registered buffers. Return bytes per second.
+
+    Each job reads its own files one after another. Jobs that share files, or switch files at every request, are up to a third slower.
+    """
+    names = [str(path) for path in sorted(files)]
+    command = [
+        "fio", "--name=global", "--readonly", f"--rw={pattern}", f"--bs={size}", "--ioengine=io_uring", f"--iodepth={depth}", "--direct=1", "--fixedbufs",
+        f"--loops={loops}", f"--file_service_type={'sequential' if pattern == 'read' else 'random'}", "--group_reporting", "--output-format=json",
+        *(option for job in range(jobs) for option in (f"--name=job{job}", f"--filename={':'.join(names[job::jobs])}")),
+    ]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+
+
+class Limit:
+    """fio at the fastest of many settings, on the files that are to be read. `values` holds all that was measured."""
+
+    def __init__(self, folder: pathlib.Path, pattern: str, sizes: tuple[int, ...]) -> None:
+        self.files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > max(sizes)]
+        self.pattern, self.values = pattern, {}
+        for size, depth, jobs in itertools.product(sizes, DEPTHS, JOBS):
+            if len(self.files) % jobs == 0:
+                evict(folder)
+                self.values[size, depth, jobs] = [fio(self.files, pattern, size, depth, jobs)]
+        self.best = max(self.values, key=lambda setting: self.values[setting])
+
+    def turn(self, loops: int = 1) -> float:
+        """Measure the fastest setting again."""
+        self.values[self.best].append(fio(self.files, self.pattern, *self.best, loops))
+        return self.values[self.best][-1]
+
+    def told(self) -> dict[str, list[float]]:
+        return {f"{size >> 10} KiB, depth {depth}, {jobs} jobs": found for (size, depth, jobs), found in self.values.items()}
+
+
+def measured(work: Callable[[], int]) -> tuple[float, float, int]:
+    """Run `work`, and return bytes per second, CPU seconds per GB, and bytes read from the device."""
+    before, device, began = resource.getrusage(resource.RUSAGE_SELF), device_bytes(), time.perf_counter()
+    total = work()
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return total / seconds, spent / (total / 1e9), device_bytes() - device
+
+
+def one_thread(reads: list[Callable[[], Any]]) -> int:
+    """Read and touch each array in turn in one thread, so that other threads do not affect the measured CPU seconds."""
+    total = 0
+    for read in reads:
+        value = read()
+        touch(value)
+        total += value.nbytes
+    return total
+
+
+def readers(reads: list[Callable[[], Any]]) -> int:
+    """Read in two threads and touch the results in order in the calling thread. As in a loader, the consumer does not stall the device."""
+    waiting: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+    total = 0
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        for read in reads:
+            waiting.append(pool.submit(read))
+            if len(waiting) > READERS:
+                total += one_thread([waiting.popleft().result])
+        while waiting:
+            total += one_thread([waiting.popleft().result])
+    return total
+
+
+def _into(path: pathlib.Path, rows: np.ndarray[Any, Any], size: int, begin: int) -> np.ndarray[Any, Any]:
+    """Read samples of a file with preadv, without the page cache's read-ahead."""
+    file, out = os.open(path, os.O_RDONLY), np.empty((len(rows), size), np.uint8)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    for place, row in enumerate(rows.tolist()):
+        view, done = memoryview(out[place]), 0
+        while done < size:
+            done += os.preadv(file, [view[done:]], begin + row * size + done)
+    os.close(file)
+    return out
+
+
+def _sets(folder: pathlib.Path) -> dict[str, tuple[Any, dict[str, Any], str, tuple[int, ...], pathlib.Path]]:
+    """Write tensors of 140 MB and samples of 128 KiB. Return for each how we and NumPy read them, and fio's pattern, sizes and files."""
+    rng, samples, tensors = np.random.default_rng(0), fewer(SMALL_SAMPLES, 1024), fewer(BIG_SAMPLES, 2)
+    big = ps.create(folder / "big", {"x": ps.Tensor((None,), "uint8")})
+    with big.transaction() as tx:
+        for number in range(tensors):
+            value = rng.integers(0, 256, BIG_BYTES, dtype=np.uint8)
+            np.save(folder / f"{number}.npy", value)
+            tx.append({"x": [value]})
+    small = ps.create(folder / "small", {"x": ps.Tensor((SMALL_BYTES,), "uint8")})
+    with small.transaction() as tx, (folder / "small.raw").open("wb") as flat:
+        for _ in range(0, samples, 512):
+            part = rng.integers(0, 256, (512, SMALL_BYTES), dtype=np.uint8)
+            tx.append({"x": part})
+            flat.write(part.tobytes())
+    os.sync()
+    takes = lambda: np.split(rng.permutation(samples), samples // TAKE)  # noqa: E731
+
+    def ours_big() -> list[Any]:
+        ds = ps.open(folder / "big", io="direct")
+        return [lambda position=position: ds.take([position])["x"][0] for position in range(tensors)]
+
+    def ours_small() -> list[Any]:
+        ds = ps.open(folder / "small", io="direct")
+        return [lambda rows=rows: ds.take(rows)["x"] for rows in takes()]
+
+    def mapped() -> list[Any]:
+        flat = np.memmap(folder / "small.raw", np.uint8, "r").reshape(-1, SMALL_BYTES)
+        return [lambda rows=rows: flat[rows] for rows in takes()]
+
+    whole = {
+        "numpy.load": lambda: [lambda number=number: np.load(folder / f"{number}.npy") for number in range(tensors)],
+        "numpy, preadv": lambda: [
+            lambda number=number: _into(folder / f"{number}.npy", np.zeros(1, np.int64), BIG_BYTES, 128) for number in range(tensors)
+        ],
+    }
+    parts = {
+        "numpy.memmap": mapped,
+        "numpy, preadv": lambda: [lambda rows=rows: _into(folder / "small.raw", rows, SMALL_BYTES, 0) for rows in takes()],
+    }
+    return {
+        "140 MB tensors": (ours_big, whole, "read", (256 << 10, 1 << 20, 4 << 20), folder / "big"),
+        "128 KiB random samples": (ours_small, parts, "randread", (SMALL_BYTES,), folder / "small"),
+    }
+
+
+def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> dict[str, Any]:
+    """Read raw tensors of 140 MB one by one, and take 256 random samples of 128 KiB at a time."""
+    if shutil.which("fio") is None:
+        return {"what": "fio is missing", "lines": ["install fio to run this benchmark"], "missing": {"fio": "not installed"}}
+    ps.configure(threads=2)
+    results, lines, bars, comparisons = {}, [], [], []
+    for name, (ours, buffered, pattern, sizes, place) in _sets(folder).items():
+        limit, found = Limit(place, pattern, sizes), {}
+        for _ in range(rounds()):
+            limit.turn()
+            for way, (system, reads) in itertools.product((one_thread, readers), {"penstock": ours, **buffered}.items()):
+                evict(folder)
+                found.setdefault((system, way.__name__), []).append(measured(lambda way=way, reads=reads: way(reads())))
+        rate = {key: [row[0] / 1e9 for row in rows] for key, rows in found.items()}
+        spent = {key: statistics.median(row[1] for row in rows) for key, rows in found.items()}
+        fastest = [value / 1e9 for value in limit.values[limit.best]]
+        lines.append(
+            f"{name}: fio is fastest with {next(key for key, all in limit.told().items() if all is limit.values[limit.best])}: {statistics.median(fastest):.2f} GB/s"
+        )
+        lines += [
+            f"{name}: {system}, {way}: {statistics.median(rate[system, way]):.2f} GB/s, {spent[system, way]:.3f} CPU seconds per GB"
+            for system, way in found
+        ]
+        read = min(row[2] for (system, _), rows in found.items() if system == "penstock" for row in rows)
+        lines.append(f"{name}: Penstock read {read / 1e9:.2f} GB per round from the device")
+        results[name] = {"fio": limit.told(), **{f"{system}, {way}": rows for (system, way), rows in found.items()}}
+        for way, title in (("readers", "two readers"), ("one_thread", "one thread")):
+            rates = {system: rate[system, of] for system, of in found if of == way} | {"limit: fio at its best": fastest}
+            comparisons.append(
+                comparison(f"{name}, {title}", "GB/s", rates, notes="NumPy reads through the page cache, which was emptied.")
+            )
+        bars.append(
+            {
+                "what": f"penstock / fio at its best: {name}",
+                "value": statistics.median(rate["penstock", "readers"]) / statistics.median(fastest),
+                "at_least": 1.0,
+            }
+        )
+        rival = min((spent[system, "one_thread"], system) for system in buffered)
+        bars.append(
+            {
+                "what": f"CPU seconds per GB, penstock / {rival[1]}, one thread: {name}",
+                "value": spent["penstock", "one_thread"] / rival[0],
+                "at_most": 0.5,
+            }
+        )
+    return {
+        "what": "O_DIRECT and io_uring on local disk; fio on the same files at the fastest of its block sizes, depths and jobs",
+        "rates": results,
+        "lines": lines,
+        "bars": bars,
+        "comparisons": comparisons,
+    }

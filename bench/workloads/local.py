@@ -1,0 +1,163 @@
+"""Reads and writes of stored samples on a local disk: CIFAR-shaped arrays, JPEG bytes, and ingest of JPEG files."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import statistics
+from typing import Any
+
+import numpy as np
+import penstock as ps
+from harness import comparison, fewer, interleaved
+from photographs import photographs
+from race import Entry, Missing, System, once, race, start, told
+
+Result = dict[str, Any]
+SAMPLES = 50_000
+
+
+def takes(workload: str, common: dict[str, Any], first: tuple[str, ...], rivals: tuple[str, ...]) -> Result:
+    """Race shuffled takes: with one thread on one core, also by fresh handles, and with two threads on two cores, by the `first` systems only.
+
+    Systems that cannot run are noted. The result has rates by name, and the missing.
+    """
+    missing: dict[str, str] = {}
+    for adapter in ("tables/penstock", *rivals):
+        try:
+            once(Entry(adapter, adapter, f"{workload}_write", common))
+        except Missing as reason:
+            missing[adapter] = str(reason)
+            print(f"  {adapter}: {reason}", flush=True)
+    entries = []
+    for adapter in (*first, *(one for one in rivals if one not in missing)):
+        name = adapter.split("/")[1]
+        entries.append(Entry(name, adapter, workload, {**common, "threads": 1, "fresh": False}, 1))
+        if adapter in first:
+            entries.append(Entry(f"{name}, fresh handle", adapter, workload, {**common, "threads": 1, "fresh": True}, 1))
+            entries.append(Entry(f"{name}, two threads", adapter, workload, {**common, "threads": 2, "fresh": False}, 2))
+    rows = race(start(entries, missing), 9 if workload == "samples" else 5)
+    digests = {tuple(row["digests"]) for row in rows.values() if len(row["rates"]) > 2}
+    assert len(digests) <= 1, f"{workload}: systems read other values"
+    return {"systems": rows, "missing": missing}
+
+
+def _parts(rows: dict[str, dict[str, Any]], what: str) -> list[dict[str, Any]]:
+    """Return the comparisons of takes: each kind of handle apart."""
+    kinds = {what: ("", ""), f"{what}, fresh handle": (", fresh handle", ""), f"{what}, two threads": (", two threads", "")}
+    found = []
+    for title, (ending, _) in kinds.items():
+        rates = {
+            name.removesuffix(ending): row["rates"] for name, row in rows.items() if (name.endswith(ending) if ending else "," not in name)
+        }
+        if "numpy" in rates and what != "samples":
+            rates["limit: copies of the same bytes"] = rates.pop("numpy")
+        found.append(comparison(title, "samples/s", rates))
+    return found
+
+
+def cifar(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """CIFAR-shaped samples: shuffled epochs in takes of 512, against NumPy fancy-indexing of a memmap, Lance and LMDB."""
+    rng, samples = np.random.default_rng(0), fewer(SAMPLES)
+    np.save(folder / "images.npy", rng.integers(0, 256, (samples, 32, 32, 3), dtype=np.uint8))
+    np.save(folder / "labels.npy", rng.integers(0, 10, samples))
+    found = takes("samples", {"place": folder, "batch": 512}, ("tables/penstock", "loaders/numpy"), ("tables/lance", "tables/lmdb"))
+    rate = {name: row["per_second"] for name, row in found["systems"].items()}
+    bars = [
+        {"what": "penstock / numpy, one thread, after the first epoch", "value": rate["penstock"] / rate["numpy"], "at_least": 1.1},
+        {"what": "penstock / numpy, one thread, first epoch of a fresh handle", "value": rate["penstock, fresh handle"] / rate["numpy, fresh handle"], "at_least": 1.0},
+        {"what": "penstock / numpy, two threads", "value": rate["penstock, two threads"] / rate["numpy, two threads"], "at_least": 1.0},
+        *({"what": "penstock / lance", "value": rate["penstock"] / rate["lance"], "at_least": 25} for _ in range("lance" in rate)),
+    ]  # fmt: skip
+    return {
+        "what": f"{samples:,} samples of 32 × 32 × 3 uint8 and a label, takes of 512; a fresh handle verifies every checksum", **found,
+        "lines": told(found["systems"]), "bars": bars, "comparisons": _parts(found["systems"], "samples"),
+    }  # fmt: skip
+
+
+def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Compare shuffled takes of 128 raw JPEGs with copying the same bytes from the page cache, with Lance and LMDB."""
+    files = photographs(folder, photos)
+    (folder / "source").mkdir()
+    for number, path in enumerate(files):
+        shutil.copy(path, folder / "source" / f"{number:06d}.jpg")
+    common = {"place": folder, "source": folder / "source", "batch": 128}
+    found = takes("jpegs", common, ("tables/penstock", "loaders/numpy"), ("tables/lance", "tables/lmdb"))
+    rate = {name: row["per_second"] for name, row in found["systems"].items()}
+    mean = statistics.mean(path.stat().st_size for path in files)
+    bars = [
+        {"what": "penstock / copies from the page cache", "value": rate["penstock"] / rate["numpy"], "at_least": 0.85},
+        *({"what": "penstock / lance", "value": rate["penstock"] / rate["lance"], "at_least": 5} for _ in range("lance" in rate)),
+    ]
+    return {
+        "what": f"{len(files):,} JPEGs, mean {mean / 1e3:.1f} KB, takes of 128 as bytes objects", "mean_bytes": mean, **found,
+        "lines": told(found["systems"]), "bars": bars, "comparisons": _parts(found["systems"], "JPEGs"),
+    }  # fmt: skip
+
+
+INGEST = {
+    "one file": "loaders/numpy", "penstock": "tables/penstock", "lance": "tables/lance", "lmdb": "tables/lmdb", "litdata": "loaders/litdata",
+    "webdataset": "loaders/webdataset", "mosaicml": "loaders/mosaicml", "grain": "loaders/grain", "ffcv": "loaders/ffcv",
+}  # fmt: skip
+
+
+def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
+    """Compare durable ingest of JPEG files with writing the same bytes to one synced file. What a system wrote is synced, and nothing else."""
+    files = photographs(folder, photos)
+    total = sum(path.stat().st_size for path in files)
+    lines, bars, comparisons, results, missing = [], [], [], {}, {}
+    for cores in (1, 2):
+        options = {"source": files[0].parent, "threads": cores, "quality": 95, "recipe": "jpg", "batch": 128}
+        entries = [
+            Entry(name, adapter, "photos_write" if name == "ffcv" else "ingest", {**options, "place": folder / f"out-{cores}-{number}", "durable": True}, cores)
+            for number, (name, adapter) in enumerate(INGEST.items())
+        ]  # fmt: skip
+
+        def settle(system: System) -> None:
+            """Remove the output of the last turn, and let the disk come to rest."""
+            shutil.rmtree(system.entry.options["place"], ignore_errors=True)
+            pathlib.Path(system.entry.options["place"]).mkdir()
+            os.sync()
+
+        systems = start(entries, missing, settle)
+        rows = race(systems, 5, settle)
+        results[str(cores)] = rows
+        seconds = {name: [len(files) / rate for rate in row["rates"]] for name, row in rows.items()}
+        seconds["limit: one file"] = seconds.pop("one file")
+        lines += [
+            f"{cores} cores: {name}: {statistics.median(spent):.2f} s ({min(spent):.2f}–{max(spent):.2f})"
+            for name, spent in seconds.items()
+        ]
+        comparisons.append(comparison(f"{cores} cores", "s", seconds, "lowest"))
+        ratio = statistics.median(seconds["penstock"]) / statistics.median(seconds["limit: one file"])
+        bars.append({"what": f"{cores} cores: penstock / one file with the same bytes + fsync, seconds", "value": ratio, "at_most": 1.0})
+    return {
+        "what": f"{len(files):,} JPEGs, {total / 1e6:.0f} MB, from the page cache to a synced disk; Penstock also checks headers and computes checksums, FFCV decodes and encodes",
+        "bytes": total, "threads": results, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
+    }  # fmt: skip
+
+
+def calls(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Measure the latency of warm takes of 1, 32 and 10,000 samples."""
+    rng = np.random.default_rng(0)
+    ds = ps.create(folder / "d", {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"})
+    ds.append({"image": rng.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8), "label": np.arange(SAMPLES)})
+    ds[:]
+    ps.configure(threads=1)
+    micros = {}
+    for count, repeats in ((1, 5000), (32, 2000), (10_000, 20)):
+        positions = [rng.integers(0, SAMPLES, count) for _ in range(repeats)]
+
+        def work(positions: list[Any] = positions) -> None:
+            for chosen in positions:
+                ds.take(chosen)
+
+        micros[count] = interleaved({"take": work})["take"]["median_seconds"] / repeats * 1e6
+    return {
+        "what": "takes of CIFAR-shaped samples, warm, one thread", "microseconds_per_call": micros,
+        "lines": [f"take of {count}: {spent:,.1f} µs, {spent / count:.2f} µs per row" for count, spent in micros.items()],
+        "bars": [
+            {"what": "take of 1, µs", "value": micros[1], "at_most": 10}, {"what": "take of 32, µs per row", "value": micros[32] / 32, "at_most": 2},
+        ],
+    }  # fmt: skip

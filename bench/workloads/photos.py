@@ -1,0 +1,195 @@
+"""The photographs workload: JPEG → RandomResizedCrop(224) + flip → batches of uint8, one shuffled epoch, on two cores."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import penstock as ps
+from harness import comparison, fewer, rounds
+from penstock import transforms as T
+from photographs import sets
+from race import CORES, Entry, Missing, fastest, once, race, start, told
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
+import servers
+
+Result = dict[str, Any]
+# Each system, with the choices among which the fastest is taken, and what it does that others do not.
+WAYS = [{"path": path, "threads": workers} for path in ("tensor", "pil") for workers in (2,)] + [{"path": "tensor", "threads": 3}]
+SYSTEMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "penstock": ("loaders/penstock", [{"decode": "fast", "threads": 2}]),
+    "penstock, full scale": ("loaders/penstock", [{"decode": "exact", "threads": 2}]),
+    "ffcv": ("loaders/ffcv", [{"recipe": "jpg", "threads": 2}, {"recipe": "jpg", "threads": 1}]),
+    "ffcv, own recipe": ("loaders/ffcv", [{"recipe": "own", "threads": 2}, {"recipe": "own", "threads": 1}]),
+    "dali": ("loaders/dali", [{"threads": 2}, {"threads": 3}]),
+    "torchvision": ("loaders/torchvision", WAYS),
+    "litdata": ("loaders/litdata", [{"threads": 2}, {"threads": 3}]),
+    "webdataset": ("loaders/webdataset", WAYS),
+    "mosaicml": ("loaders/mosaicml", WAYS),
+    "huggingface": ("loaders/huggingface", WAYS),
+    "grain": ("loaders/grain", [{"threads": 2, "ways": "processes"}, {"threads": 2, "ways": "threads"}]),
+    "spdl": ("loaders/spdl", [{"threads": 2}, {"threads": 3}]),
+}
+# Systems that read the files as they are.
+IN_PLACE = ("dali", "torchvision", "spdl")
+
+
+def prepare(name: str, source: pathlib.Path, place: pathlib.Path, missing: dict[str, str]) -> None:
+    """Write the files of a system, untimed."""
+    adapter, choices = SYSTEMS[name]
+    if name in IN_PLACE or name == "penstock, full scale":
+        return
+    options = {"quality": 95, **choices[0], "source": source, "place": place, "threads": 2}
+    try:
+        once(Entry(name, adapter, "photos_write", options))
+    except Missing as reason:
+        missing[name] = str(reason)
+        print(f"  {name}: {reason}", flush=True)
+
+
+def limit(folder: pathlib.Path, scaled: bool) -> float:
+    """Return how many random crops per second our own decoder decodes in two threads, without anything else."""
+    command = [servers.cargo_binary("region-decode"), folder, "2", "1.5", *(["scaled"] if scaled else [])]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=True, preexec_fn=lambda: os.sched_setaffinity(0, set(CORES[:2]))
+    )
+    return float(done.stdout)
+
+
+def likeness(files: list[pathlib.Path], folder: pathlib.Path) -> dict[str, float]:
+    """Return the PSNR of the default crops against those decoded at full scale: the same photographs, boxes and flips."""
+    ds = ps.create(folder / "likeness", {"image": ps.Image()})
+    ds.append({"image": files[:256]})
+    crops = [
+        np.concatenate([b["image"] for b in ds.loader(batch_size=64, seed=0, transform=[T.RandomResizedCrop(224, decode=how)]).stream(1)])
+        for how in ("fast", "exact")
+    ]
+    errors = [float(np.mean((one.astype(np.float64) - other) ** 2)) for one, other in zip(*crops, strict=True)]
+    scaled = [10 * float(np.log10(255**2 / error)) for error in errors if error]
+    return {"scaled_share": len(scaled) / len(errors), "median_db": statistics.median(scaled or [99]), "worst_db": min(scaled or [99])}
+
+
+def _set(name: str, files: list[pathlib.Path], batch: int, place: pathlib.Path, chosen: dict[str, dict[str, Any]]) -> Result:
+    """Race all systems on one set. `chosen` holds the choices that were fastest on the first set."""
+    source, missing = place / "class", {}
+    (source / "0").mkdir(parents=True)
+    for path in files:
+        os.link(path, source / "0" / path.name) if os.stat(path).st_dev == os.stat(source).st_dev else shutil.copy(path, source / "0")
+    entries = []
+    for system, (adapter, choices) in SYSTEMS.items():
+        prepare(system, source, place, missing)
+        if system in missing:
+            continue
+        entry = lambda options, system=system, adapter=adapter: Entry(  # noqa: E731
+            system, adapter, "photos", {**options, "source": source, "place": place, "batch": batch}
+        )
+        if system not in chosen:
+            best = entry(choices[0]) if len(choices) == 1 else fastest([entry(one) for one in choices], missing)
+            if best is None:
+                continue
+            missing.pop(system, None)
+            chosen[system] = {key: best.options[key] for key in choices[0]}
+        entries.append(entry(chosen[system]))
+    alone = {scaled: [limit(source / "0", scaled) for _ in range(rounds(2))] for scaled in (False, True)}
+    rows = race(start(entries, missing))
+    for scaled, found in alone.items():
+        found += [limit(source / "0", scaled) for _ in range(rounds(2))]
+    mean = statistics.mean(path.stat().st_size for path in files)
+    return {
+        "images": len(files), "mean_bytes": mean, "batch": batch, "systems": rows, "missing": missing, "region_decode": {"full scale": alone[False], "as penstock": alone[True]},
+        "likeness": likeness(files, place), "chosen": dict(chosen),
+    }  # fmt: skip
+
+
+def loader_photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
+    """Run a shuffled epoch of at least 50 batches of each set, on two cores."""
+    lines, bars, results, comparisons, chosen, missing = [], [], {}, [], {}, {}
+    for name, (files, batch) in sets(folder, given).items():
+        found = results[name] = _set(name, files, batch, folder / name, chosen)
+        shutil.rmtree(folder / name)
+        rows, alone = found["systems"], found["region_decode"]
+        missing |= found["missing"]
+        rates = {label: row["rates"] for label, row in rows.items()}
+        # FFCV's own recipe shrinks large photographs, and then decodes fewer pixels.
+        other = "ffcv, own recipe"
+        if other in rates and name != "small":
+            rates[f"({other}: other pixels)"] = rates.pop(other)
+        rates["limit: region decode, as penstock scales"], rates["limit: region decode, full scale"] = (
+            alone["as penstock"],
+            alone["full scale"],
+        )
+        psnr = found["likeness"]
+        comparisons.append(comparison(f"{name}: {len(files)} photographs of {found['mean_bytes'] / 1e3:.0f} KB", "images/s", rates))
+        lines += [
+            *told(rows, f"{name}: "),
+            *(f"{name}: region decode alone, {how}: {statistics.median(values):,.0f}/s" for how, values in alone.items()),
+            f"{name}: {psnr['scaled_share']:.0%} of Penstock's crops are decoded at half size or less; PSNR {psnr['median_db']:.1f} dB (median), {psnr['worst_db']:.1f} dB (worst)",
+        ]
+        ours = rows["penstock"]["per_second"]
+        rivals = {label: statistics.median(values) for label, values in rates.items() if not label.startswith(("penstock", "limit", "("))}
+        bars.append(
+            {
+                "what": f"{name}: penstock / region decode at the same scales",
+                "value": ours / statistics.median(alone["as penstock"]),
+                "at_least": 0.65,
+            }
+        )
+        if name == "large":
+            bars.append(
+                {
+                    "what": f"{name}: penstock / region decode at full scale",
+                    "value": ours / statistics.median(alone["full scale"]),
+                    "at_least": 0.95,
+                }
+            )
+        if rivals:
+            best = max(rivals, key=lambda label: rivals[label])
+            bars.append({"what": f"{name}: penstock / best rival ({best})", "value": ours / rivals[best], "at_least": 1.8})
+            exact = rows["penstock, full scale"]["per_second"]
+            bars.append({"what": f"{name}: penstock at full scale / best rival ({best})", "value": exact / rivals[best], "at_least": 1.0})
+    return {
+        "what": "one shuffled epoch of 51 batches on two cores, uint8; random crops to 224 and flips. Penstock's default decodes large boxes at half size or less; all others decode at full scale, FFCV with the fast DCT",
+        "sets": results, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
+    }  # fmt: skip
+
+
+def loader_augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Crop, flip and normalise CIFAR-shaped samples in batches of 512, on one core per system and then on two."""
+    rng, count = np.random.default_rng(0), fewer(50_000)
+    np.save(folder / "x.npy", rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
+    np.save(folder / "y.npy", rng.integers(0, 10, count))
+    lines, bars, results, comparisons, missing = [], [], {}, [], {}
+    for system in ("penstock", "ffcv"):
+        try:
+            once(Entry(system, f"loaders/{system}", "small_images_write", {"place": folder}))
+        except Missing as reason:
+            missing[system] = str(reason)
+    for cores in (1, 2):
+        options = {"place": folder, "batch": 512, "threads": cores}
+        entries = [
+            Entry(name, f"loaders/{name}", "small_images", options, cores) for name in ("penstock", "numpy", "ffcv") if name not in missing
+        ]
+        rows = race(start(entries, missing))
+        results[str(cores)] = rows
+        lines += told(rows, f"{cores} cores: ")
+        comparisons.append(comparison(f"{cores} cores", "samples/s", {name: row["rates"] for name, row in rows.items()}))
+        for rival in ("numpy", "ffcv"):
+            if rival in rows:
+                bars.append(
+                    {
+                        "what": f"{cores} cores: penstock / {rival}",
+                        "value": rows["penstock"]["per_second"] / rows[rival]["per_second"],
+                        "at_least": 1.0,
+                    }
+                )
+    return {
+        "what": f"{count:,} samples of 32 × 32 × 3 uint8: crop with padding, flip, normalise to float32; batches of 512; each system is pinned to as many cores as it has threads",
+        "threads": results, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
+    }  # fmt: skip

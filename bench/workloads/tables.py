@@ -1,0 +1,64 @@
+"""Rows of a label and a text, taken at random."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+from harness import comparison, fewer
+from race import Entry, Missing, once, race, start, told
+
+Result = dict[str, Any]
+ROWS = 500_000
+SYSTEMS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "penstock": ("tables/penstock", "text", {}),
+    "penstock, loader": ("tables/penstock", "text_loader", {}),
+    "rocksdb, one row a key": ("tables/rocksdb", "text", {"variant": "row"}),
+    "(rocksdb, 1,024 rows a key, in the order of keys)": ("tables/rocksdb", "text", {"variant": "block"}),
+    "lmdb": ("tables/lmdb", "text", {}),
+    "lance": ("tables/lance", "text", {}),
+    "huggingface": ("loaders/huggingface", "text", {}),
+    "h5py": ("arrays/hdf5", "text", {}),
+    "litdata": ("loaders/litdata", "text", {"takes": 5}),
+}
+
+
+def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Take 100 times 1,024 random rows out of 500,000, as an int64 array and a list of str, on one core."""
+    rng, count = random.Random(0), fewer(ROWS)
+    words = np.array(["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(5000)])
+    lengths = np.random.default_rng(0).integers(5, 30, count)
+    chosen = np.random.default_rng(1).integers(0, len(words), lengths.sum())
+    texts = [" ".join(part) for part in np.split(words[chosen], np.cumsum(lengths)[:-1])]
+    (folder / "texts").write_text("\n".join(texts))
+    missing: dict[str, str] = {}
+    common = {"place": folder, "source": folder / "texts", "batch": 1024, "takes": fewer(100), "threads": 1}
+    for adapter in dict.fromkeys(adapter for adapter, *_ in SYSTEMS.values()):
+        try:
+            once(Entry(adapter, adapter, "text_write", common))
+        except Missing as reason:
+            missing |= dict.fromkeys((name for name, (of, *_) in SYSTEMS.items() if of == adapter), str(reason))
+            print(f"  {adapter}: {reason}", flush=True)
+    entries = [
+        Entry(name, adapter, workload, {**common, **own}, 1) for name, (adapter, workload, own) in SYSTEMS.items() if name not in missing
+    ]
+    rows = race(start(entries, missing))
+    rates = {name: row["per_second"] for name, row in rows.items()}
+    rivals = {name: rate for name, rate in rates.items() if not name.startswith(("penstock", "("))}
+    best = max(rivals, key=lambda name: rivals[name])
+    bars = [
+        {"what": f"penstock / best rival ({best}), the same random rows", "value": rates["penstock"] / rivals[best], "at_least": 3.0},
+        {"what": f"penstock's loader / best rival ({best})", "value": rates["penstock, loader"] / rivals[best], "at_least": 3.0},
+    ]
+    ordered = "(rocksdb, 1,024 rows a key, in the order of keys)"
+    if ordered in rates:
+        bars.append(
+            {"what": "penstock at random / RocksDB in the order of keys", "value": rates["penstock"] / rates[ordered], "at_least": 0.5}
+        )
+    return {
+        "what": f"{count:,} rows of a label and a text of {sum(map(len, texts[:1000])) / 1000:.0f} B; takes of 1,024 random rows; each text is read in full; one core for each system. LitData has no takes: it reads one row at a time",
+        "systems": rows, "lines": told(rows), "bars": bars, "missing": missing,
+        "comparisons": [comparison("random rows", "rows/s", {name: row["rates"] for name, row in rows.items()})],
+    }  # fmt: skip

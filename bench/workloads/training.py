@@ -1,0 +1,154 @@
+"""Benchmarks the complete loader, from files to batches that a consumer touches, against the machine's limit and rivals."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import penstock as ps
+from harness import comparison, evict, interleaved, rounds, touch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+
+Result = dict[str, Any]
+
+
+def jitter(sample: dict[str, Any], rng: Any = None) -> dict[str, Any]:
+    """Sort and scale, as a user's function might."""
+    x = sample["x"].astype(np.float32)
+    return {"x": np.sort(x, 0) + x * 0.5, "label": sample["label"]}
+
+
+class Samples:
+    """The same samples as a dataset for a DataLoader."""
+
+    def __init__(self, path: str) -> None:
+        self.x = np.load(path, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return jitter({"x": self.x[index], "label": index % 10})
+
+
+def loader_functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Run the same Python function in our loader and in a DataLoader with persistent workers, with the same number of processes."""
+    import torch
+
+    images = np.random.default_rng(0).integers(0, 256, (6000, 96, 96, 3), dtype=np.uint8)
+    np.save(folder / "x.npy", images)
+    ds = ps.create(folder / "penstock", {"x": ps.Tensor((96, 96, 3), "uint8"), "label": "int64"})
+    ds.append({"x": images, "label": np.arange(len(images)) % 10})
+    ours = ds.loader(batch_size=64, shuffle=True, transform=[jitter], python_workers=2, output="torch")
+    theirs = torch.utils.data.DataLoader(
+        Samples(str(folder / "x.npy")), batch_size=64, shuffle=True, num_workers=2, persistent_workers=True
+    )  # type: ignore[arg-type]
+
+    def run(loader: Any) -> None:
+        for batch in loader:
+            touch(batch["x"].numpy())
+
+    systems = {"penstock": lambda: run(ours), "dataloader": lambda: run(theirs)}
+    for work in systems.values():
+        work()  # The first run starts the processes.
+    # Our workers start the next epoch as soon as one ends. The pause lets our workers finish before the rival's turn.
+    times = interleaved(systems, settle=lambda: time.sleep(0.5))
+    ours.close()
+    rates = {name: len(images) / row["median_seconds"] for name, row in times.items()}
+    return {
+        "what": "6,000 samples of 96 × 96 × 3 through a NumPy function, two processes; our loader may have 6 of 94 batches ready when an epoch begins", "samples_per_second": rates, "times": times,
+        "comparisons": [comparison("a NumPy function per sample", "samples/s", {name: [len(images) / s for s in row["seconds"]] for name, row in times.items()})],
+        "lines": [f"{name}: {value:,.0f} samples/s" for name, value in rates.items()],
+        "bars": [{"what": "penstock / DataLoader", "value": rates["penstock"] / rates["dataloader"], "at_least": 1.0}],
+    }  # fmt: skip
+
+
+def loader_starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Measure the time from `ps.open` of 1 M samples to the first batch, and the time to resume at step 10^6 of 10^9 draws."""
+    ds = ps.create(folder / "million", {"x": ps.Tensor((16,), "uint8"), "label": "int64"})
+    with ds.transaction() as tx:
+        for begin in range(0, 1_000_000, 100_000):
+            tx.append({"x": np.full((100_000, 16), begin % 251, np.uint8), "label": np.arange(begin, begin + 100_000)})
+
+    def first() -> None:
+        loader = ps.open(folder / "million").loader(batch_size=256, shuffle=True)
+        next(iter(loader))
+        loader.close()
+
+    first()
+    times = interleaved({"first_batch": first}, rounds=9)
+    mixed = ps.mix({"a": (ds, 3), "b": (ds.select(range(1000)), 1)}, epoch_samples=10**9)
+    huge = {
+        "resume": ds.loader(batch_size=256, shuffle=ps.Replacement(samples=10**9)),
+        "resume of a mixture of permutations": mixed.loader(batch_size=256, shuffle=True),
+    }
+
+    def resuming(loader: Any) -> Callable[[], None]:
+        state = loader.state_dict(step=10**6)
+
+        def resume() -> None:
+            loader.load_state_dict(state)
+            loader._core.places(0)
+
+        return resume
+
+    times |= interleaved({name: resuming(loader) for name, loader in huge.items()}, rounds=9)
+    return {
+        "what": "1 M samples in 10 fragments, local; 10^9 draws", "times": times,
+        "lines": [f"{name}: {1000 * row['median_seconds']:.2f} ms" for name, row in times.items()],
+        "bars": [
+            {"what": "open to first batch, ms", "value": 1000 * times["first_batch"]["median_seconds"], "at_most": 50},
+            *({"what": f"{name}, at step 10^6 of 10^9 draws, ms", "value": 1000 * times[name]["median_seconds"], "at_most": 1} for name in huge),
+        ],
+    }  # fmt: skip
+
+
+def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Load raw tensors of 140 MB without the page cache, from a dataset and from NPY files in place, against fio."""
+    from workloads import direct
+
+    count, epochs = 8, 4
+    rng = np.random.default_rng(0)
+    (folder / "npy").mkdir()
+    ds = ps.create(folder / "big", {"x": ps.Tensor((direct.BIG_BYTES,), "uint8")})
+    with ds.transaction() as tx:
+        for number in range(count):
+            value = rng.integers(0, 256, direct.BIG_BYTES, dtype=np.uint8)
+            tx.append({"x": value[None]})
+            np.save(folder / "npy" / f"{number}.npy", value)
+    os.sync()
+    ps.configure(threads=2)
+
+    def run(view: Any) -> None:
+        with view.loader(batch_size=1, shuffle=True, memory_bytes=1 << 30) as loader:
+            for batch in loader.stream(epochs):
+                touch(next(value for value in batch.values() if isinstance(value, np.ndarray) and value.nbytes > 1000))
+
+    limit = direct.Limit(folder / "big", "read", (256 << 10, 1 << 20, 4 << 20))
+    rates: dict[str, list[float]] = {"fio": [], "dataset": [], "npy in place": []}
+    read = 0
+    for _ in range(rounds()):
+        rates["fio"].append(limit.turn(epochs))
+        for name, view in (
+            ("dataset", ps.open(folder / "big", io="direct")),
+            ("npy in place", ps.files(folder / "npy" / "*.npy", io="direct")),
+        ):
+            evict(folder)
+            before, began = direct.device_bytes(), time.perf_counter()
+            run(view)
+            rates[name].append(epochs * count * direct.BIG_BYTES / (time.perf_counter() - began))
+            read = direct.device_bytes() - before
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {
+        "what": f"{count} tensors of 140 MB, {epochs} epochs per round; {read / 1e9:.2f} GB read from the device in the last round", "bytes_per_second": rates,
+        "comparisons": [comparison(name, "GB/s", {"penstock": [v / 1e9 for v in rates[name]], "limit: fio at its best": [v / 1e9 for v in rates["fio"]]}) for name in ("dataset", "npy in place")],
+        "lines": [f"{name}: {value / 1e9:.2f} GB/s" for name, value in medians.items()],
+        "bars": [{"what": f"{name} / fio", "value": medians[name] / medians["fio"], "at_least": 1.0} for name in ("dataset", "npy in place")],
+    }  # fmt: skip
