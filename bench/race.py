@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import re
+import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,8 @@ import harness
 
 HERE = pathlib.Path(__file__).parent
 ADAPTERS, RIVALS = HERE / "adapters", HERE.parent / ".tools" / "rivals"
+# A system that does not answer for so long has failed.
+ANSWER_SECONDS = 600
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -31,6 +35,10 @@ class Entry:
     workload: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     cores: int = 2
+    # Systems are compared within a group, for example of those with two threads.
+    group: str = ""
+    # Whether this is a rival: not a limit of the machine, nor a system that does other work.
+    rival: bool = True
     # Whether each turn needs a new process, because the system keeps what it has read.
     fresh: bool = False
 
@@ -40,7 +48,9 @@ class Missing(Exception):
 
 
 class System:
-    """A running system. `turn` runs the workload once."""
+    """A running system. `turn` runs the workload once. `first` is the answer of its first turn, which is not timed."""
+
+    first: dict[str, Any]
 
     def __init__(self, entry: Entry) -> None:
         path, name = ADAPTERS / f"{entry.adapter}.py", pathlib.PurePath(entry.adapter).name
@@ -53,20 +63,29 @@ class System:
         self.entry, self.errors = entry, tempfile.TemporaryFile("w+")  # noqa: SIM115
         cores = set(CORES[: entry.cores])
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # Workers start faster.
-        environment |= {"OMP_NUM_THREADS": str(entry.cores), "OPENBLAS_NUM_THREADS": str(entry.cores)}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ADAPTERS / "common"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment |= {"OMP_NUM_THREADS": str(entry.cores), "OPENBLAS_NUM_THREADS": str(entry.cores), "PYTHONHASHSEED": "0"}
+        environment["PYTHONPATH"] = str(ADAPTERS / "common")
+        if python != own and os.environ.get("PYTHONPATH"):  # For example a build of Penstock that is not installed.
+            environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
         command = [str(python), "-P", str(path), entry.workload, json.dumps(entry.options, default=str)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment, start_new_session=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )  # fmt: skip
-        self.versions: dict[str, str] = self._answer()["ready"]
-        harness.VERSIONS.update(self.versions)
+        try:
+            harness.VERSIONS.update(self._answer()["ready"])
+        except BaseException:
+            self.close()
+            raise
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout
+        if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
+            raise Missing(f"no answer in {ANSWER_SECONDS} seconds")
         line = self.process.stdout.readline()
         if not line:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.errors.seek(0)
             lines = [one for one in self.errors.read().splitlines() if one.strip()]
@@ -75,13 +94,12 @@ class System:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def turn(self) -> dict[str, Any]:
+    def turn(self, request: str = "go") -> dict[str, Any]:
+        """Run once. `go N` reads the first N batches, and `check` all values."""
         assert self.process.stdin
-        try:
-            self.process.stdin.write("go\n")
+        with contextlib.suppress(BrokenPipeError):  # The answer says why.
+            self.process.stdin.write(request + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # The answer says why.
         return self._answer()
 
     def restart(self) -> None:
@@ -89,9 +107,14 @@ class System:
         self.__init__(self.entry)  # type: ignore[misc]
 
     def close(self) -> None:
-        """End the process and its workers."""
+        """Let the process end, which removes its shared memory, and end what is left of it and its workers."""
+        assert self.process.stdin
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(3)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, 9)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.errors.close()
 
@@ -109,7 +132,7 @@ def nothing(_system: System) -> None:
     """Do nothing before a turn."""
 
 
-def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[System], None] = nothing) -> list[System]:
+def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[System], None] = nothing, request: str = "go") -> list[System]:
     """Start systems, and let each run once, untimed, to compile, start workers and fill caches. Those that cannot run are noted."""
     systems = []
     for entry in entries:
@@ -118,7 +141,7 @@ def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[Syste
             try:
                 settle(system)
                 if not entry.fresh:
-                    system.turn()
+                    system.first = system.turn(request)
             except Missing:
                 system.close()
                 raise
@@ -129,46 +152,73 @@ def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[Syste
     return systems
 
 
-def fastest(choices: list[Entry], missing: dict[str, str]) -> Entry | None:
-    """Return the choice, for example of a number of workers, whose second turn is the shortest. A quick run takes the first."""
-    if harness.QUICK:
+def fastest(choices: list[Entry], missing: dict[str, str], batches: int = 0, settle: Callable[[System], None] = nothing) -> Entry | None:
+    """Return the fastest choice, for example of a number of workers: the best of two turns after a first, or of their first batches.
+
+    A quick run takes the first. The system is missing only if no choice runs.
+    """
+    if harness.QUICK or len(choices) == 1:
         return choices[0]
-    found = []
+    found, failed, request = [], {}, f"go {batches}" if batches else "go"
     for choice in choices:
-        for system in start([choice], missing):
-            found.append((system.turn()["seconds"], len(found), choice))
-            system.close()
+        for system in start([choice], failed, settle, request):
+            try:
+                spent = []
+                for _ in range(2):
+                    settle(system)
+                    spent.append(system.turn(request)["seconds"])
+                found.append((min(spent), len(found), choice))
+            except Missing as reason:
+                failed[choice.name] = str(reason)
+            finally:
+                system.close()
+    if not found:
+        missing |= failed
     return min(found)[2] if found else None
 
 
-def race(systems: list[System], rounds: int = 5, settle: Callable[[System], None] = nothing) -> dict[str, dict[str, Any]]:
-    """Let systems take turns. Return rates and more for each. After two rounds, systems slower than half of the best rival stop.
+def race(
+    systems: list[System], missing: dict[str, str], rounds: int = 5, settle: Callable[[System], None] = nothing
+) -> dict[str, dict[str, Any]]:
+    """Let systems take turns, in an order that rotates. Return rates and more for each. `settle` runs untimed before each turn.
 
-    `settle` runs untimed before each turn.
+    After two rounds, systems slower than half of the best rival of their group stop. A system that fails is noted, and its turns are left out.
     """
     turns: dict[str, list[dict[str, Any]]] = {system.entry.name: [] for system in systems}
     running = list(systems)
-    for number in range(harness.rounds(rounds)):
-        if number == 2:
-            best = {name: min(turn["seconds"] / max(turn["samples"], 1) for turn in all) for name, all in turns.items() if all}
-            rivals = [seconds for name, seconds in best.items() if not name.startswith("penstock")]
-            running = [
-                one
-                for one in running
-                if not rivals or one.entry.name.startswith("penstock") or best.get(one.entry.name, 0) <= 2 * min(rivals)
-            ]
-        for system in list(running):
-            try:
-                if system.entry.fresh and turns[system.entry.name]:
-                    system.restart()
-                settle(system)
-                turns[system.entry.name].append(system.turn())
-            except Missing as reason:
-                print(f"  {system.entry.name}: {reason}", flush=True)
-                running.remove(system)
-    for system in systems:
-        system.close()
+    try:
+        for number in range(harness.rounds(rounds)):
+            if number == 2:
+                running = _contenders(running, turns)
+            shift = number % max(len(running), 1)
+            for system in [*running[shift:], *running[:shift]]:
+                name = system.entry.name
+                try:
+                    if system.entry.fresh and turns[name]:
+                        system.restart()
+                    settle(system)
+                    turns[name].append(system.turn())
+                except Missing as reason:
+                    missing[name] = f"in round {number + 1}: {reason}"
+                    print(f"  {name}: {missing[name]}", flush=True)
+                    running.remove(system)
+                    turns[name] = []
+    finally:
+        for system in systems:
+            system.close()
     return {name: summary(all) for name, all in turns.items() if all}
+
+
+def _contenders(running: list[System], turns: dict[str, list[dict[str, Any]]]) -> list[System]:
+    """Return the systems that go on: Penstock, limits, and rivals that are at least half as fast as the best rival of their group."""
+    best: dict[str, float] = {}
+    spent = {system.entry.name: min(turn["seconds"] for turn in turns[system.entry.name]) for system in running}
+    own = lambda entry: entry.name.startswith("penstock")  # noqa: E731
+    for system in running:
+        entry = system.entry
+        if entry.rival and not own(entry):
+            best[entry.group] = min(best.get(entry.group, float("inf")), spent[entry.name])
+    return [one for one in running if own(one.entry) or spent[one.entry.name] <= 2 * best.get(one.entry.group, float("inf"))]
 
 
 def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -178,7 +228,7 @@ def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
         "cores_used": statistics.median(turn["cpu_seconds"] / turn["seconds"] for turn in turns),
         "cpu_seconds_per_1000": statistics.median(1000 * turn["cpu_seconds"] / max(turn["samples"], 1) for turn in turns),
         "device_bytes": max(turn["device_bytes"] for turn in turns), "peak_bytes": max(turn["peak_bytes"] for turn in turns),
-        "digests": sorted({turn["digest"] for turn in turns}),
+        "digests": [turn["digest"] for turn in turns], "samples": turns[0]["samples"], "kind": turns[0]["kind"], "rested": all(turn["rested"] for turn in turns),
     }  # fmt: skip
 
 

@@ -15,13 +15,18 @@ import sys
 import tomllib
 from typing import Any
 
+from run import ALL
+
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results"
 WORSE, TIED, BETTER = "worse", "tied", "better"
+# Units of exact counts, which have no spread.
+COUNTS = ("requests", "bytes")
 
 
 def results(folder: pathlib.Path = RESULTS) -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    """Return the results of the benchmarks that exist, in their order."""
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ALL if (folder / f"{name}.json").exists()}
 
 
 def rivals(comparison: dict[str, Any]) -> dict[str, list[float]]:
@@ -29,22 +34,41 @@ def rivals(comparison: dict[str, Any]) -> dict[str, list[float]]:
     return {name: values for name, values in comparison["systems"].items() if values and not name.startswith(("penstock", "limit", "("))}
 
 
-def outcome(comparison: dict[str, Any]) -> tuple[str, str, float] | None:
-    """Return whether Penstock is better, tied or worse, the best rival, and our ratio to it: above 1 is better. None without rivals.
+def spread(values: list[float]) -> tuple[float, float]:
+    """Return the range of values: their quartiles, or, of three or less, the least and the greatest."""
+    if len(values) < 4:
+        return min(values), max(values)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
-    It is a tie if the ranges of both overlap, or, of single values, if they differ by less than 3 %.
+
+def outcome(comparison: dict[str, Any]) -> tuple[str, str, float] | None:
+    """Return whether Penstock is better, tied or worse, a rival, and our ratio to it: above 1 is better. None without rivals.
+
+    It is worse if it is worse than any rival, and better if it is better than all. It is tied with a rival if the ranges of both overlap, or
+    if both have one value, no count, and differ by less than 3 %.
     """
     ours, others = comparison["systems"].get("penstock"), rivals(comparison)
-    if not ours or not others:
+    if not others:
         return None
+    if not ours:
+        return WORSE, next(iter(others)), 0.0
     highest = comparison["best"] == "highest"
-    best = (max if highest else min)(others, key=lambda name: statistics.median(others[name]))
-    mine, theirs = statistics.median(ours), statistics.median(others[best])
-    ratio = mine / theirs if highest else theirs / mine if mine else float("inf")
-    overlap = min(ours) <= max(others[best]) and min(others[best]) <= max(ours)
-    if overlap or abs(ratio - 1) < 0.03:
-        return TIED, best, ratio
-    return BETTER if ratio > 1 else WORSE, best, ratio
+
+    def against(theirs: list[float]) -> tuple[str, float]:
+        mine, other = statistics.median(ours), statistics.median(theirs)
+        above, below = (mine, other) if highest else (other, mine)
+        ratio = above / below if below else 1.0 if not above else float("inf")
+        (low, high), (least, most) = spread(ours), spread(theirs)
+        near = comparison["unit"] not in COUNTS and len(ours) == len(theirs) == 1 and abs(ratio - 1) < 0.03
+        if ratio == 1 or near or (low <= most and least <= high and comparison["unit"] not in COUNTS):
+            return TIED, ratio
+        return BETTER if ratio > 1 else WORSE, ratio
+
+    found = {name: against(theirs) for name, theirs in others.items()}
+    told = next(one for one in (WORSE, TIED, BETTER) if any(kind == one for kind, _ in found.values()))
+    name = min((one for one in found if found[one][0] == told), key=lambda one: found[one][1])
+    return told, name, found[name][1]
 
 
 def short(value: float) -> str:
@@ -63,8 +87,8 @@ def _wanted(bar: dict[str, Any]) -> str:
 
 
 def losses(found: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return each row that is lost: its name, and what was measured. First the comparisons with rivals, then the bars."""
-    rows = []
+    """Return each row that is lost: its name, and what was measured. First failures, then comparisons with rivals, then bars."""
+    rows = [(f"{name}: the benchmark", f"failed: {result['failed']}") for name, result in found.items() if result.get("failed")]
     for name, result in found.items():
         for comparison in result.get("comparisons", []):
             told = outcome(comparison)
@@ -112,7 +136,7 @@ def render(found: dict[str, dict[str, Any]]) -> str:
         for comparison in result.get("comparisons", []):
             highest = comparison["best"] == "highest"
             medians = {system: statistics.median(values) for system, values in comparison["systems"].items() if values}
-            order = sorted(medians, key=lambda system: -medians[system] if highest else medians[system])  # noqa: B023
+            order = sorted(medians, key=lambda system: -medians[system] if highest else medians[system])
             values = ", ".join(
                 f"{'**' if system == 'penstock' else ''}{system} {short(medians[system])}{'**' if system == 'penstock' else ''}"
                 for system in order
@@ -121,6 +145,11 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             compared.append(
                 f"| {name} | {_safe(comparison['what'])} ({comparison['unit']}) | {_safe(values)} | {result_of[0] + f', {short(result_of[2])} ×' if result_of else '–'} |"
             )
+    near = [
+        f"| {name} | {_safe(comparison['what'])} | {told_of[1]} | {short(told_of[2])} × |"
+        for name, result in found.items() for comparison in result.get("comparisons", [])
+        for told_of in [outcome(comparison)] if told_of and told_of[0] == TIED and told_of[2] < 0.97
+    ]  # fmt: skip
     bars = [
         f"| {name} | {_safe(bar['what'])} | {short(bar['value']) if _met(bar) else '**' + short(bar['value']) + '**'} | {_wanted(bar)} |"
         for name, result in found.items() for bar in result.get("bars", [])
@@ -143,6 +172,7 @@ def render(found: dict[str, dict[str, Any]]) -> str:
     text = (HERE / "README.in.md").read_text()
     parts = {
         "losses": _table("| what | measured | why |", lost),
+        "ties": _table("| benchmark | what | rival | Penstock is |", near),
         "comparisons": _table("| benchmark | what | median of each system, best first | Penstock is |", compared),
         "bars": _table("| benchmark | what | measured | wanted |", bars),
         "missing": _table("| benchmark | system | why |", missing),

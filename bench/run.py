@@ -79,6 +79,12 @@ def _one(name: str, arguments: argparse.Namespace) -> list[str]:
         return missed
     except Exception as error:  # For example a full disk.
         print(f"  FAILED {type(error).__name__}: {error}", flush=True)
+        if arguments.results:  # An older result must not stand for this run.
+            told = f"{type(error).__name__}: {error}"
+            failed = {"what": "failed", "failed": told, "lines": [], "bars": [], "comparisons": []}
+            harness.save(
+                arguments.results, name, failed, {**harness.machine(arguments.scratch), "seconds": round(time.monotonic() - began)}
+            )
         return [f"{name}: failed with {type(error).__name__}: {error}"]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

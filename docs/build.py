@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import re
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES, SOURCE, SITE = ROOT / "docs" / "site", ROOT / "target" / "site-source", ROOT / "target" / "site"
@@ -24,7 +21,7 @@ OURS, THEIRS = "#3567c9", "#b3bccb"
 
 # Plots of comparisons: the result, the beginning of the comparison's name, and the title.
 PLOTS = {
-    "photos": ("loader_photos", "small", "JPEG photographs: decode, crop, resize, flip (images/s)"),
+    "photos": ("loader_photos", "small", "JPEG photographs: decode at full scale, crop, resize, flip (images/s)"),
     "augment": ("loader_augment", "2 cores", "32 × 32 images: flip, crop, normalise, two cores (images/s)"),
     "text": ("text", "random rows", "Text: batches of 1,024 random rows, one core (rows/s)"),
     "cifar": ("cifar", "samples", "32 × 32 images: shuffled takes of 512, one core (samples/s)"),
@@ -72,43 +69,12 @@ def draw(plot: str, path: pathlib.Path) -> None:
 
 
 def benchmarks() -> str:
-    """Return the page of benchmarks: plots, and a table of all bars, met or not."""
-    cards = {plot: json.loads((RESULTS / f"{PLOTS[plot][0]}.json").read_text())["machine"] for plot in PLOTS}
-    machines = sorted({f"{card['cpu']}, {card['cores']} cores" for card in cards.values()})
+    """Return the page of benchmarks: plots, and then bench/README.md, in which losses come first."""
     plots = "\n\n".join(
         f"![{PLOTS[plot][2]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)" for plot in PLOTS
     )
-    tables = ""
-    for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
-        rows = [_row(bar) for bar in result.get("bars", [])]
-        if rows:
-            machine = f"{result['machine']['cpu']}, {result['machine']['date']}"
-            tables += (
-                f"\n### {path.stem}\n\n{result['what']} ({machine})\n\n| | measured | wanted |\n|---|---:|---:|\n" + "\n".join(rows) + "\n"
-            )
-    rules = re.search(r"Rules for a fair comparison:\n\n(.*?)\n\n", (ROOT / "bench" / "README.md").read_text(), re.S)
-    assert rules
-    return f"""# Benchmarks
-
-Plots: {"; ".join(machines)}. All systems take turns on the same cores, and read from the page cache.
-
-{rules.group(1)}
-
-{plots}
-
-`make bench` repeats all of them. What each workload is, and what it is compared with, is in `bench/README.md`.
-
-## All bars
-
-Each benchmark has bars: ratios to the machine's limit or to other systems. Those that are missed are bold.
-{tables}"""
-
-
-def _row(bar: Mapping[str, Any]) -> str:
-    bound = f"≥ {bar['at_least']:,}" if "at_least" in bar else f"≤ {bar['at_most']:,}"
-    value = f"{bar['value']:,.3g}" if bar["value"] < 1000 else f"{bar['value']:,.0f}"
-    return f"| {bar['what'].replace('|', '/')} | {value if bar['met'] else f'**{value}**'} | {bound} |"
+    head, rest = (ROOT / "bench" / "README.md").read_text().split("\n## ", 1)
+    return f"{head}\n{plots}\n\n## {rest}"
 
 
 def commands() -> str:

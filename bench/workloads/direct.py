@@ -30,40 +30,49 @@ def device_bytes() -> int:
     return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1])
 
 
-def fio(files: list[pathlib.Path], pattern: str, size: int, depth: int, jobs: int, loops: int = 1) -> float:
-    """Read files with fio, using io_uring, O_DIRECT and registered buffers. Return bytes per second.
+def fio(files: list[pathlib.Path], pattern: str, setting: tuple[int, int, int], seconds: float) -> float:
+    """Read files with fio for some seconds, using io_uring, O_DIRECT, registered buffers and files, and huge pages. Return bytes per second.
 
     Each job reads its own files one after another. Jobs that share files, or switch files at every request, are up to a third slower.
     """
+    size, depth, jobs = setting
     names = [str(path) for path in sorted(files)]
     command = [
         "fio", "--name=global", "--readonly", f"--rw={pattern}", f"--bs={size}", "--ioengine=io_uring", f"--iodepth={depth}", "--direct=1", "--fixedbufs",
-        f"--loops={loops}", f"--file_service_type={'sequential' if pattern == 'read' else 'random'}", "--group_reporting", "--output-format=json",
+        "--registerfiles", "--nonvectored=1", "--randrepeat=0", "--time_based", f"--runtime={seconds}",
+        f"--file_service_type={'sequential' if pattern == 'read' else 'random'}", "--group_reporting", "--output-format=json",
         *(option for job in range(jobs) for option in (f"--name=job{job}", f"--filename={':'.join(names[job::jobs])}")),
     ]  # fmt: skip
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    pages = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # Penstock's buffers have huge pages, too.
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=pages)
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
 class Limit:
-    """fio at the fastest of many settings, on the files that are to be read. `values` holds all that was measured."""
+    """fio at the fastest of many settings, on the files that are to be read: the best four are measured three times, and their medians count.
+
+    `tried` holds all that was measured to choose, `values` what `turn` measured afterwards.
+    """
 
     def __init__(self, folder: pathlib.Path, pattern: str, sizes: tuple[int, ...]) -> None:
         self.files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > max(sizes)]
-        self.pattern, self.values = pattern, {}
-        for size, depth, jobs in itertools.product(sizes, DEPTHS, JOBS):
-            if len(self.files) % jobs == 0:
-                evict(folder)
-                self.values[size, depth, jobs] = [fio(self.files, pattern, size, depth, jobs)]
-        self.best = max(self.values, key=lambda setting: self.values[setting])
+        self.pattern, self.values = pattern, []
+        settings = [one for one in itertools.product(sizes, DEPTHS, JOBS) if len(self.files) % one[2] == 0]
+        self.tried = {setting: [fio(self.files, pattern, setting, 0.5)] for setting in settings}
+        best = sorted(settings, key=lambda setting: -self.tried[setting][0])[:4]
+        for _ in range(rounds(3)):
+            for setting in best:
+                self.tried[setting].append(fio(self.files, pattern, setting, 1))
+        self.best = max(best, key=lambda setting: statistics.median(self.tried[setting][1:]))
 
-    def turn(self, loops: int = 1) -> float:
+    def turn(self) -> float:
         """Measure the fastest setting again."""
-        self.values[self.best].append(fio(self.files, self.pattern, *self.best, loops))
-        return self.values[self.best][-1]
+        self.values.append(fio(self.files, self.pattern, self.best, 1.5))
+        return self.values[-1]
 
-    def told(self) -> dict[str, list[float]]:
-        return {f"{size >> 10} KiB, depth {depth}, {jobs} jobs": found for (size, depth, jobs), found in self.values.items()}
+    def name(self, setting: tuple[int, int, int]) -> str:
+        size, depth, jobs = setting
+        return f"{size >> 10} KiB, depth {depth}, {jobs} jobs"
 
 
 def measured(work: Callable[[], int]) -> tuple[float, float, int]:
@@ -100,15 +109,40 @@ def readers(reads: list[Callable[[], Any]]) -> int:
 
 
 def _into(path: pathlib.Path, rows: np.ndarray[Any, Any], size: int, begin: int) -> np.ndarray[Any, Any]:
-    """Read samples of a file with preadv, without the page cache's read-ahead."""
+    """Read samples of a file with preadv. Several samples are announced to the kernel, which then reads them at the same time."""
     file, out = os.open(path, os.O_RDONLY), np.empty((len(rows), size), np.uint8)
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    if len(rows) > 1:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        for row in rows.tolist():
+            os.posix_fadvise(file, begin + row * size, size, os.POSIX_FADV_WILLNEED)
+    else:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     for place, row in enumerate(rows.tolist()):
-        view, done = memoryview(out[place]), 0
-        while done < size:
-            done += os.preadv(file, [view[done:]], begin + row * size + done)
+        _fill(file, memoryview(out[place]), begin + row * size)
     os.close(file)
     return out
+
+
+def _fill(file: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        read = os.preadv(file, [view[done:]], offset + done)
+        if not read:
+            break  # A direct read past the end of the file.
+        done += read
+
+
+def _direct_into(path: pathlib.Path, rows: np.ndarray[Any, Any], size: int, begin: int) -> np.ndarray[Any, Any]:
+    """Read samples of a file with preadv and O_DIRECT: whole pages into aligned memory, of which a view is returned."""
+    file, page = os.open(path, os.O_RDONLY | os.O_DIRECT), 4096
+    before = begin % page
+    each = -(-(before + size) // page) * page
+    held = np.empty(len(rows) * each + page, np.uint8)
+    aligned = held[-held.ctypes.data % page :][: len(rows) * each].reshape(len(rows), each)
+    for place, row in enumerate(rows.tolist()):
+        _fill(file, memoryview(aligned[place]), begin - before + row * size)
+    os.close(file)
+    return aligned[:, before : before + size]
 
 
 def _sets(folder: pathlib.Path) -> dict[str, tuple[Any, dict[str, Any], str, tuple[int, ...], pathlib.Path]]:
@@ -141,16 +175,14 @@ def _sets(folder: pathlib.Path) -> dict[str, tuple[Any, dict[str, Any], str, tup
         flat = np.memmap(folder / "small.raw", np.uint8, "r").reshape(-1, SMALL_BYTES)
         return [lambda rows=rows: flat[rows] for rows in takes()]
 
-    whole = {
-        "numpy.load": lambda: [lambda number=number: np.load(folder / f"{number}.npy") for number in range(tensors)],
-        "numpy, preadv": lambda: [
-            lambda number=number: _into(folder / f"{number}.npy", np.zeros(1, np.int64), BIG_BYTES, 128) for number in range(tensors)
-        ],
-    }
-    parts = {
-        "numpy.memmap": mapped,
-        "numpy, preadv": lambda: [lambda rows=rows: _into(folder / "small.raw", rows, SMALL_BYTES, 0) for rows in takes()],
-    }
+    one = np.zeros(1, np.int64)
+    whole = {"numpy.load": lambda: [lambda number=number: np.load(folder / f"{number}.npy") for number in range(tensors)]}
+    parts = {"numpy.memmap": mapped}
+    for name, read in (("numpy, preadv", _into), ("numpy, O_DIRECT", _direct_into)):
+        whole[name] = lambda read=read: [
+            lambda number=number: read(folder / f"{number}.npy", one, BIG_BYTES, 128)[0] for number in range(tensors)
+        ]
+        parts[name] = lambda read=read: [lambda rows=rows: read(folder / "small.raw", rows, SMALL_BYTES, 0) for rows in takes()]
     return {
         "140 MB tensors": (ours_big, whole, "read", (256 << 10, 1 << 20, 4 << 20), folder / "big"),
         "128 KiB random samples": (ours_small, parts, "randread", (SMALL_BYTES,), folder / "small"),
@@ -172,21 +204,28 @@ def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> dict[str, Any]
                 found.setdefault((system, way.__name__), []).append(measured(lambda way=way, reads=reads: way(reads())))
         rate = {key: [row[0] / 1e9 for row in rows] for key, rows in found.items()}
         spent = {key: statistics.median(row[1] for row in rows) for key, rows in found.items()}
-        fastest = [value / 1e9 for value in limit.values[limit.best]]
-        lines.append(
-            f"{name}: fio is fastest with {next(key for key, all in limit.told().items() if all is limit.values[limit.best])}: {statistics.median(fastest):.2f} GB/s"
-        )
+        fastest = [value / 1e9 for value in limit.values]
+        lines.append(f"{name}: fio is fastest with {limit.name(limit.best)}: {statistics.median(fastest):.2f} GB/s")
         lines += [
             f"{name}: {system}, {way}: {statistics.median(rate[system, way]):.2f} GB/s, {spent[system, way]:.3f} CPU seconds per GB"
             for system, way in found
         ]
         read = min(row[2] for (system, _), rows in found.items() if system == "penstock" for row in rows)
         lines.append(f"{name}: Penstock read {read / 1e9:.2f} GB per round from the device")
-        results[name] = {"fio": limit.told(), **{f"{system}, {way}": rows for (system, way), rows in found.items()}}
+        results[name] = {
+            "fio": limit.values,
+            "fio_tried": {limit.name(one): found for one, found in limit.tried.items()},
+            **{f"{system}, {way}": rows for (system, way), rows in found.items()},
+        }
         for way, title in (("readers", "two readers"), ("one_thread", "one thread")):
             rates = {system: rate[system, of] for system, of in found if of == way} | {"limit: fio at its best": fastest}
             comparisons.append(
-                comparison(f"{name}, {title}", "GB/s", rates, notes="NumPy reads through the page cache, which was emptied.")
+                comparison(
+                    f"{name}, {title}",
+                    "GB/s",
+                    rates,
+                    notes="NumPy's load, memmap and preadv read through the page cache, which was emptied.",
+                )
             )
         bars.append(
             {
@@ -195,10 +234,10 @@ def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> dict[str, Any]
                 "at_least": 1.0,
             }
         )
-        rival = min((spent[system, "one_thread"], system) for system in buffered)
+        rival = min((spent[system, "one_thread"], system) for system in buffered if "O_DIRECT" not in system)
         bars.append(
             {
-                "what": f"CPU seconds per GB, penstock / {rival[1]}, one thread: {name}",
+                "what": f"CPU seconds per GB, penstock / {rival[1]}, which is buffered, one thread: {name}",
                 "value": spent["penstock", "one_thread"] / rival[0],
                 "at_most": 0.5,
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import statistics
@@ -41,7 +42,7 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     begin = time.perf_counter()
     opened = ps.open(place)
     cold = time.perf_counter() - begin
-    rows = race(start(entries, missing), 9)
+    rows = race(start(entries, missing), missing, 9)
     seconds = {name: [100 / rate for rate in row["rates"]] for name, row in rows.items()}
     rivals = {name: statistics.median(spent) for name, spent in seconds.items() if name != "penstock"}
     bars = [
@@ -72,8 +73,11 @@ def commits(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
 
     def settle(system: System) -> None:
         system.entry.options["place"].mkdir(exist_ok=True)
+        os.sync()  # So that no system's syncs write what others left.
 
-    rows = race(start([Entry(name, f"tables/{name}", "commits", options) for name in ("penstock", *RIVALS)], missing, settle), 5, settle)
+    rows = race(
+        start([Entry(name, f"tables/{name}", "commits", options) for name in ("penstock", *RIVALS)], missing, settle), missing, 5, settle
+    )
     shutil.rmtree(folder / "raced")
     rates = {name: row["rates"] for name, row in rows.items()}
     rivals = {name: statistics.median(all) for name, all in rates.items() if name != "penstock"}

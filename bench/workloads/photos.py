@@ -14,15 +14,15 @@ import numpy as np
 import penstock as ps
 from harness import comparison, fewer, rounds
 from penstock import transforms as T
-from photographs import sets
+from photographs import SETS, linked, sets
 from race import CORES, Entry, Missing, fastest, once, race, start, told
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
 
 Result = dict[str, Any]
-# Each system, with the choices among which the fastest is taken, and what it does that others do not.
-WAYS = [{"path": path, "threads": workers} for path in ("tensor", "pil") for workers in (2,)] + [{"path": "tensor", "threads": 3}]
+# Each system, with the choices among which the fastest is taken.
+WAYS = [{"path": "tensor", "threads": 2}, {"path": "pil", "threads": 2}, {"path": "tensor", "threads": 3}]
 SYSTEMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "penstock": ("loaders/penstock", [{"decode": "fast", "threads": 2}]),
     "penstock, full scale": ("loaders/penstock", [{"decode": "exact", "threads": 2}]),
@@ -34,21 +34,23 @@ SYSTEMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "webdataset": ("loaders/webdataset", WAYS),
     "mosaicml": ("loaders/mosaicml", WAYS),
     "huggingface": ("loaders/huggingface", WAYS),
-    "grain": ("loaders/grain", [{"threads": 2, "ways": "processes"}, {"threads": 2, "ways": "threads"}]),
-    "spdl": ("loaders/spdl", [{"threads": 2}, {"threads": 3}]),
+    "grain": (
+        "loaders/grain",
+        [{"threads": 2, "ways": ways, "path": path} for ways in ("processes", "threads") for path in ("tensor", "pil")],
+    ),
+    "spdl": ("loaders/spdl", [{"threads": 2, "path": "tensor"}, {"threads": 3, "path": "tensor"}, {"threads": 2, "path": "ffmpeg"}]),
 }
 # Systems that read the files as they are.
 IN_PLACE = ("dali", "torchvision", "spdl")
 
 
-def prepare(name: str, source: pathlib.Path, place: pathlib.Path, missing: dict[str, str]) -> None:
+def prepare(name: str, options: dict[str, Any], missing: dict[str, str]) -> None:
     """Write the files of a system, untimed."""
     adapter, choices = SYSTEMS[name]
     if name in IN_PLACE or name == "penstock, full scale":
         return
-    options = {"quality": 95, **choices[0], "source": source, "place": place, "threads": 2}
     try:
-        once(Entry(name, adapter, "photos_write", options))
+        once(Entry(name, adapter, "photos_write", {**choices[0], **options, "threads": 2}))
     except Missing as reason:
         missing[name] = str(reason)
         print(f"  {name}: {reason}", flush=True)
@@ -76,86 +78,97 @@ def likeness(files: list[pathlib.Path], folder: pathlib.Path) -> dict[str, float
     return {"scaled_share": len(scaled) / len(errors), "median_db": statistics.median(scaled or [99]), "worst_db": min(scaled or [99])}
 
 
-def _set(name: str, files: list[pathlib.Path], batch: int, place: pathlib.Path, chosen: dict[str, dict[str, Any]]) -> Result:
-    """Race all systems on one set. `chosen` holds the choices that were fastest on the first set."""
-    source, missing = place / "class", {}
-    (source / "0").mkdir(parents=True)
-    for path in files:
-        os.link(path, source / "0" / path.name) if os.stat(path).st_dev == os.stat(source).st_dev else shutil.copy(path, source / "0")
+def _set(name: str, files: list[pathlib.Path], batch: int, place: pathlib.Path) -> Result:
+    """Race all systems on one set, each with its fastest choice."""
+    missing: dict[str, str] = {}
+    source = linked(files, place / "class" / "0").parent
+    options = {"source": source, "place": place, "batch": batch, "quality": SETS[name][2] if name in SETS else 95}
+    for system in SYSTEMS:
+        prepare(system, options, missing)
+    os.sync()
     entries = []
     for system, (adapter, choices) in SYSTEMS.items():
-        prepare(system, source, place, missing)
-        if system in missing:
-            continue
-        entry = lambda options, system=system, adapter=adapter: Entry(  # noqa: E731
-            system, adapter, "photos", {**options, "source": source, "place": place, "batch": batch}
-        )
-        if system not in chosen:
-            best = entry(choices[0]) if len(choices) == 1 else fastest([entry(one) for one in choices], missing)
-            if best is None:
-                continue
-            missing.pop(system, None)
-            chosen[system] = {key: best.options[key] for key in choices[0]}
-        entries.append(entry(chosen[system]))
+        # Its own recipe shrinks large photographs, and then FFCV decodes fewer pixels.
+        rival = system != "ffcv, own recipe" or name == "small"
+        if system not in missing:
+            best = fastest([Entry(system, adapter, "photos", {**options, **one}, rival=rival) for one in choices], missing, 8)
+            entries += [best] if best else []
     alone = {scaled: [limit(source / "0", scaled) for _ in range(rounds(2))] for scaled in (False, True)}
-    rows = race(start(entries, missing))
+    rows = race(start(entries, missing), missing, 3)
     for scaled, found in alone.items():
         found += [limit(source / "0", scaled) for _ in range(rounds(2))]
-    mean = statistics.mean(path.stat().st_size for path in files)
+    for system, row in rows.items():
+        assert len(files) <= row["samples"] < len(files) + 2 * batch, f"{system} gave {row['samples']} of {len(files)} photographs"
+        assert "uint8" in row["kind"][1], f"{system} gave {row['kind']}"
     return {
-        "images": len(files), "mean_bytes": mean, "batch": batch, "systems": rows, "missing": missing, "region_decode": {"full scale": alone[False], "as penstock": alone[True]},
-        "likeness": likeness(files, place), "chosen": dict(chosen),
+        "images": len(files), "mean_bytes": statistics.mean(path.stat().st_size for path in files), "batch": batch, "systems": rows, "missing": missing,
+        "region_decode": {"full scale": alone[False], "as penstock": alone[True]}, "likeness": likeness(files, place),
+        "chosen": {entry.name: {key: entry.options[key] for key in SYSTEMS[entry.name][1][0]} for entry in entries},
     }  # fmt: skip
+
+
+def _compared(name: str, found: Result) -> tuple[list[Result], list[Result]]:
+    """Return the comparisons and bars of a set: all at full scale, and Penstock's default, which decodes large boxes at half size or less."""
+    rates, alone = {label: row["rates"] for label, row in found["systems"].items()}, found["region_decode"]
+    fast, exact = rates.pop("penstock"), rates.pop("penstock, full scale")
+    if "ffcv, own recipe" in rates and name != "small":
+        rates["(ffcv, own recipe: other pixels)"] = rates.pop("ffcv, own recipe")
+    what = f"{name}: {found['images']:,} photographs of {found['mean_bytes'] / 1e3:.0f} KB"
+    comparisons = [
+        comparison(f"{what}, full scale", "images/s", {"penstock": exact, **rates, "limit: region decode": alone["full scale"]}),
+        comparison(
+            f"{what}, Penstock's default scales",
+            "images/s",
+            {"penstock": fast, **rates, "limit: region decode at these scales": alone["as penstock"]},
+        ),
+    ]
+    middle = statistics.median
+    bars = [
+        {
+            "what": f"{name}: penstock / region decode at the same scales",
+            "value": middle(fast) / middle(alone["as penstock"]),
+            "at_least": 0.65,
+        }
+    ]
+    if name == "large":
+        bars.append(
+            {
+                "what": f"{name}: penstock / region decode at full scale",
+                "value": middle(fast) / middle(alone["full scale"]),
+                "at_least": 0.95,
+            }
+        )
+    rivals = {label: middle(values) for label, values in rates.items() if not label.startswith("(")}
+    if rivals:
+        best = max(rivals, key=lambda label: rivals[label])
+        bars.append(
+            {"what": f"{name}: penstock at its default scales / best rival ({best})", "value": middle(fast) / rivals[best], "at_least": 1.8}
+        )
+        bars.append(
+            {"what": f"{name}: penstock at full scale / best rival ({best})", "value": middle(exact) / rivals[best], "at_least": 1.0}
+        )
+    return comparisons, bars
 
 
 def loader_photos(folder: pathlib.Path, given: pathlib.Path | None) -> Result:
     """Run a shuffled epoch of at least 50 batches of each set, on two cores."""
-    lines, bars, results, comparisons, chosen, missing = [], [], {}, [], {}, {}
+    lines, bars, results, comparisons, missing = [], [], {}, [], {}
     for name, (files, batch) in sets(folder, given).items():
-        found = results[name] = _set(name, files, batch, folder / name, chosen)
+        found = results[name] = _set(name, files, batch, folder / name)
         shutil.rmtree(folder / name)
-        rows, alone = found["systems"], found["region_decode"]
         missing |= found["missing"]
-        rates = {label: row["rates"] for label, row in rows.items()}
-        # FFCV's own recipe shrinks large photographs, and then decodes fewer pixels.
-        other = "ffcv, own recipe"
-        if other in rates and name != "small":
-            rates[f"({other}: other pixels)"] = rates.pop(other)
-        rates["limit: region decode, as penstock scales"], rates["limit: region decode, full scale"] = (
-            alone["as penstock"],
-            alone["full scale"],
-        )
+        of_set = _compared(name, found)
+        comparisons += of_set[0]
+        bars += of_set[1]
         psnr = found["likeness"]
-        comparisons.append(comparison(f"{name}: {len(files)} photographs of {found['mean_bytes'] / 1e3:.0f} KB", "images/s", rates))
         lines += [
-            *told(rows, f"{name}: "),
-            *(f"{name}: region decode alone, {how}: {statistics.median(values):,.0f}/s" for how, values in alone.items()),
-            f"{name}: {psnr['scaled_share']:.0%} of Penstock's crops are decoded at half size or less; PSNR {psnr['median_db']:.1f} dB (median), {psnr['worst_db']:.1f} dB (worst)",
+            *told(found["systems"], f"{name}: "),
+            *(f"{name}: {label} runs with {choice}" for label, choice in found["chosen"].items()),
+            *(f"{name}: region decode alone, {how}: {statistics.median(values):,.0f}/s" for how, values in found["region_decode"].items()),
+            f"{name}: {psnr['scaled_share']:.0%} of Penstock's default crops are decoded at half size or less; PSNR {psnr['median_db']:.1f} dB (median), {psnr['worst_db']:.1f} dB (worst)",
         ]
-        ours = rows["penstock"]["per_second"]
-        rivals = {label: statistics.median(values) for label, values in rates.items() if not label.startswith(("penstock", "limit", "("))}
-        bars.append(
-            {
-                "what": f"{name}: penstock / region decode at the same scales",
-                "value": ours / statistics.median(alone["as penstock"]),
-                "at_least": 0.65,
-            }
-        )
-        if name == "large":
-            bars.append(
-                {
-                    "what": f"{name}: penstock / region decode at full scale",
-                    "value": ours / statistics.median(alone["full scale"]),
-                    "at_least": 0.95,
-                }
-            )
-        if rivals:
-            best = max(rivals, key=lambda label: rivals[label])
-            bars.append({"what": f"{name}: penstock / best rival ({best})", "value": ours / rivals[best], "at_least": 1.8})
-            exact = rows["penstock, full scale"]["per_second"]
-            bars.append({"what": f"{name}: penstock at full scale / best rival ({best})", "value": exact / rivals[best], "at_least": 1.0})
     return {
-        "what": "one shuffled epoch of 51 batches on two cores, uint8; random crops to 224 and flips. Penstock's default decodes large boxes at half size or less; all others decode at full scale, FFCV with the fast DCT",
+        "what": "one shuffled epoch of 54 batches on two cores, uint8; random crops to 224 and flips. Penstock's default decodes large boxes at half size or less; all others decode at full scale, FFCV with the fast DCT; FFCV's batches are not owned",
         "sets": results, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
     }  # fmt: skip
 
@@ -176,7 +189,7 @@ def loader_augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result
         entries = [
             Entry(name, f"loaders/{name}", "small_images", options, cores) for name in ("penstock", "numpy", "ffcv") if name not in missing
         ]
-        rows = race(start(entries, missing))
+        rows = race(start(entries, missing), missing)
         results[str(cores)] = rows
         lines += told(rows, f"{cores} cores: ")
         comparisons.append(comparison(f"{cores} cores", "samples/s", {name: row["rates"] for name, row in rows.items()}))

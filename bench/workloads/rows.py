@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import penstock as ps
 from harness import comparison, fewer, interleaved
-from race import Entry, System, race, start, told
+from race import Entry, System, fastest, race, start, told
 
 Result = dict[str, Any]
 ROWS, TWEETS, POSITIONS = 2_000_000, 1_600_000, 10_000_000
@@ -50,16 +50,18 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         out.write_table(table)
     half = ["number", "float", "text", "word"]
 
-    def entry(name: str, adapter: str, given: str = "arrow", columns: list[str] | None = None) -> Entry:
-        options = {"source": folder / "rows.arrow", "rows": count // 2 if columns else count, "given": given, "columns": columns}
+    def entry(name: str, adapter: str, given: str = "arrow", columns: list[str] | None = None, **own: Any) -> Entry:
+        options = {**own, "source": folder / "rows.arrow", "rows": count // 2 if columns else count, "given": given, "columns": columns}
         return Entry(name, adapter, "append_rows", {**options, "place": folder / name.replace(" ", "-"), "durable": True})
 
     own = "tables/penstock"
+    ways = [entry("parquet", "tables/parquet", dictionary=dictionary) for dictionary in (False, ["word"])]
+    parquet = [best for best in [fastest(ways, missing, settle=settle)] if best]
     systems = [
-        entry("penstock", own), entry("lance", "tables/lance"), entry("parquet", "tables/parquet"), entry("penstock from numpy", own, "numpy"),
+        entry("penstock", own), entry("lance", "tables/lance"), *parquet, entry("penstock from numpy", own, "numpy"),
         entry("penstock half", own, "arrow", half), entry("penstock from lists", own, "lists", half),
     ]  # fmt: skip
-    found = race(start(systems, missing, settle), 5, settle)
+    found = race(start(systems, missing, settle), missing, 5, settle)
     seconds = {**_seconds({name: row for name, row in found.items() if name not in ("penstock half", "penstock from lists")}, count),
                **_seconds({name: row for name, row in found.items() if name in ("penstock half", "penstock from lists")}, count // 2)}  # fmt: skip
     median = {name: statistics.median(spent) for name, spent in seconds.items()}
@@ -104,7 +106,7 @@ def import_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         systems = [
             Entry(name, f"tables/{name}", "import_rows", {**options, "place": folder / f"{name}-{kind}"}) for name in ("penstock", "duckdb")
         ]
-        found = results[kind] = race(start(systems, missing, settle), 5, settle)
+        found = results[kind] = race(start(systems, missing, settle), missing, 5, settle)
         lines += told(found, f"{kind}: ")
         comparisons.append(comparison(kind, "s", _seconds(found, count), "lowest"))
         if "duckdb" in found:

@@ -65,7 +65,7 @@ def windows(o: Any) -> Any:
 
 
 def embeddings(o: Any) -> Any:
-    """A local Zarr array with chunks of 16 rows. Its files are synced one by one only if each batch is to be durable."""
+    """A local Zarr array with chunks of 16 rows. All changes are one transaction, unless each batch is to be durable: then files are synced one by one."""
     rows = drawn.embedding_rows(o)
     spec = {
         "driver": "zarr", "kvstore": {"driver": "file", "path": f"{o.place}/tensorstore", "file_io_sync": o.each},
@@ -75,12 +75,21 @@ def embeddings(o: Any) -> Any:
     array = tensorstore.open(spec, create=True, delete_existing=True).result()
     array[...] = rows
 
-    def change(ids: Any) -> None:
-        values = array[ids].read().result() - drawn.STEP
-        unique, last = drawn.last_places(ids)
-        array[unique].write(values[last]).result()
+    transaction = None if o.each else tensorstore.Transaction()
+    table = array if o.each else array.with_transaction(transaction)
 
-    return drawn.changes(o, change, (lambda: None) if o.each else lambda: drawn.sync_file_system(o.place))
+    def change(ids: Any) -> Any:
+        unique, back = np.unique(ids, return_inverse=True)
+        values = table[unique].read().result() - drawn.STEP
+        table[unique].write(values).result()
+        return values[back]
+
+    def finish() -> None:
+        if transaction:
+            transaction.commit_sync()
+            drawn.sync_file_system(o.place)
+
+    return drawn.changes(o, change, finish)
 
 
 if __name__ == "__main__":

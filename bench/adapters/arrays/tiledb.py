@@ -1,4 +1,4 @@
-"""TileDB: dense arrays on S3, without filters, with a cache of the budget."""
+"""TileDB: dense arrays on S3, without filters. This version has no cache of tiles. Variants: ranges as near as `gap` are joined, or none are."""
 # /// script
 # dependencies = ["tiledb==0.36.1", "numpy==2.4.6"]
 # ///
@@ -16,7 +16,11 @@ import tiledb
 def _context(o: Any) -> Any:
     return tiledb.Ctx({
         "vfs.s3.endpoint_override": o.endpoint.removeprefix("http://"), "vfs.s3.scheme": "http", "vfs.s3.use_virtual_addressing": "false",
-        "vfs.s3.region": "us-east-1", "sm.tile_cache_size": str(o.cache),
+        "vfs.s3.region": "us-east-1",
+            "sm.io_concurrency_level": "64",
+            "vfs.s3.max_parallel_ops": "64",
+            "vfs.min_batch_size": "0",
+            "vfs.min_batch_gap": str(getattr(o, "gap", 0)),
     })  # fmt: skip
 
 
@@ -47,8 +51,10 @@ def volume_write(o: Any) -> Any:
 
 
 def samples(o: Any) -> Any:
+    context = _context(o)
+
     def turn() -> Any:
-        with tiledb.open(f"s3://{o.bucket}/tiledb/samples", ctx=_context(o)) as array:
+        with tiledb.open(f"s3://{o.bucket}/tiledb/samples", ctx=context) as array:
             for batch in drawn.sorted_batches(o):
                 yield array.multi_index[batch.tolist(), :]["x"]
 
@@ -56,8 +62,10 @@ def samples(o: Any) -> Any:
 
 
 def windows(o: Any) -> Any:
+    context = _context(o)
+
     def turn() -> Any:
-        with tiledb.open(f"s3://{o.bucket}/tiledb/volume-{o.side}", ctx=_context(o)) as array:
+        with tiledb.open(f"s3://{o.bucket}/tiledb/volume-{o.side}", ctx=context) as array:
             for window in drawn.windows(o):
                 yield array[window]
 
@@ -69,7 +77,7 @@ def embeddings(o: Any) -> Any:
     rows, path, fragments = drawn.embedding_rows(o), f"{o.place}/tiledb", iter(range(1, 1 << 30))
     value = np.dtype([("", np.float32)] * rows.shape[1])
     domain = tiledb.Domain(tiledb.Dim("id", domain=(0, len(rows) - 1), tile=1024, dtype=np.uint64))
-    tiledb.Array.create(path, tiledb.ArraySchema(domain, [tiledb.Attr("e", dtype=value)], sparse=True, capacity=1024))
+    tiledb.Array.create(path, tiledb.ArraySchema(domain, [tiledb.Attr("e", dtype=value)], sparse=True, capacity=64))
 
     def write(ids: Any, values: Any) -> None:
         with tiledb.open(path, "w") as array:
@@ -78,14 +86,16 @@ def embeddings(o: Any) -> Any:
             tiledb.consolidate(path)
             tiledb.vacuum(path)
 
-    def change(ids: Any) -> None:
-        unique = np.unique(ids)
+    def change(ids: Any) -> Any:
+        unique, places = np.unique(ids, return_inverse=True)
         with tiledb.open(path) as array:
             found = array.multi_index[[int(key) for key in unique]]
         values = np.ascontiguousarray(found["e"]).view(np.float32).reshape(len(unique), rows.shape[1]) - drawn.STEP
-        write(unique, values[np.argsort(found["id"])])
+        values = values[np.argsort(found["id"])]
+        write(unique, values)
         if o.each:
             drawn.sync_file_system(o.place)
+        return values[places]
 
     write(np.arange(len(rows)), rows)
     return drawn.changes(o, change, lambda: drawn.sync_file_system(o.place))

@@ -45,7 +45,7 @@ def volume_write(o: Any) -> Any:
 def _array(o: Any, name: str) -> Any:
     zarr.config.set({"async.concurrency": 64})
     cache = CacheStore(_store(o, f"{name}-{o.variant}"), cache_store=zarr.storage.MemoryStore(), max_size=o.cache)
-    return zarr.open_array(cache, mode="r")
+    return zarr.open_array(cache, mode="r", zarr_format=3)
 
 
 def samples(o: Any) -> Any:

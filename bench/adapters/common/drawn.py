@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
+import ctypes
+import math
+import multiprocessing
+import os
+import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,6 +56,39 @@ def windows(o: Any) -> Any:
     return [tuple(slice(low, low + 64) for low in row) for row in lows.tolist()]
 
 
+def photographs(o: Any) -> list[Any]:
+    """Return the files of a folder of photographs."""
+    return sorted(pathlib.Path(o.source).rglob("*.jpg"))
+
+
+def in_processes(o: Any, write: Any) -> int:
+    """Let as many forked processes as `threads` each write a part of the photographs by `write(number, files)`. Return how many there are."""
+    files = photographs(o)
+    parts = [files[number :: o.threads] for number in range(o.threads)]
+    if o.threads == 1:
+        write(0, files)
+        return len(files)
+    running = [multiprocessing.get_context("fork").Process(target=write, args=part) for part in enumerate(parts)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"a writer ended with exit code {process.exitcode}")
+    return len(files)
+
+
+def crop(size: tuple[int, int], uniform: Any) -> tuple[int, int, int, int]:
+    """Draw left, top, width and height of a box as torchvision's RandomResizedCrop does."""
+    width, height = size
+    for _ in range(10):
+        area, ratio = width * height * uniform(0.08, 1), math.exp(uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return int(uniform(0, width - w + 1)), int(uniform(0, height - h + 1)), w, h
+    return 0, 0, width, height
+
+
 def table_of(o: Any) -> dict[str, Any]:
     """Return the columns of an Arrow file as Arrow, NumPy or lists: all of them, or the first `rows` of the named ones."""
     import pyarrow as pa
@@ -80,30 +118,27 @@ def embedding_rows(o: Any) -> Any:
     return np.random.default_rng(0).random((o.count, o.size), dtype=np.float32)
 
 
-def last_places(ids: Any) -> tuple[Any, Any]:
-    """Return the distinct ids, ascending, and the last place of each."""
-    unique, first = np.unique(ids[::-1], return_index=True)
-    return unique, len(ids) - 1 - first
-
-
 def sync_file_system(place: str) -> None:
-    subprocess.run(["sync", "-f", place], check=True)
+    """Sync the file system that holds a folder, without starting a process."""
+    folder = os.open(place, os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).syncfs(folder):
+        raise OSError(ctypes.get_errno(), "syncfs failed")
+    os.close(folder)
 
 
 def changes(o: Any, change: Any, finish: Any) -> Any:
-    """Return a turn that changes batches of ids and finishes. A slow system ends after `seconds`: its rate is that of the batches so far."""
+    """Return a turn that changes batches of ids, gives the new values, and finishes. A slow system ends after `seconds`: its rate is that of the batches so far."""
     ids = {"zipf": zipf, "power": power}[o.draw](np.random.default_rng(o.count), o.count)
+    change(ids[: o.batch])  # Untimed, as the first turn of others.
     sync_file_system(o.place)
 
-    def turn() -> int:
-        begin, done = time.perf_counter(), 0
+    def turn() -> Iterator[Any]:
+        begin = time.perf_counter()
         for start in range(0, len(ids), o.batch):
             batch = ids[start : start + o.batch]
-            change(batch)
-            done += len(batch)
+            yield change(batch)
             if o.seconds and time.perf_counter() - begin > o.seconds:
                 break
         finish()
-        return done
 
     return turn

@@ -3,7 +3,7 @@
 An adapter is a file of bench/adapters for one system. Its header (PEP 723) pins the packages of its own environment; without a header, the
 system runs in Penstock's. The file has a function for each workload that the system can run. The function gets the options as attributes,
 prepares whatever a turn must not pay for, and returns the turn: a function that reads or writes once. A turn returns how many samples it
-read or wrote, or the batches themselves, whose values are then touched here: every 64th byte of arrays and bytes, each text.
+read or wrote, or the batches themselves, whose values are then touched here: each cache line of arrays and bytes, each text.
 
 This process prints one line of JSON when it is ready, and one for each turn, which begins when a line arrives on standard input. A turn is
 reported when this process and its workers are idle again, so that no system prefetches in another's turn.
@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import operator
 import os
@@ -25,10 +26,12 @@ import sys
 import time
 import tomllib
 import types
+import zlib
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Any
 
+MASK = (1 << 64) - 1
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,19 +56,39 @@ def versions(path: pathlib.Path) -> dict[str, str]:
 
 
 def touch(values: Any) -> int:
-    """Read every 64th byte of arrays and bytes, which loads each cache line once, and all of each text."""
+    """Read 8 of every 64 bytes of arrays and bytes, which loads each cache line, and all of each text. Return a digest of what was read."""
     import numpy as np
 
     if isinstance(values, dict):
-        return sum(map(touch, values.values()))
+        return functools.reduce(operator.xor, map(touch, values.values()), 0)
     if isinstance(values, list | tuple):
-        return sum(map(hash, values)) if values and isinstance(values[0], str) else sum(map(touch, values))
+        if values and isinstance(values[0], str):
+            return sum(map(hash, values)) & MASK
+        return functools.reduce(operator.xor, map(touch, values), 0)
     if isinstance(values, bytes | bytearray | memoryview):
         values = np.frombuffer(values, np.uint8)
     elif not hasattr(values, "ravel"):
-        return hash(values)
-    # In order of memory, so that no system pays for a copy into another order. A sum would first convert the bytes to a wider type.
-    return int(np.bitwise_xor.reduce(np.asarray(values).ravel("K").view(np.uint8)[::64]))
+        return hash(values) & MASK
+    # In order of memory, so that no system pays for a copy into another order.
+    flat = np.asarray(values).ravel("K").view(np.uint8)
+    return (
+        int(np.bitwise_xor.reduce(flat[: len(flat) // 8 * 8].view(np.uint64)[::8])) if len(flat) >= 8 else int(np.bitwise_xor.reduce(flat))
+    )
+
+
+def check(values: Any, digest: int = 0) -> int:
+    """Return a digest of all values, which depends on their order."""
+    import numpy as np
+
+    if isinstance(values, dict):
+        return functools.reduce(lambda so_far, name: check(values[name], so_far), sorted(values), digest)
+    if isinstance(values, list | tuple):
+        return functools.reduce(lambda so_far, value: check(value, so_far), values, digest)
+    if isinstance(values, str):
+        values = values.encode()
+    if not isinstance(values, bytes | bytearray | memoryview):
+        values = np.ascontiguousarray(np.asarray(values))
+    return zlib.crc32(values, digest)
 
 
 def length(batch: Any) -> int:
@@ -95,16 +118,17 @@ def own_seconds() -> float:
     return own.ru_utime + own.ru_stime
 
 
-def rest(longest_seconds: float = 5.0) -> None:
-    """Wait until this process and its workers use less than a tenth of a core for 0.1 s."""
+def rest(longest_seconds: float = 5.0) -> bool:
+    """Wait until this process and its workers use less than a tenth of a core for 0.1 s. Return whether they do."""
     end = time.monotonic() + longest_seconds
     before = processor_seconds()
     while time.monotonic() < end:
         time.sleep(0.1)
         now = processor_seconds()
         if now - before < 0.01:
-            return
+            return True
         before = now
+    return False
 
 
 def device_bytes() -> int:
@@ -116,20 +140,21 @@ class Parallel(list[Any]):
     """Iterables of batches that are consumed at the same time, each in a thread."""
 
 
-def consume(result: Any) -> tuple[int, int]:
-    """Touch the samples of a turn. Return their number, and a digest of what was touched, which does not depend on the order of batches."""
+def consume(result: Any, read: Any, most: int | None = None) -> tuple[int, int, Any]:
+    """Read the samples of a turn, or the first `most` batches. Return their number, a digest, and the shape and dtype of the first array."""
     if result is None or isinstance(result, int):
-        return int(result or 0), 0
+        return int(result or 0), 0, None
     if isinstance(result, Parallel):
         with concurrent.futures.ThreadPoolExecutor(len(result)) as pool:
-            parts = list(pool.map(consume, result))
-        return sum(samples for samples, _ in parts), functools.reduce(operator.xor, (digest for _, digest in parts))
+            parts = list(pool.map(lambda part: consume(part, read, most), result))
+        return sum(part[0] for part in parts), functools.reduce(operator.xor, (part[1] for part in parts)), parts[0][2]
     assert isinstance(result, Iterable)
-    samples = digest = 0
-    for batch in result:
-        digest ^= touch(batch)
+    samples, digest, kind = 0, 0, None
+    for batch in itertools.islice(result, most):
+        digest ^= read(batch)
+        kind = kind or [str(part) for part in (getattr(batch, "shape", None), getattr(batch, "dtype", None)) if part is not None]
         samples += length(batch)
-    return samples, digest
+    return samples, digest, kind
 
 
 def sync(place: pathlib.Path) -> None:
@@ -141,20 +166,25 @@ def sync(place: pathlib.Path) -> None:
 
 
 def turns(work: Any, durable: pathlib.Path | None) -> Iterator[dict[str, Any]]:
-    """Run turns. With `durable`, what is in this folder is synced as part of each."""
-    for _ in sys.stdin:
+    """Run turns. With `durable`, what is in this folder is synced as part of each.
+
+    A line is `go`, `go N` for the first N batches only, or `check`, which reads everything and is not timed by anyone.
+    """
+    for line in sys.stdin:
+        read, most = (check if line.startswith("check") else touch), int(line.split()[1]) if len(line.split()) > 1 else None
         gc.collect()
         device, workers = device_bytes(), processor_seconds() - own_seconds()
         spent, began = own_seconds() + workers, time.perf_counter()
-        samples, digest = consume(work())
+        samples, digest, kind = consume(work(), read, most)
         if durable:
             sync(durable)
         seconds = time.perf_counter() - began
-        yield {
-            "seconds": seconds, "cpu_seconds": processor_seconds() - spent, "samples": samples, "digest": digest, "device_bytes": device_bytes() - device,
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        answer = {
+            "seconds": seconds, "cpu_seconds": processor_seconds() - spent, "samples": samples, "digest": digest, "kind": kind,
+            "device_bytes": device_bytes() - device, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         }  # fmt: skip
-        rest()
+        answer["rested"] = rest()
+        yield answer
 
 
 def serve(workloads: dict[str, Any]) -> None:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import crops
 import datasets
+import drawn
 import numpy as np
 import serving
 import torch
@@ -19,12 +21,13 @@ import torch
 def photos_write(o: Any) -> Any:
     def rows() -> Iterator[dict[str, Any]]:
         for path in sorted(pathlib.Path(o.source).rglob("*.jpg")):
-            yield {"image": path.read_bytes(), "label": 0}
+            yield {"image": path.read_bytes()}
 
     def turn() -> int:
-        features = datasets.Features({"image": datasets.Value("large_binary"), "label": datasets.Value("int64")})
+        features = datasets.Features({"image": datasets.Value("large_binary")})
         made = datasets.Dataset.from_generator(rows, features=features, cache_dir=f"{o.place}/huggingface-cache")
         made.save_to_disk(f"{o.place}/huggingface")
+        shutil.rmtree(f"{o.place}/huggingface-cache")
         return len(made)
 
     return turn
@@ -41,7 +44,7 @@ def photos(o: Any) -> Any:
         shuffle=True,
         num_workers=o.threads,
         persistent_workers=True,
-        collate_fn=lambda found: torch.stack([row["image"] for row in found]),
+        collate_fn=lambda found: torch.utils.data.default_collate([row["image"] for row in found]),
     )
     return lambda: loader
 
@@ -56,11 +59,11 @@ def text_write(o: Any) -> Any:
 
 
 def text(o: Any) -> Any:
-    rows, rng = datasets.load_from_disk(f"{o.place}/huggingface"), np.random.default_rng(1)
+    rows = datasets.load_from_disk(f"{o.place}/huggingface")
 
     def turn() -> Any:
-        for _ in range(o.takes):
-            found = rows[rng.choice(len(rows), o.batch, replace=False)]
+        for wanted in drawn.random_rows(o, len(rows)):
+            found = rows[wanted]
             yield {"text": list(found["text"]), "label": np.array(found["label"])}
 
     return turn

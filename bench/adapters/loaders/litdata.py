@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 import shutil
 from typing import Any
 
 import litdata
 import serving
+from litdata.streaming import downloader
 from torchvision.transforms import v2
 
 
 def _photo(path: str) -> dict[str, Any]:
     from PIL import Image
 
-    return {"image": Image.open(path), "label": 0}  # The serialiser stores the bytes of the file.
+    return {"image": Image.open(path)}  # The serialiser stores the bytes of the file.
 
 
 def _body(path: str) -> dict[str, Any]:
-    return {"image": pathlib.Path(path).read_bytes(), "label": 0}
+    return {"image": pathlib.Path(path).read_bytes()}
 
 
 def _row(text: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Bodies(litdata.StreamingDataset):  # type: ignore[misc]
 def photos_write(o: Any, stored: Any = _photo) -> Any:
     def turn() -> int:
         files = [str(path) for path in sorted(pathlib.Path(o.source).rglob("*.jpg"))]
-        litdata.optimize(stored, files, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=o.threads)
+        litdata.optimize(stored, files, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=o.threads, start_method="fork")
         return len(files)
 
     return turn
@@ -67,7 +67,7 @@ def photos(o: Any) -> Any:
 def text_write(o: Any) -> Any:
     def turn() -> int:
         texts = pathlib.Path(o.source).read_text().split("\n")
-        litdata.optimize(_row, texts, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=1)
+        litdata.optimize(_row, texts, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=1, start_method="fork")
         return len(texts)
 
     return turn
@@ -82,7 +82,7 @@ def text(o: Any) -> Any:
 
 def remote_epoch(o: Any) -> Any:
     """Each turn begins with an empty folder for downloaded chunks."""
-    os.environ["AWS_ALLOW_HTTP"] = "true"  # For obstore, with which it downloads.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # It has no option for endpoints without TLS.
 
     def turn() -> Any:
         shutil.rmtree(o.scratch, ignore_errors=True)

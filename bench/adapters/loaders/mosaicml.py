@@ -12,6 +12,7 @@ import shutil
 from typing import Any
 
 import crops
+import drawn
 import serving
 import streaming
 import torch
@@ -32,12 +33,19 @@ class Bodies(streaming.StreamingDataset):  # type: ignore[misc]
 
 
 def photos_write(o: Any) -> Any:
-    def turn() -> int:
-        files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
-        with streaming.MDSWriter(out=f"{o.place}/mosaicml", columns={"image": "bytes", "label": "int"}, size_limit="64mb") as writer:
+    """Each process writes a folder of its own; their indexes are merged."""
+
+    def write(number: int, files: list[pathlib.Path]) -> None:
+        place = f"{o.place}/mosaicml/{number}" if o.threads > 1 else f"{o.place}/mosaicml"
+        with streaming.MDSWriter(out=place, columns={"image": "bytes"}, size_limit="64mb") as writer:
             for path in files:
-                writer.write({"image": path.read_bytes(), "label": 0})
-        return len(files)
+                writer.write({"image": path.read_bytes()})
+
+    def turn() -> int:
+        count = drawn.in_processes(o, write)
+        if o.threads > 1:
+            streaming.base.util.merge_index(f"{o.place}/mosaicml", keep_local=True)
+        return count
 
     return turn
 

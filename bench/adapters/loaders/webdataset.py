@@ -9,20 +9,25 @@ import pathlib
 from typing import Any
 
 import crops
+import drawn
 import serving
 import torch
 import webdataset as wds
 
 
 def ingest(o: Any) -> Any:
-    def turn() -> int:
-        files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
-        place = pathlib.Path(o.place, "webdataset")
-        place.mkdir()
-        with wds.ShardWriter(str(place / "%04d.tar"), maxsize=64e6, verbose=0) as writer:
+    """Each process writes its own files, which are smaller if there would be less than 16 of them."""
+    place = pathlib.Path(o.place, "webdataset")
+    most = min(64e6, sum(path.stat().st_size for path in drawn.photographs(o)) / 16)
+
+    def write(number: int, files: list[pathlib.Path]) -> None:
+        with wds.ShardWriter(str(place / f"{number}-%04d.tar"), maxsize=most, verbose=0) as writer:
             for path in files:
-                writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": 0})
-        return len(files)
+                writer.write({"__key__": path.stem, "jpg": path.read_bytes()})
+
+    def turn() -> int:
+        place.mkdir()
+        return drawn.in_processes(o, write)
 
     return turn
 
@@ -38,7 +43,7 @@ def photos(o: Any) -> Any:
         wds.WebDataset(files, shardshuffle=len(files))
         .shuffle(1000)
         .map(lambda sample: decode(sample["jpg"]))
-        .batched(o.batch, collation_fn=torch.stack)
+        .batched(o.batch, collation_fn=torch.utils.data.default_collate)
     )
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=o.threads, persistent_workers=True)
     return lambda: loader

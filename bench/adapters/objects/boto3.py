@@ -24,7 +24,7 @@ def _client(o: Any) -> Any:
 
 
 def ranges(o: Any) -> Any:
-    """GET batches of ranges of objects; with `whole`, without waiting for the end of a batch."""
+    """GET batches of ranges of objects; with `scan`, without waiting for the end of a batch."""
     client, batches = _client(o), json.loads(pathlib.Path(o.ranges).read_text())
     pool = concurrent.futures.ThreadPoolExecutor(o.threads)
 
@@ -33,6 +33,8 @@ def ranges(o: Any) -> Any:
         body: bytes = client.get_object(Bucket=o.bucket, Key=key, Range=f"bytes={begin}-{end - 1}")["Body"].read()
         return body
 
+    if o.scan:
+        return lambda: ([body] for batch in batches for body in pool.map(get, batch))
     return lambda: (list(pool.map(get, batch)) for batch in batches)
 
 

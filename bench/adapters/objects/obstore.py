@@ -1,4 +1,4 @@
-"""obstore: asynchronous GETs, with a limit of how many are in flight."""
+"""obstore: asynchronous GETs, or GETs in threads, with a limit of how many are in flight."""
 # /// script
 # dependencies = ["obstore==0.12.1", "numpy==2.4.6"]
 # ///
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from typing import Any
 
 import drawn
@@ -16,6 +17,14 @@ import serving
 def remote_epoch(o: Any) -> Any:
     """A shuffled epoch of objects, each an image. Objects of the next batches are in flight while a batch is consumed."""
     store = obstore.store.S3Store(o.bucket, endpoint=o.endpoint, region="us-east-1", client_options={"allow_http": True})
+
+    def in_threads() -> Any:
+        batches = drawn.shuffled(o, o.images)
+        order = [row for rows in batches for row in rows.tolist()]
+        with concurrent.futures.ThreadPoolExecutor(o.threads) as pool:
+            bodies = pool.map(lambda row: bytes(obstore.get(store, f"files/{row:06d}.jpg").bytes()), order)
+            for rows in batches:
+                yield [next(bodies) for _ in rows]
 
     def turn() -> Any:
         loop = asyncio.new_event_loop()
@@ -35,7 +44,7 @@ def remote_epoch(o: Any) -> Any:
             yield loop.run_until_complete(waiting.pop(0))
         loop.close()
 
-    return turn
+    return in_threads if o.way == "threads" else turn
 
 
 if __name__ == "__main__":

@@ -38,25 +38,23 @@ def samples_write(o: Any) -> Any:
 def samples(o: Any) -> Any:
     ds = lance.dataset(f"{o.place}/lance")
 
-    def turn() -> Any:
-        for rows in drawn.shuffled(o, ds.count_rows()):
-            table = ds.take(rows)
-            yield {"label": table["label"].to_numpy().copy(), "image": _fixed(table["image"])}
+    def read(rows: Any) -> Any:
+        table = ds.take(rows)
+        return {"label": table["label"].to_numpy().copy(), "image": _fixed(table["image"])}
 
-    return turn
+    return lambda: drawn.takes(o, ds.count_rows(), read)
 
 
 def _bodies(o: Any) -> Any:
-    return pa.table({"image": pa.array([path.read_bytes() for path in sorted(pathlib.Path(o.source).rglob("*.jpg"))], pa.large_binary())})
+    """Return a stream of batches of 256 photographs, so that reading them overlaps with writing."""
+    files, schema = drawn.photographs(o), pa.schema([("image", pa.large_binary())])
+    parts = (files[start : start + 256] for start in range(0, len(files), 256))
+    batches = (pa.record_batch([pa.array([path.read_bytes() for path in part], pa.large_binary())], schema=schema) for part in parts)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def jpegs_write(o: Any) -> Any:
-    def turn() -> int:
-        table = _bodies(o)
-        lance.write_dataset(table, f"{o.place}/lance")
-        return len(table)
-
-    return turn
+    return lambda: lance.write_dataset(_bodies(o), f"{o.place}/lance").count_rows()
 
 
 ingest = jpegs_write
@@ -64,7 +62,7 @@ ingest = jpegs_write
 
 def jpegs(o: Any) -> Any:
     ds = lance.dataset(f"{o.place}/lance")
-    return lambda: (ds.take(rows)["image"].to_pylist() for rows in drawn.shuffled(o, ds.count_rows()))
+    return lambda: drawn.takes(o, ds.count_rows(), lambda rows: ds.take(rows)["image"].to_pylist())
 
 
 def text_write(o: Any) -> Any:
@@ -82,7 +80,7 @@ def text(o: Any) -> Any:
     def turn() -> Any:
         for rows in drawn.random_rows(o, ds.count_rows()):
             table = ds.take(rows)
-            yield {"text": table["text"].to_pylist(), "label": table["label"].to_numpy().copy()}
+            yield {"text": table["text"].to_numpy().tolist(), "label": table["label"].to_numpy().copy()}
 
     return turn
 
@@ -90,9 +88,7 @@ def text(o: Any) -> Any:
 def remote_images_write(o: Any) -> Any:
     def turn() -> int:
         uri, options = _remote(o, "lance")
-        table = _bodies(o)
-        lance.write_dataset(table, uri, storage_options=options)
-        return len(table)
+        return lance.write_dataset(_bodies(o), uri, storage_options=options).count_rows()
 
     return turn
 
@@ -116,7 +112,7 @@ def remote_scan(o: Any) -> Any:
 
     def turn() -> Any:
         for batch in ds.to_batches(batch_size=o.batch, batch_readahead=16):
-            yield np.frombuffer(batch.column(0).buffers()[2], np.uint8)
+            yield [np.frombuffer(batch.column(0).buffers()[2], np.uint8)]
 
     return turn
 
@@ -147,7 +143,7 @@ def remote_rows(o: Any) -> Any:
     def turn() -> Any:
         for rows in drawn.random_rows(o, count):
             table = ds.take(rows)
-            yield {"a": table["a"].to_numpy().copy(), "b": table["b"].to_numpy().copy(), "text": table["text"].to_pylist()}
+            yield {"a": table["a"].to_numpy().copy(), "b": table["b"].to_numpy().copy(), "text": table["text"].to_numpy().tolist()}
 
     return turn
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ import serving
 def _write(o: Any, values: Any) -> Any:
     def turn() -> int:
         rows = 0
-        with lmdb.open(f"{o.place}/lmdb", map_size=8 << 30) as store, store.begin(write=True) as writing:
+        with lmdb.open(f"{o.place}/lmdb", map_size=8 << 30, writemap=True) as store, store.begin(write=True) as writing:
             for rows, value in enumerate(values(), 1):
                 writing.put((rows - 1).to_bytes(4, "big"), value, append=True)
         return rows
@@ -27,10 +28,16 @@ def _write(o: Any, values: Any) -> Any:
 
 
 def _reads(o: Any) -> Any:
+    """Return the number of rows, and a function that reads rows in the order asked for, with a cursor for each thread."""
     store = lmdb.open(f"{o.place}/lmdb", readonly=True, lock=False, readahead=False, map_size=8 << 30)
-    cursor = store.begin().cursor()
-    count = store.stat()["entries"]
-    return count, lambda rows: [value for _, value in sorted(cursor.getmulti([row.to_bytes(4, "big") for row in rows.tolist()]))]
+    own = threading.local()
+
+    def get(rows: Any) -> list[bytes]:
+        if not hasattr(own, "cursor"):
+            own.cursor = store.begin().cursor()
+        return [value for _, value in own.cursor.getmulti([row.to_bytes(4, "big") for row in rows.tolist()])]
+
+    return store.stat()["entries"], get
 
 
 def samples_write(o: Any) -> Any:
@@ -41,12 +48,11 @@ def samples_write(o: Any) -> Any:
 def samples(o: Any) -> Any:
     count, get = _reads(o)
 
-    def turn() -> Any:
-        for rows in drawn.shuffled(o, count):
-            batch = np.frombuffer(bytearray(b"".join(get(rows))), np.uint8).reshape(len(rows), 3080)
-            yield {"image": np.ascontiguousarray(batch[:, :3072]), "label": batch[:, 3072:].copy().view(np.int64)[:, 0]}
+    def read(rows: Any) -> Any:
+        batch = np.frombuffer(b"".join(get(rows)), np.uint8).reshape(len(rows), 3080)
+        return {"image": batch[:, :3072].copy(), "label": batch[:, 3072:].copy().view(np.int64)[:, 0]}
 
-    return turn
+    return lambda: drawn.takes(o, count, read)
 
 
 def jpegs_write(o: Any) -> Any:
@@ -58,7 +64,7 @@ ingest = jpegs_write
 
 def jpegs(o: Any) -> Any:
     count, get = _reads(o)
-    return lambda: (get(rows) for rows in drawn.shuffled(o, count))
+    return lambda: drawn.takes(o, count, get)
 
 
 def text_write(o: Any) -> Any:

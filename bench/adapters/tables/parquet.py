@@ -17,7 +17,7 @@ def append_rows(o: Any) -> Any:
     table = pa.table(drawn.table_of(o))
 
     def turn() -> int:
-        pq.write_table(table, f"{o.place}/rows.parquet", compression="none")
+        pq.write_table(table, f"{o.place}/rows.parquet", compression="none", use_dictionary=o.dictionary, write_statistics=False)
         return len(table)
 
     return turn

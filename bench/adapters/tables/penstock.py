@@ -102,7 +102,7 @@ def remote_takes(o: Any) -> Any:
 
 def remote_scan(o: Any) -> Any:
     ds = _opened(o, "penstock")
-    return lambda: (np.frombuffer(batch.column(0).buffers()[2], np.uint8) for batch in ds.scan(batch_size=o.batch))
+    return lambda: ([np.frombuffer(batch.column(0).buffers()[2], np.uint8)] for batch in ds.scan(batch_size=o.batch))
 
 
 def remote_epoch(o: Any) -> Any:
@@ -179,10 +179,12 @@ def embeddings(o: Any) -> Any:
             tx.append({"e": rows[begin : begin + (1 << 15)]})
     transaction = ds.transaction(journal=f"{o.place}/journal" if o.each else None)
 
-    def change(ids: Any) -> None:
-        values = transaction.take(ids)["e"]
+    def change(ids: Any) -> Any:
+        unique, back = np.unique(ids, return_inverse=True)
+        values = transaction.take(unique)["e"]
         values -= drawn.STEP
-        transaction.update({"e": values}, row_ids=ids)
+        transaction.update({"e": values}, row_ids=unique)
+        return values[back]
 
     return drawn.changes(o, change, transaction.commit)
 

@@ -1,0 +1,240 @@
+"""The benchmarks: their page is made from the results, every loss has a reason, and a rival that does not run is no failure of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+BENCH = ROOT / "bench"
+sys.path[:0] = [str(BENCH), str(BENCH / "adapters" / "common")]
+
+import race
+import report
+import run
+import serving
+
+ADAPTERS = sorted(path for path in (BENCH / "adapters").rglob("*.py") if path.parent.name != "common")
+
+
+def compared(ours: list[float], theirs: list[float], best: str = "highest") -> dict[str, Any]:
+    systems = {"penstock": ours, "rival": theirs, "limit: disk": [99.0], "(other work)": [98.0], "penstock, exact": [97.0]}
+    return {"what": "reads", "unit": "1/s", "best": best, "systems": systems, "notes": ""}
+
+
+def test_page_is_made_from_the_results() -> None:
+    assert (BENCH / "README.md").read_text() == report.render(report.results())
+
+
+def test_every_loss_has_a_reason_and_every_reason_a_loss() -> None:
+    lost, told = [name for name, _ in report.losses(report.results())], report.reasons()
+    assert [name for name in lost if report.reason(name, told) == "not known yet"] == []
+    used = {report.reason(name, told) for name in lost}
+    assert [pattern for pattern, text in told.items() if text not in used] == []
+
+
+def test_results_are_those_of_the_benchmarks() -> None:
+    found = report.results()
+    assert set(found) == set(run.ALL)
+    for name, result in found.items():
+        assert result["machine"]["commit"], name
+        assert all(bar["met"] == report._met(bar) for bar in result.get("bars", [])), name
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "best", "told"),
+    [
+        ([10, 11, 12], [5, 6, 7], "highest", "better"),
+        ([5, 6, 7], [10, 11, 12], "highest", "worse"),
+        ([5, 6, 7], [10, 11, 12], "lowest", "better"),
+        ([5, 6, 11], [10, 11, 12], "highest", "tied"),
+        ([100], [102], "highest", "tied"),
+        ([100], [104], "highest", "worse"),
+        ([0], [3], "lowest", "better"),
+        ([100] * 8 + [200], [190] * 9, "highest", "worse"),  # One outlier is no tie.
+        ([100, 101, 102, 180, 181], [170, 178, 179, 182, 183], "highest", "worse"),
+    ],
+)
+def test_outcome(ours: list[float], theirs: list[float], best: str, told: str) -> None:
+    found = report.outcome(compared(ours, theirs, best))
+    assert found
+    assert found[:2] == (told, "rival")
+
+
+def test_any_rival_that_is_better_makes_a_loss() -> None:
+    row = compared([90, 95, 100], [117, 118, 119])
+    row["systems"]["noisy"] = [95, 120, 140]
+    assert report.outcome(row) == ("worse", "rival", 95 / 118)
+    assert report.outcome({**row, "unit": "requests", "systems": {"penstock": [101], "rival": [100]}}) == ("worse", "rival", 101 / 100)
+
+
+def test_penstock_that_fails_is_a_loss() -> None:
+    assert report.outcome({**compared([], [5])}) == ("worse", "rival", 0.0)
+    row = {"comparisons": [compared([], [5])]}
+    assert report.losses({"x": row, "y": {"failed": "OSError"}}) == [
+        ("y: the benchmark", "failed: OSError"),
+        ("x: reads", "Penstock failed"),
+    ]
+
+
+def test_losses_are_told_with_both_values_and_missed_bars_with_the_limit() -> None:
+    result = {
+        "comparisons": [compared([5], [10])],
+        "bars": [{"what": "ratio", "value": 0.5, "at_least": 1.0}, {"what": "fine", "value": 1, "at_most": 1}],
+    }
+    assert report.losses({"x": result}) == [("x: reads", "5 1/s, rival 10: 0.5 ×"), ("x: bar ratio", "0.5, wanted ≥ 1.0")]
+
+
+def test_runs_agree_unless_a_winner_becomes_a_loser() -> None:
+    first = {"x": {"comparisons": [compared([10], [5])]}}
+    assert report.disagreements(first, {"x": {"comparisons": [compared([10], [10])]}}) == []
+    assert report.disagreements(first, {"x": {"comparisons": [compared([5], [10])]}}) == [
+        "x: reads: better (2 × rival), then worse (0.5 × rival)"
+    ]
+    assert report.disagreements(first, {}) == ["x: reads: better (2 × rival), then not measured"]
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_adapter_pins_what_it_measures(path: pathlib.Path) -> None:
+    wanted = serving.header(path)
+    if not wanted:
+        assert path.stem in ("penstock", "numpy")
+        return
+    names = [one for one in (*wanted["dependencies"], *wanted.get("tool", {}).get("bench", {}).get("build", [])) if "==" in one]
+    assert names
+    assert re.search(rf"{path.stem[:4]}|h5py|pylance|streaming|datasets|rocksdict|pyarrow", " ".join(names))
+
+
+def test_environments_have_names_of_their_own() -> None:
+    own = [path.stem for path in ADAPTERS if serving.header(path)]
+    assert len(own) == len(set(own))
+
+
+def adapter(folder: pathlib.Path, text: str) -> race.Entry:
+    (folder / "made.py").write_text(text + "\nimport serving\nserving.serve(globals())\n")
+    return race.Entry("made", str(folder / "made"), "read", {"size": 3})
+
+
+def test_turns_are_counted_and_touched(tmp_path: pathlib.Path) -> None:
+    entry = adapter(
+        tmp_path, "import numpy as np\ndef read(o):\n    return lambda: ({'x': np.full((o.size, 64), 7, np.uint8)} for _ in range(5))"
+    )
+    missing: dict[str, str] = {}
+    found = race.race(race.start([entry], missing), missing, 3)
+    assert missing == {}
+    assert len(found["made"]["rates"]) == 3
+    turn = race.once(entry)
+    assert (turn["samples"], turn["digest"]) == (15, 0x0707070707070707)  # An odd number of batches of three rows of sevens.
+    assert turn["kind"] == []
+    system = race.System(entry)
+    assert [system.turn("go 2")["samples"], system.turn("check")["digest"] != 0] == [6, True]
+    system.close()
+
+
+def test_system_that_dies_in_a_race_is_noted_and_not_counted(tmp_path: pathlib.Path) -> None:
+    entry = adapter(tmp_path, "turns = iter([1, 1, 1])\ndef read(o):\n    return lambda: next(turns)")
+    missing: dict[str, str] = {}
+    assert race.race(race.start([entry], missing), missing, 5) == {}
+    assert missing == {"made": "in round 3: failed with exit code 1: StopIteration"}
+
+
+def test_system_that_does_not_answer_is_noted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race, "ANSWER_SECONDS", 0.5)
+    missing: dict[str, str] = {}
+    assert race.start([adapter(tmp_path, "import time\ndef read(o):\n    time.sleep(1000)")], missing) == []
+    assert missing == {"made": "no answer in 0.5 seconds"}
+
+
+def test_slow_systems_stop_but_not_limits_or_penstock() -> None:
+    system = lambda name, **own: type("Running", (), {"entry": race.Entry(name, "", "", **own)})()  # noqa: E731
+    running = [
+        system("penstock"),
+        system("fast"),
+        system("near"),
+        system("slow"),
+        system("limit", rival=False),
+        system("alone", group="two threads"),
+    ]
+    seconds = {"penstock": 9, "fast": 2, "near": 4, "slow": 4.1, "limit": 1, "alone": 50}
+    turns = {name: [{"seconds": value}] for name, value in seconds.items()}
+    assert [one.entry.name for one in race._contenders(running, turns)] == ["penstock", "fast", "near", "limit", "alone"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_package\ndef read(o): pass", "No module named 'no_such_package'"),
+        ("def read(o):\n    def turn(): raise ValueError('broken file')\n    return turn", "ValueError: broken file"),
+        ("import os\ndef read(o): os._exit(3)", "failed with exit code 3"),
+        ("# /// script\n# dependencies = ['x==1']\n# ///\ndef read(o): pass", "not installed: run tools/rivals.py"),
+    ],
+)
+def test_system_that_fails_is_noted(tmp_path: pathlib.Path, text: str, reason: str) -> None:
+    missing: dict[str, str] = {}
+    assert race.start([adapter(tmp_path, text)], missing) == []
+    assert reason in missing["made"]
+
+
+def benchmarks(*arguments: str, replaced: str = "") -> subprocess.CompletedProcess[str]:
+    """Run bench/run.py with benchmarks whose results are given."""
+    script = f"import sys, types; sys.path.insert(0, {str(BENCH)!r}); import run; {replaced}; sys.argv[1:] = {list(arguments)!r}; sys.exit(run.main())"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"})
+
+
+BAR = "{'what': 'rate', 'value': VALUE, 'at_least': 1}"
+MADE = "run.ALL = {'a': 'made', 'b': 'made'}; m = types.ModuleType('workloads.made'); sys.modules['workloads.made'] = m; "
+GIVEN = MADE + f"m.a = lambda *_: {{'what': '', 'lines': ['line of a'], 'bars': [{BAR}]}}; m.b = lambda *_: SECOND"
+
+
+@pytest.mark.parametrize(
+    ("value", "second", "strict", "code"),
+    [
+        ("1", "{'what': '', 'lines': []}", True, 0),
+        ("0.5", "{'what': '', 'lines': []}", True, 1),
+        ("0.5", "{'what': '', 'lines': []}", False, 0),
+        ("1", "1 / 0", True, 1),
+    ],
+)
+def test_strict_fails_for_missed_bars_and_failures(tmp_path: pathlib.Path, value: str, second: str, strict: bool, code: int) -> None:
+    done = benchmarks("--results", str(tmp_path), *["--strict"] * strict, replaced=GIVEN.replace("VALUE", value).replace("SECOND", second))
+    assert done.returncode == code, done.stderr
+    assert "line of a" in done.stdout
+    assert json.loads((tmp_path / "a.json").read_text())["bars"][0]["met"] == (value == "1")
+    assert ("FAILED ZeroDivisionError" in done.stdout) == (second == "1 / 0")
+
+
+def test_interrupt_keeps_earlier_results(tmp_path: pathlib.Path) -> None:
+    raised = "(_ for _ in ()).throw(KeyboardInterrupt)"
+    done = benchmarks("--results", str(tmp_path), replaced=GIVEN.replace("VALUE", "1").replace("SECOND", raised))
+    assert done.returncode == 130
+    assert "interrupted: the results of the benchmarks above are kept" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_full_disk_is_reported(tmp_path: pathlib.Path) -> None:
+    full = "(_ for _ in ()).throw(OSError(28, 'No space left on device'))"
+    done = benchmarks("--results", str(tmp_path), replaced=GIVEN.replace("VALUE", "1").replace("SECOND", full))
+    assert done.returncode == 0
+    assert "FAILED OSError: [Errno 28] No space left on device" in done.stdout
+
+
+def test_names_and_folders_are_checked(tmp_path: pathlib.Path) -> None:
+    assert "there is no benchmark `cifa`" in benchmarks("--only", "cifa").stderr
+    assert "is not a folder" in benchmarks("calls", "--photos", str(tmp_path / "none")).stderr
+
+
+def test_photographs_are_the_same_on_every_machine() -> None:
+
+    import photographs
+
+    made = photographs._make("small", 5)
+    assert made == photographs._make("small", 5)
+    assert made != photographs._make("small", 6)
+    assert 60_000 < len(made) < 110_000, len(made)
