@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -50,6 +51,17 @@ def _disk(place: pathlib.Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@functools.cache
+def commit() -> str:
+    """Return the commit that a run began with, and whether files differed from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", "crates", "python", "bench/*.py", "bench/workloads", "bench/adapters"],
+        cwd=ROOT, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    return head + ("+changes" if changed else "")
+
+
 def machine(scratch: pathlib.Path) -> dict[str, Any]:
     """Describe the machine, and the versions of the packages that ran."""
     model = next(
@@ -65,14 +77,9 @@ def machine(scratch: pathlib.Path) -> dict[str, Any]:
             own[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             own[package] = "not installed"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", "crates", "python", "bench/*.py", "bench/workloads", "bench/adapters"],
-        cwd=ROOT, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
     return {
         "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "disk": _disk(scratch), "kernel": platform.release(),
-        "python": platform.python_version(), "commit": commit + ("+changes" if changed else ""), "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
         "versions": dict(sorted({**own, **VERSIONS}.items())),
     }  # fmt: skip
 

@@ -50,6 +50,7 @@ def main() -> int:
         parser.error(f"--photos {arguments.photos} is not a folder")
     harness.QUICK = arguments.quick
     arguments.results = arguments.results or (None if arguments.quick else HERE / "results")
+    harness.commit()
     missed: list[str] = []
     try:
         for name in names:
