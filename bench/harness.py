@@ -116,7 +116,7 @@ def interleaved(
 def comparison(what: str, unit: str, values: dict[str, Iterable[float]], best: str = "highest", notes: str = "") -> dict[str, Any]:
     """Describe a race: the values of all rounds for each system. `best` is highest or lowest.
 
-    Our name begins with penstock, and that of a limit of the machine with `limit`, which is no rival. A system whose name is in brackets is
+    Our name begins with penstock, and that of a limit of the machine, which is not a rival, with `limit`. A system whose name is in brackets is
     reported, but does other work.
     """
     return {"what": what, "unit": unit, "best": best, "systems": {name: list(found) for name, found in values.items()}, "notes": notes}

@@ -210,7 +210,7 @@ def race(
 
 
 def _contenders(running: list[System], turns: dict[str, list[dict[str, Any]]]) -> list[System]:
-    """Return the systems that go on: Penstock, limits, and rivals that are at least half as fast as the best rival of their group."""
+    """Return the systems that continue: Penstock, limits, and rivals that are at least half as fast as the best rival of their group."""
     best: dict[str, float] = {}
     spent = {system.entry.name: min(turn["seconds"] for turn in turns[system.entry.name]) for system in running}
     own = lambda entry: entry.name.startswith("penstock")  # noqa: E731

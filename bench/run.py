@@ -80,7 +80,7 @@ def _one(name: str, arguments: argparse.Namespace) -> list[str]:
         return missed
     except Exception as error:  # For example a full disk.
         print(f"  FAILED {type(error).__name__}: {error}", flush=True)
-        if arguments.results:  # An older result must not stand for this run.
+        if arguments.results:  # An older result must not be taken for one of this run.
             told = f"{type(error).__name__}: {error}"
             failed = {"what": "failed", "failed": told, "lines": [], "bars": [], "comparisons": []}
             harness.save(

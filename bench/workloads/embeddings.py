@@ -1,6 +1,7 @@
 """Benchmarks of embedding tables (E10): batches of ids are read, changed, and written back; ids are repeated, and the last value of an id counts.
 
-Every system gets the same batches, reads and writes the distinct ids of a batch by its fastest documented call, and starts with a table of all ids. `once`: everything is durable at the end. `each`: every batch is durable before the
+Every system gets the same batches, and starts with a table of all ids. It reads and writes the distinct ids
+of a batch by its fastest documented call. `once`: everything is durable at the end. `each`: every batch is durable before the
 next one; Penstock keeps a journal, the rivals sync each write.
 """
 

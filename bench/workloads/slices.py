@@ -125,7 +125,7 @@ def _report(results: dict[str, dict[str, dict[str, list[float]]]], missing: dict
         for name, row in sorted(median.items(), key=lambda one: one[1]["seconds"]):
             times = f"{row['bytes'] / needed:.2f} × the bytes needed, " if needed > 1 else ""
             lines.append(f"{case}: {name}: {row['requests']:,.0f} requests, {times}{row['seconds']:.2f} s")
-        # Few requests are no merit if they fetch much more: a comparison of requests is with systems that fetch at most 1.5 × the least bytes.
+        # Requests are compared only with systems that fetch at most 1.5 × the least bytes: few requests that fetch much more are not better.
         least = min(row["bytes"] for row in median.values())
         lean = {name for name, row in median.items() if row["bytes"] <= 1.5 * least or name == "penstock"}
         for what, unit in (("seconds", "s"), ("requests", "requests"), ("bytes", "bytes")):

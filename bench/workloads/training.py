@@ -55,7 +55,7 @@ def loader_functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Resu
         for batch in batches:
             touch(batch["x"].numpy())
 
-    # Several epochs a turn, as our workers go on with the next epoch when one ends.
+    # Several epochs a turn, as our workers begin the next epoch when one ends.
     systems = {"penstock": lambda: run(ours.stream(3)), "dataloader": lambda: [run(theirs) for _ in range(3)]}
     for work in systems.values():
         work()  # The first run starts the processes.

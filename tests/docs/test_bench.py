@@ -1,4 +1,4 @@
-"""The benchmarks: their page is made from the results, every loss has a reason, and a rival that does not run is no failure of the run."""
+"""The benchmarks: their page is made from the results, every loss has a reason, and a rival that does not run is noted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 BENCH = ROOT / "bench"
 sys.path[:0] = [str(BENCH), str(BENCH / "adapters" / "common")]
 
-import race
-import report
-import run
-import serving
+import race  # noqa: E402
+import report  # noqa: E402
+import run  # noqa: E402
+import serving  # noqa: E402
 
 ADAPTERS = sorted(path for path in (BENCH / "adapters").rglob("*.py") if path.parent.name != "common")
 
@@ -58,7 +58,7 @@ def test_results_are_those_of_the_benchmarks() -> None:
         ([100], [102], "highest", "tied"),
         ([100], [104], "highest", "worse"),
         ([0], [3], "lowest", "better"),
-        ([100] * 8 + [200], [190] * 9, "highest", "worse"),  # One outlier is no tie.
+        ([100] * 8 + [200], [190] * 9, "highest", "worse"),  # One outlier does not make a tie.
         ([100, 101, 102, 180, 181], [170, 178, 179, 182, 183], "highest", "worse"),
     ],
 )

@@ -191,7 +191,7 @@ def serve(workloads: dict[str, Any]) -> None:
     """Run a workload of the main file in turns: `ADAPTER WORKLOAD OPTIONS`."""
     work, options = workloads[sys.argv[1]], types.SimpleNamespace(**json.loads(sys.argv[2]))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What a system prints is no answer.
+    os.dup2(2, 1)  # What a system prints must not be read as an answer.
     turn = work(options)
     rest()
     print(json.dumps({"ready": versions(pathlib.Path(sys.argv[0]))}), file=answers, flush=True)

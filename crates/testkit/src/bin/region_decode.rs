@@ -1,7 +1,7 @@
 //! Measures the maximum throughput of training on JPEGs by decoding random regions of the sizes that RandomResizedCrop draws.
 //!
-//! `region-decode FOLDER THREADS SECONDS [scaled]` prints images per second. With `scaled`, boxes that are at least twice as large as the
-//! result of 224 pixels are decoded at 1/2, 1/4 or 1/8, as random crops do by default.
+//! `region-decode FOLDER THREADS SECONDS [scaled]` prints images per second. With `scaled`, large boxes are decoded at 1/2, 1/4 or 1/8,
+//! as random crops to 224 pixels do by default.
 #![allow(unused_crate_dependencies)] // Only the library and the other binaries use the remaining dependencies.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
