@@ -45,8 +45,8 @@ def spread(values: list[float]) -> tuple[float, float]:
 def outcome(comparison: dict[str, Any]) -> tuple[str, str, float] | None:
     """Return whether Penstock is better, tied or worse, a rival, and our ratio to it: above 1 is better. None without rivals.
 
-    It is worse if it is worse than any rival, and better if it is better than all. It is tied with a rival if the ranges of both overlap, or
-    if both have one value, no count, and differ by less than 3 %.
+    It is worse if it is worse than any rival, and better if it is better than all. It is tied with a rival if the ranges of both overlap.
+    Single values are tied if they differ by less than 3 %, unless they are counts.
     """
     ours, others = comparison["systems"].get("penstock"), rivals(comparison)
     if not others:
