@@ -105,7 +105,7 @@ def larger_than_memory(folder: pathlib.Path, _photos: pathlib.Path | None) -> Re
         }
     systems = {
         "penstock": folder / "penstock", "numpy, MADV_RANDOM": folder / "flat", "numpy, preadv": folder / "flat",
-        "numpy, WILLNEED and preadv": folder / "flat", "numpy, plain memmap": folder / "flat",
+        "numpy, WILLNEED and preadv": folder / "flat",
     }  # fmt: skip
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
     try:
