@@ -84,6 +84,8 @@ class System:
             raise Missing(f"no answer in {ANSWER_SECONDS} seconds")
         line = self.process.stdout.readline()
         if not line:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(3)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

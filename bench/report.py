@@ -12,6 +12,7 @@ import json
 import pathlib
 import statistics
 import sys
+import textwrap
 import tomllib
 from typing import Any
 
@@ -94,6 +95,9 @@ def losses(found: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
             told = outcome(comparison)
             if told and told[0] == WORSE:
                 _, best, ratio = told
+                if not comparison["systems"].get("penstock"):
+                    rows.append((f"{name}: {comparison['what']}", "Penstock failed"))
+                    continue
                 ours, theirs = (statistics.median(comparison["systems"][system]) for system in ("penstock", best))
                 rows.append(
                     (f"{name}: {comparison['what']}", f"{short(ours)} {comparison['unit']}, {best} {short(theirs)}: {short(ratio)} ×")
@@ -168,16 +172,19 @@ def render(found: dict[str, dict[str, Any]]) -> str:
         }
     )
     versions = sorted({f"{package} {version}" for card in cards for package, version in card["versions"].items() if version})
+    versions_told = textwrap.fill(", ".join(versions), 120)
     machine = "; ".join(f"{cpu}, {cores} cores, {memory} GiB, Linux {kernel}" for cpu, cores, memory, kernel in sorted(alike))
     text = (HERE / "README.in.md").read_text()
+    absent = [name for name in ALL if name not in found]
     parts = {
+        "absent": f"Not measured since their set-up changed: {', '.join(f'`{name}`' for name in absent)}." if absent else "All benchmarks have results.",
         "losses": _table("| what | measured | why |", lost),
         "ties": _table("| benchmark | what | rival | Penstock is |", near),
         "comparisons": _table("| benchmark | what | median of each system, best first | Penstock is |", compared),
         "bars": _table("| benchmark | what | measured | wanted |", bars),
         "missing": _table("| benchmark | system | why |", missing),
         "machine": f"{machine}. Disk: {'; '.join(disks) or 'not noted'}. Commit {', '.join(commits)}, {' to '.join([dates[0], dates[-1]] if len(dates) > 1 else dates)}; "
-        f"{sum(card.get('seconds', 0) for card in cards) / 60:.0f} minutes.\n\nVersions: {', '.join(versions)}.",
+        f"{sum(card.get('seconds', 0) for card in cards) / 60:.0f} minutes.\n\n```text\n{versions_told}\n```",
     }  # fmt: skip
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->", part)

@@ -81,7 +81,7 @@ def _one(name: str, arguments: argparse.Namespace) -> list[str]:
     except Exception as error:  # For example a full disk.
         print(f"  FAILED {type(error).__name__}: {error}", flush=True)
         if arguments.results:  # An older result must not be taken for one of this run.
-            told = f"{type(error).__name__}: {error}"
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             failed = {"what": "failed", "failed": told, "lines": [], "bars": [], "comparisons": []}
             harness.save(
                 arguments.results, name, failed, {**harness.machine(arguments.scratch), "seconds": round(time.monotonic() - began)}

@@ -43,6 +43,11 @@ def rates(plot: str) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def measured() -> list[str]:
+    """Return the plots whose results there are."""
+    return [plot for plot, (file, *_) in PLOTS.items() if (RESULTS / f"{file}.json").exists()]
+
+
 def draw(plot: str, path: pathlib.Path) -> None:
     """Draw the rates of some systems as bars, with their numbers. The file is the same each time."""
     import matplotlib
@@ -69,9 +74,10 @@ def draw(plot: str, path: pathlib.Path) -> None:
 
 
 def benchmarks() -> str:
-    """Return the page of benchmarks: plots, and then bench/README.md, in which losses come first."""
+    """Return the page of benchmarks: plots of the comparisons that have results, and then bench/README.md, in which losses come first."""
     plots = "\n\n".join(
-        f"![{PLOTS[plot][2]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)" for plot in PLOTS
+        f"![{PLOTS[plot][2]}: {', '.join(f'{NAMES.get(n, n)} {r:,.0f}' for n, r in rates(plot).items())}](img/{plot}.svg)"
+        for plot in measured()
     )
     head, rest = (ROOT / "bench" / "README.md").read_text().split("\n## ", 1)
     return f"{head}\n{plots}\n\n## {rest}"
@@ -117,7 +123,7 @@ def codes() -> str:
 def build() -> None:
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(PAGES, SOURCE)
-    for plot in PLOTS:
+    for plot in measured():
         draw(plot, SOURCE / "img" / f"{plot}.svg")
     (SOURCE / "benchmarks.md").write_text(benchmarks())
     (SOURCE / "reference" / "commands.md").write_text(commands())

@@ -42,7 +42,7 @@ def test_every_loss_has_a_reason_and_every_reason_a_loss() -> None:
 
 def test_results_are_those_of_the_benchmarks() -> None:
     found = report.results()
-    assert set(found) == set(run.ALL)
+    assert {path.stem for path in report.RESULTS.glob("*.json")} == set(found) <= set(run.ALL)
     for name, result in found.items():
         assert result["machine"]["commit"], name
         assert all(bar["met"] == report._met(bar) for bar in result.get("bars", [])), name
@@ -59,7 +59,7 @@ def test_results_are_those_of_the_benchmarks() -> None:
         ([100], [104], "highest", "worse"),
         ([0], [3], "lowest", "better"),
         ([100] * 8 + [200], [190] * 9, "highest", "worse"),  # One outlier does not make a tie.
-        ([100, 101, 102, 180, 181], [170, 178, 179, 182, 183], "highest", "worse"),
+        ([100, 101, 102, 180, 181], [170, 178, 179, 182, 183], "highest", "tied"),
     ],
 )
 def test_outcome(ours: list[float], theirs: list[float], best: str, told: str) -> None:
@@ -72,7 +72,8 @@ def test_any_rival_that_is_better_makes_a_loss() -> None:
     row = compared([90, 95, 100], [117, 118, 119])
     row["systems"]["noisy"] = [95, 120, 140]
     assert report.outcome(row) == ("worse", "rival", 95 / 118)
-    assert report.outcome({**row, "unit": "requests", "systems": {"penstock": [101], "rival": [100]}}) == ("worse", "rival", 101 / 100)
+    counts = {**compared([101], [100], "lowest"), "unit": "requests"}  # Counts have no noise.
+    assert report.outcome(counts) == ("worse", "rival", 100 / 101)
 
 
 def test_penstock_that_fails_is_a_loss() -> None:
@@ -98,7 +99,7 @@ def test_runs_agree_unless_a_winner_becomes_a_loser() -> None:
     assert report.disagreements(first, {"x": {"comparisons": [compared([5], [10])]}}) == [
         "x: reads: better (2 × rival), then worse (0.5 × rival)"
     ]
-    assert report.disagreements(first, {}) == ["x: reads: better (2 × rival), then not measured"]
+    assert report.disagreements(first, {}) == ["x: reads: better, then not measured"]
 
 
 @pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -139,16 +140,16 @@ def test_turns_are_counted_and_touched(tmp_path: pathlib.Path) -> None:
 
 
 def test_system_that_dies_in_a_race_is_noted_and_not_counted(tmp_path: pathlib.Path) -> None:
-    entry = adapter(tmp_path, "turns = iter([1, 1, 1])\ndef read(o):\n    return lambda: next(turns)")
+    entry = adapter(tmp_path, "turns = [1, 1, 1]\ndef read(o):\n    return turns.pop")
     missing: dict[str, str] = {}
     assert race.race(race.start([entry], missing), missing, 5) == {}
-    assert missing == {"made": "in round 3: failed with exit code 1: StopIteration"}
+    assert missing == {"made": "in round 3: failed with exit code 1: IndexError: pop from empty list"}
 
 
 def test_system_that_does_not_answer_is_noted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "ANSWER_SECONDS", 0.5)
     missing: dict[str, str] = {}
-    assert race.start([adapter(tmp_path, "import time\ndef read(o):\n    time.sleep(1000)")], missing) == []
+    assert race.start([adapter(tmp_path, "import threading\ndef read(o):\n    threading.Event().wait()")], missing) == []
     assert missing == {"made": "no answer in 0.5 seconds"}
 
 
@@ -182,7 +183,7 @@ def test_system_that_fails_is_noted(tmp_path: pathlib.Path, text: str, reason: s
     assert reason in missing["made"]
 
 
-def benchmarks(*arguments: str, replaced: str = "") -> subprocess.CompletedProcess[str]:
+def benchmarks(*arguments: str, replaced: str = "pass") -> subprocess.CompletedProcess[str]:
     """Run bench/run.py with benchmarks whose results are given."""
     script = f"import sys, types; sys.path.insert(0, {str(BENCH)!r}); import run; {replaced}; sys.argv[1:] = {list(arguments)!r}; sys.exit(run.main())"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"})
@@ -237,4 +238,4 @@ def test_photographs_are_the_same_on_every_machine() -> None:
     made = photographs._make("small", 5)
     assert made == photographs._make("small", 5)
     assert made != photographs._make("small", 6)
-    assert 60_000 < len(made) < 110_000, len(made)
+    assert 60_000 < len(made) < 150_000, len(made)
