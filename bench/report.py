@@ -141,9 +141,8 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             highest = comparison["best"] == "highest"
             medians = {system: statistics.median(values) for system, values in comparison["systems"].items() if values}
             order = sorted(medians, key=lambda system: -medians[system] if highest else medians[system])
-            values = ", ".join(
-                f"{'**' if system == 'penstock' else ''}{system} {short(medians[system])}{'**' if system == 'penstock' else ''}"
-                for system in order
+            values = " ".join(
+                f"**`{one} {short(medians[one])}`**" if one == "penstock" else f"`{one} {short(medians[one])}`" for one in order
             )
             result_of = outcome(comparison)
             compared.append(
