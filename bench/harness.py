@@ -10,13 +10,10 @@ import pathlib
 import platform
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any
-
-import numpy as np
 
 ROUNDS = 5
 ROOT = pathlib.Path(__file__).parent.parent
@@ -84,13 +81,6 @@ def machine(scratch: pathlib.Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def touch(array: Any) -> int:
-    """Read every 64th byte, which loads every cache line, as a real consumer would."""
-    if isinstance(array, bytes):
-        array = np.frombuffer(array, np.uint8)
-    return int(np.bitwise_xor.reduce(array.reshape(-1).view(np.uint8)[::64]))  # A sum would first convert the bytes to a wider type.
-
-
 def interleaved(
     systems: dict[str, Callable[[], Any]], rounds: int | None = None, settle: Callable[[], None] | None = None
 ) -> dict[str, dict[str, Any]]:
@@ -144,14 +134,6 @@ def synced_file(path: pathlib.Path, size: int) -> None:
 
 def rate(count: int, times: dict[str, Any]) -> float:
     return count / float(times["median_seconds"])
-
-
-def in_two_threads(work: Callable[[np.ndarray[Any, Any]], None], order: np.ndarray[Any, Any]) -> None:
-    threads = [threading.Thread(target=work, args=(part,)) for part in np.array_split(order, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def save(results: pathlib.Path, name: str, result: dict[str, Any], card: dict[str, Any]) -> None:

@@ -130,6 +130,18 @@ def once(entry: Entry) -> dict[str, Any]:
         system.close()
 
 
+def written(entries: list[Entry], missing: dict[str, str], *names: str) -> bool:
+    """Run workloads that write files, untimed. If one fails, note it for `names`, or for the entry, and return False."""
+    for entry in entries:
+        try:
+            once(entry)
+        except Missing as reason:
+            missing |= dict.fromkeys(names or (entry.name,), str(reason))
+            print(f"  {entry.name}: {reason}", flush=True)
+            return False
+    return True
+
+
 def nothing(_system: System) -> None:
     """Do nothing before a turn."""
 

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE / "adapters" / "common")]
 
 import harness  # noqa: E402
 

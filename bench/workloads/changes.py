@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import interleaved, synced_file, touch
+from harness import interleaved, synced_file
+from serving import touch
 
 Result = dict[str, Any]
 FRAGMENTS, EACH, TAKE = 1000, 200, 512

@@ -18,16 +18,12 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, evict, fewer, rounds, touch
+from harness import comparison, evict, fewer, rounds
+from serving import device_bytes, touch
 
 BIG_BYTES, BIG_SAMPLES = 140_000_000, 8
 SMALL_BYTES, SMALL_SAMPLES, TAKE = 128 << 10, 8192, 256
 READERS, DEPTHS, JOBS = 2, (1, 4, 16, 64), (1, 2, 4)
-
-
-def device_bytes() -> int:
-    """Return the number of bytes that this process has read from devices."""
-    return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1])
 
 
 def fio(files: list[pathlib.Path], pattern: str, setting: tuple[int, int, int], seconds: float) -> float:

@@ -26,7 +26,6 @@ from race import Entry, Missing, once
 
 Result = dict[str, Any]
 Ids = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 ROUNDS = 2
 # A turn of a slow system ends after this time. Its rate is that of the batches so far.
 SECONDS = 1.0

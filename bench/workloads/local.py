@@ -12,7 +12,7 @@ import numpy as np
 import penstock as ps
 from harness import comparison, fewer, interleaved
 from photographs import photographs
-from race import Entry, Missing, System, once, race, start, told
+from race import Entry, System, race, start, told, written
 
 Result = dict[str, Any]
 SAMPLES = 50_000
@@ -25,11 +25,7 @@ def takes(workload: str, common: dict[str, Any], first: tuple[str, ...], rivals:
     """
     missing: dict[str, str] = {}
     for adapter in ("tables/penstock", *rivals):
-        try:
-            once(Entry(adapter, adapter, f"{workload}_write", common))
-        except Missing as reason:
-            missing[adapter] = str(reason)
-            print(f"  {adapter}: {reason}", flush=True)
+        written([Entry(adapter, adapter, f"{workload}_write", common)], missing)
     kinds = {
         "": {"threads": 1, "fresh": False},
         ", fresh handle": {"threads": 1, "fresh": True},
@@ -49,15 +45,14 @@ def takes(workload: str, common: dict[str, Any], first: tuple[str, ...], rivals:
 
 def _parts(rows: dict[str, dict[str, Any]], what: str) -> list[dict[str, Any]]:
     """Return the comparisons of takes: each kind of handle apart."""
-    kinds = {what: ("", ""), f"{what}, fresh handle": (", fresh handle", ""), f"{what}, two threads": (", two threads", "")}
     found = []
-    for title, (ending, _) in kinds.items():
+    for ending in ("", ", fresh handle", ", two threads"):
         rates = {
             name.removesuffix(ending): row["rates"] for name, row in rows.items() if (name.endswith(ending) if ending else "," not in name)
         }
         if "numpy" in rates and what != "samples":
             rates["limit: copies of the same bytes"] = rates.pop("numpy")
-        found.append(comparison(title, "samples/s", rates))
+        found.append(comparison(what + ending, "samples/s", rates))
     return found
 
 

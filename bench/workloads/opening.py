@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import penstock as ps
 from harness import comparison, evict, fewer, interleaved
-from race import Entry, Missing, System, once, race, start, told
+from race import Entry, System, race, start, told, written
 from workloads import writers
 
 Result = dict[str, Any]
@@ -24,12 +24,8 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     options, missing = {"place": folder, "rows": fewer(1_000_000, 100_000)}, {}
     entries = []
     for name in ("penstock", *RIVALS):
-        try:
-            once(Entry(name, f"tables/{name}", "first_sample_write", options))
+        if written([Entry(name, f"tables/{name}", "first_sample_write", options)], missing):
             entries.append(Entry(name, f"tables/{name}", "first_sample", options))
-        except Missing as reason:
-            missing[name] = str(reason)
-            print(f"  {name}: {reason}", flush=True)
     place = folder / "penstock"
     times = interleaved(
         {

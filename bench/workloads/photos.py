@@ -15,7 +15,7 @@ import penstock as ps
 from harness import comparison, fewer, rounds
 from penstock import transforms as T
 from photographs import SETS, linked, sets
-from race import CORES, Entry, Missing, fastest, once, race, start, told
+from race import CORES, Entry, fastest, race, start, told, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
@@ -49,11 +49,7 @@ def prepare(name: str, options: dict[str, Any], missing: dict[str, str]) -> None
     adapter, choices = SYSTEMS[name]
     if name in IN_PLACE or name == "penstock, full scale":
         return
-    try:
-        once(Entry(name, adapter, "photos_write", {**choices[0], **options, "threads": 2}))
-    except Missing as reason:
-        missing[name] = str(reason)
-        print(f"  {name}: {reason}", flush=True)
+    written([Entry(name, adapter, "photos_write", {**choices[0], **options, "threads": 2})], missing)
 
 
 def limit(folder: pathlib.Path, scaled: bool) -> float:
@@ -178,10 +174,7 @@ def loader_augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result
     np.save(folder / "y.npy", rng.integers(0, 10, count))
     lines, bars, results, comparisons, missing = [], [], {}, [], {}
     for system in ("penstock", "ffcv"):
-        try:
-            once(Entry(system, f"loaders/{system}", "small_images_write", {"place": folder}))
-        except Missing as reason:
-            missing[system] = str(reason)
+        written([Entry(system, f"loaders/{system}", "small_images_write", {"place": folder})], missing)
     for cores in (1, 2):
         options = {"place": folder, "batch": 512, "threads": cores}
         entries = [

@@ -22,7 +22,7 @@ import numpy as np
 import penstock as ps
 from harness import comparison, fewer, rounds
 from photographs import photographs
-from race import Entry, Missing, fastest, once, race, start, told
+from race import Entry, fastest, once, race, start, told, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
@@ -53,11 +53,7 @@ class Bucket:
         return {"bucket": BUCKET, "endpoint": os.environ["AWS_ENDPOINT_URL"], **own}
 
     def write(self, name: str, adapter: str, workload: str, **own: Any) -> None:
-        try:
-            once(Entry(name, adapter, workload, self.options(**own)))
-        except Missing as reason:
-            self.missing[name] = str(reason)
-            print(f"  {name}: {reason}", flush=True)
+        written([Entry(name, adapter, workload, self.options(**own))], self.missing)
 
     def upload(self, files: list[pathlib.Path], prefix: str) -> None:
         client = self.server.client()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from harness import comparison, fewer, rounds
-from race import Entry, Missing, once
+from race import Entry, Missing, once, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
@@ -70,13 +70,9 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         _make(folder)
         for adapter in dict.fromkeys(adapter for adapter, _ in SYSTEMS.values()):
             options = {**common, "endpoint": server.endpoint}
-            try:
-                once(Entry(adapter, f"arrays/{adapter}", "samples_write", options))
-                for side in (64, 32, 0):
-                    once(Entry(adapter, f"arrays/{adapter}", "volume_write", {**options, "side": side}))
-            except Missing as reason:
-                missing |= dict.fromkeys((name for name, (of, _) in SYSTEMS.items() if of == adapter), str(reason))
-                print(f"  {adapter}: {reason}", flush=True)
+            entries = [Entry(adapter, f"arrays/{adapter}", "samples_write", options)]
+            entries += [Entry(adapter, f"arrays/{adapter}", "volume_write", {**options, "side": side}) for side in (64, 32, 0)]
+            written(entries, missing, *(name for name, (of, _) in SYSTEMS.items() if of == adapter))
         os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
         for case, (workload, options, _) in CASES.items():
             results[case] = {name: {"requests": [], "bytes": [], "seconds": [], "digest": []} for name in SYSTEMS if name not in missing}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from harness import comparison, fewer
-from race import Entry, Missing, once, race, start, told
+from race import Entry, race, start, told, written
 
 Result = dict[str, Any]
 ROWS = 500_000
@@ -37,11 +37,7 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     missing: dict[str, str] = {}
     common = {"place": folder, "source": folder / "texts", "batch": 1024, "takes": fewer(100), "threads": 1}
     for adapter in dict.fromkeys(adapter for adapter, *_ in SYSTEMS.values()):
-        try:
-            once(Entry(adapter, adapter, "text_write", common))
-        except Missing as reason:
-            missing |= dict.fromkeys((name for name, (of, *_) in SYSTEMS.items() if of == adapter), str(reason))
-            print(f"  {adapter}: {reason}", flush=True)
+        written([Entry(adapter, adapter, "text_write", common)], missing, *(name for name, (of, *_) in SYSTEMS.items() if of == adapter))
     entries = [
         Entry(name, adapter, workload, {**common, **own}, 1, rival=not name.startswith("("))
         for name, (adapter, workload, own) in SYSTEMS.items() if name not in missing

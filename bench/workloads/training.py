@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, evict, interleaved, rounds, touch
+from harness import comparison, evict, interleaved, rounds
+from serving import device_bytes, touch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 
@@ -141,10 +142,10 @@ def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> R
             ("npy in place", ps.files(folder / "npy" / "*.npy", io="direct")),
         ):
             evict(folder)
-            before, began = direct.device_bytes(), time.perf_counter()
+            before, began = device_bytes(), time.perf_counter()
             run(view)
             rates[name].append(epochs * count * direct.BIG_BYTES / (time.perf_counter() - began))
-            read = direct.device_bytes() - before
+            read = device_bytes() - before
     medians = {name: statistics.median(values) for name, values in rates.items()}
     return {
         "what": f"{count} tensors of 140 MB, {epochs} epochs per round; {read / 1e9:.2f} GB read from the device in the last round", "bytes_per_second": rates,

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
+import drawn
 import serving
 from nvidia.dali import fn, pipeline_def, types
 
 
 def photos(o: Any) -> Any:
-    batches = -(-len(list(pathlib.Path(o.source).rglob("*.jpg"))) // o.batch)
+    batches = -(-len(drawn.photographs(o)) // o.batch)
 
     @pipeline_def(batch_size=o.batch, num_threads=o.threads, device_id=None, seed=1)
     def pipeline() -> Any:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import drawn
 import numpy as np
 import serving
 from ffcv.fields import RGBImageField
@@ -60,7 +61,7 @@ def _image(o: Any) -> Any:
 
 def photos_write(o: Any) -> Any:
     def turn() -> int:
-        files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+        files = drawn.photographs(o)
         DatasetWriter(f"{o.place}/ffcv-{o.recipe}.beton", {"image": _image(o)}, num_workers=o.threads).from_indexed_dataset(Photos(files))
         return len(files)
 

@@ -20,7 +20,7 @@ import torch
 
 def photos_write(o: Any) -> Any:
     def rows() -> Iterator[dict[str, Any]]:
-        for path in sorted(pathlib.Path(o.source).rglob("*.jpg")):
+        for path in drawn.photographs(o):
             yield {"image": path.read_bytes()}
 
     def turn() -> int:

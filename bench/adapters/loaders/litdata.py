@@ -10,6 +10,7 @@ import pathlib
 import shutil
 from typing import Any
 
+import drawn
 import litdata
 import serving
 from litdata.streaming import downloader
@@ -46,7 +47,7 @@ class Bodies(litdata.StreamingDataset):  # type: ignore[misc]
 
 def photos_write(o: Any, stored: Any = _photo) -> Any:
     def turn() -> int:
-        files = [str(path) for path in sorted(pathlib.Path(o.source).rglob("*.jpg"))]
+        files = [str(path) for path in drawn.photographs(o)]
         litdata.optimize(stored, files, f"{o.place}/litdata", chunk_bytes="64MB", num_workers=o.threads, start_method="fork")
         return len(files)
 

@@ -68,7 +68,7 @@ def samples(o: Any) -> Any:
 
 def jpegs(o: Any) -> Any:
     """Copy values out of one memory-mapped file whose offsets are known: no system can copy less."""
-    files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+    files = drawn.photographs(o)
     bodies = [path.read_bytes() for path in files]
     ends = np.cumsum([0, *map(len, bodies)])
     pathlib.Path(o.place, "flat").write_bytes(b"".join(bodies))
@@ -82,7 +82,7 @@ def ingest(o: Any) -> Any:
     """Write the same bytes to one file."""
 
     def turn() -> int:
-        files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+        files = drawn.photographs(o)
         with pathlib.Path(o.place, "flat").open("wb") as out:
             for path in files:
                 out.write(path.read_bytes())

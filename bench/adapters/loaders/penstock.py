@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
+import drawn
 import numpy as np
 import penstock as ps
 import serving
@@ -14,7 +14,7 @@ MEAN, STD = [125.3 / 255, 123.0 / 255, 113.9 / 255], [51.6 / 255, 50.8 / 255, 51
 
 
 def photos_write(o: Any) -> Any:
-    files = sorted(pathlib.Path(o.source).rglob("*.jpg"))
+    files = drawn.photographs(o)
     return lambda: len(ps.create(f"{o.place}/penstock", {"image": ps.Image()}).append({"image": files}).row_ids)
 
 

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 import crops
+import drawn
 import numpy as np
 import serving
 import torch
@@ -17,8 +18,8 @@ from torchvision.transforms import InterpolationMode, v2
 
 
 class Photos(torch.utils.data.Dataset[Any]):
-    def __init__(self, source: str, path: str) -> None:
-        self.files, self.augment = sorted(pathlib.Path(source).rglob("*.jpg")), crops.of_bytes(path)
+    def __init__(self, files: list[pathlib.Path], path: str) -> None:
+        self.files, self.augment = files, crops.of_bytes(path)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -29,7 +30,9 @@ class Photos(torch.utils.data.Dataset[Any]):
 
 def photos(o: Any) -> Any:
     torch.set_num_threads(1)
-    loader = torch.utils.data.DataLoader(Photos(o.source, o.path), o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True)
+    loader = torch.utils.data.DataLoader(
+        Photos(drawn.photographs(o), o.path), o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True
+    )
     return lambda: loader
 
 

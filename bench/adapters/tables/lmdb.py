@@ -56,7 +56,7 @@ def samples(o: Any) -> Any:
 
 
 def jpegs_write(o: Any) -> Any:
-    return _write(o, lambda: (path.read_bytes() for path in sorted(pathlib.Path(o.source).rglob("*.jpg"))))
+    return _write(o, lambda: (path.read_bytes() for path in drawn.photographs(o)))
 
 
 ingest = jpegs_write

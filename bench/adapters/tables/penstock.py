@@ -39,7 +39,7 @@ def samples(o: Any) -> Any:
 
 
 def jpegs_write(o: Any) -> Any:
-    return _create(f"{o.place}/penstock", {"image": ps.Image()}, lambda: {"image": sorted(pathlib.Path(o.source).rglob("*.jpg"))})
+    return _create(f"{o.place}/penstock", {"image": ps.Image()}, lambda: {"image": drawn.photographs(o)})
 
 
 def jpegs(o: Any) -> Any:
@@ -84,7 +84,7 @@ def text_loader(o: Any) -> Any:
 
 
 def remote_images_write(o: Any) -> Any:
-    return _create(f"s3://{o.bucket}/penstock", {"image": ps.Image()}, lambda: {"image": sorted(pathlib.Path(o.source).rglob("*.jpg"))})
+    return _create(f"s3://{o.bucket}/penstock", {"image": ps.Image()}, lambda: {"image": drawn.photographs(o)})
 
 
 def _opened(o: Any, name: str) -> Any:
