@@ -112,6 +112,24 @@ def comparison(what: str, unit: str, values: dict[str, Iterable[float]], best: s
     return {"what": what, "unit": unit, "best": best, "systems": {name: list(found) for name, found in values.items()}, "notes": notes}
 
 
+def rivals(compared: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the values of the rivals: not of Penstock, of limits, or of systems in brackets, which do other work."""
+    return {name: values for name, values in compared["systems"].items() if values and not name.startswith(("penstock", "limit", "("))}
+
+
+def against_best(compared: dict[str, Any], limit: float = 1.0, ours: str = "penstock", what: str = "") -> list[dict[str, Any]]:
+    """Return a bar for our median divided by the best rival's, or no bar without rivals."""
+    medians = {name: statistics.median(values) for name, values in rivals(compared).items()}
+    if not medians:
+        return []
+    highest = compared["best"] == "highest"
+    best = (max if highest else min)(medians, key=lambda name: medians[name])
+    value = statistics.median(compared["systems"][ours]) / medians[best]
+    return [
+        {"what": f"{what or compared['what']}: {ours} / best rival ({best})", "value": value, "at_least" if highest else "at_most": limit}
+    ]
+
+
 def evict(path: pathlib.Path) -> None:
     """Drop a folder's files from the page cache."""
     for file in path.rglob("*"):

@@ -14,7 +14,7 @@ import statistics
 import harness
 
 # Width, height, quality, photographs in a batch. An epoch is 54 batches, which divide among 2 and 3 workers. `small` is like ImageNet's files; `large` is where scaled decoding pays.
-SETS = {"small": (500, 375, 96, 128), "large": (1200, 800, 94, 32)}
+SETS = {"small": (500, 375, 96, 64), "large": (1200, 800, 94, 32)}
 BATCHES = 54
 
 
@@ -75,7 +75,7 @@ def sets(folder: pathlib.Path, given: pathlib.Path | None) -> dict[str, tuple[li
     for place in sorted(path for path in given.iterdir() if path.is_dir()) or [given]:
         files = sorted(path for path in place.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
         if files:
-            batch = 128 if statistics.mean(path.stat().st_size for path in files) < 200_000 else 32
+            batch = 64 if statistics.mean(path.stat().st_size for path in files) < 200_000 else 32
             found[place.name] = (files[: harness.fewer(BATCHES * batch, 4 * batch)], batch)
     return found
 

@@ -23,6 +23,8 @@ HERE = pathlib.Path(__file__).parent
 ADAPTERS, RIVALS = HERE / "adapters", HERE.parent / ".tools" / "rivals"
 # A system that does not answer for so long has failed.
 ANSWER_SECONDS = 600
+# A turn so long is not slow because of one disturbance.
+LONG_TURN_SECONDS = 2.0
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -167,28 +169,34 @@ def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[Syste
 
 
 def fastest(choices: list[Entry], missing: dict[str, str], batches: int = 0, settle: Callable[[System], None] = nothing) -> Entry | None:
-    """Return the fastest choice, for example of a number of workers: the best of two turns after a first, or of their first batches.
+    """Return the fastest choice, for example of a number of workers: by the median of three turns, or of the first batches of each.
 
-    A quick run takes the first. The system is missing only if no choice runs.
+    Choices take turns. A quick run takes the first. The system is missing only if no choice runs.
     """
     if harness.QUICK or len(choices) == 1:
         return choices[0]
-    found, failed, request = [], {}, f"go {batches}" if batches else "go"
-    for choice in choices:
-        for system in start([choice], failed, settle, request):
-            try:
-                spent = []
-                for _ in range(2):
-                    settle(system)
-                    spent.append(system.turn(request)["seconds"])
-                found.append((min(spent), len(found), choice))
-            except Missing as reason:
-                failed[choice.name] = str(reason)
-            finally:
-                system.close()
+    failed, request = {}, f"go {batches}" if batches else "go"
+    systems = start(choices, failed, settle, request)
+    spent: list[list[float]] = [[] for _ in systems]
+    try:
+        for number in range(3):
+            for index in [*range(number, len(systems)), *range(min(number, len(systems)))]:
+                if len(spent[index]) == number:  # It has not failed.
+                    try:
+                        if systems[index].entry.fresh and number:
+                            systems[index].restart()
+                        settle(systems[index])
+                        spent[index].append(systems[index].turn(request)["seconds"])
+                    except Missing as reason:
+                        failed[systems[index].entry.name] = str(reason)
+    finally:
+        for system in systems:
+            system.close()
+    found = [(statistics.median(each), index) for index, each in enumerate(spent) if len(each) == 3]
     if not found:
         missing |= failed
-    return min(found)[2] if found else None
+        return None
+    return systems[min(found)[1]].entry
 
 
 def race(
@@ -196,14 +204,15 @@ def race(
 ) -> dict[str, dict[str, Any]]:
     """Let systems take turns, in an order that rotates. Return rates and more for each. `settle` runs untimed before each turn.
 
-    After two rounds, systems slower than half of the best rival of their group stop. A system that fails is noted, and its turns are left out.
+    Systems that cannot become the best rival of their group stop: those slower than half of it after two rounds, and after one round
+    those slower than a quarter, if their turn took seconds. A system that fails is noted, and its turns are left out.
     """
     turns: dict[str, list[dict[str, Any]]] = {system.entry.name: [] for system in systems}
     running = list(systems)
     try:
         for number in range(harness.rounds(rounds)):
-            if number == 2:
-                running = _contenders(running, turns)
+            if number in (1, 2):
+                running = _contenders(running, turns, {1: 4, 2: 2}[number])
             shift = number % max(len(running), 1)
             for system in [*running[shift:], *running[:shift]]:
                 name = system.entry.name
@@ -223,8 +232,11 @@ def race(
     return {name: summary(all) for name, all in turns.items() if all}
 
 
-def _contenders(running: list[System], turns: dict[str, list[dict[str, Any]]]) -> list[System]:
-    """Return the systems that continue: Penstock, limits, and rivals that are at least half as fast as the best rival of their group."""
+def _contenders(running: list[System], turns: dict[str, list[dict[str, Any]]], times: float) -> list[System]:
+    """Return the systems that continue: Penstock, and others that take less than `times` as long as the best rival of their group.
+
+    After a single round, short turns do not count: something else may have slowed them down.
+    """
     best: dict[str, float] = {}
     spent = {system.entry.name: min(turn["seconds"] for turn in turns[system.entry.name]) for system in running}
     own = lambda entry: entry.name.startswith("penstock")  # noqa: E731
@@ -232,7 +244,13 @@ def _contenders(running: list[System], turns: dict[str, list[dict[str, Any]]]) -
         entry = system.entry
         if entry.rival and not own(entry):
             best[entry.group] = min(best.get(entry.group, float("inf")), spent[entry.name])
-    return [one for one in running if own(one.entry) or spent[one.entry.name] <= 2 * best.get(one.entry.group, float("inf"))]
+
+    def continues(system: System) -> bool:
+        name = system.entry.name
+        short = len(turns[name]) == 1 and spent[name] < LONG_TURN_SECONDS
+        return own(system.entry) or short or spent[name] <= times * best.get(system.entry.group, float("inf"))
+
+    return [system for system in running if continues(system)]
 
 
 def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -250,5 +268,6 @@ def told(rows: dict[str, dict[str, Any]], what: str = "") -> list[str]:
     """Return a line for each system."""
     return [
         f"{what}{name}: {row['per_second']:,.0f}/s ({min(row['rates']):,.0f}–{max(row['rates']):,.0f}), {row['cores_used']:.2f} cores"
+        + ("" if row["rested"] else ", still busy after its turns")
         for name, row in sorted(rows.items(), key=lambda one: -one[1]["per_second"])
     ]

@@ -16,6 +16,7 @@ import textwrap
 import tomllib
 from typing import Any
 
+from harness import rivals
 from run import ALL
 
 HERE = pathlib.Path(__file__).parent
@@ -30,14 +31,9 @@ def results(folder: pathlib.Path = RESULTS) -> dict[str, dict[str, Any]]:
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in ALL if (folder / f"{name}.json").exists()}
 
 
-def rivals(comparison: dict[str, Any]) -> dict[str, list[float]]:
-    """Return the values of the rivals: not of Penstock, of limits, or of systems in brackets, which do other work."""
-    return {name: values for name, values in comparison["systems"].items() if values and not name.startswith(("penstock", "limit", "("))}
-
-
 def spread(values: list[float]) -> tuple[float, float]:
-    """Return the range of values: their quartiles, or, of three or less, the least and the greatest."""
-    if len(values) < 4:
+    """Return the range of values: the least and the greatest, or, of six or more, their quartiles."""
+    if len(values) < 6:
         return min(values), max(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
@@ -146,7 +142,7 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             )
             result_of = outcome(comparison)
             compared.append(
-                f"| {name} | {_safe(comparison['what'])} ({comparison['unit']}) | {_safe(values)} | {result_of[0] + f', {short(result_of[2])} ×' if result_of else '–'} |"
+                f"| {name} | {_safe(comparison['what'])} ({comparison['unit']}){_safe(' – ' + comparison['notes'] if comparison.get('notes') else '')} | {_safe(values)} | {result_of[0] + f', {short(result_of[2])} ×' if result_of else '–'} |"
             )
     near = [
         f"| {name} | {_safe(comparison['what'])} | {told_of[1]} | {short(told_of[2])} × |"
@@ -190,20 +186,28 @@ def render(found: dict[str, dict[str, Any]]) -> str:
     return text
 
 
-def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the comparisons in which one run says better and the other worse, or in which a run has no values."""
-    rows = []
-    for name, result in first.items():
-        again = {comparison["what"]: outcome(comparison) for comparison in second.get(name, {}).get("comparisons", [])}
-        for comparison in result.get("comparisons", []):
-            before, after = outcome(comparison), again.get(comparison["what"])
-            if before and after and {before[0], after[0]} == {BETTER, WORSE}:
-                rows.append(
-                    f"{name}: {comparison['what']}: {before[0]} ({short(before[2])} × {before[1]}), then {after[0]} ({short(after[2])} × {after[1]})"
-                )
-            elif before and not after:
-                rows.append(f"{name}: {comparison['what']}: {before[0]}, then not measured")
-    return rows
+def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return what two runs say differently: contradictions, and changes between a tie and a winner or of a bar that is nearly met.
+
+    A contradiction is a comparison in which one run says better and the other worse, or that only one run has.
+    """
+    wrong, near = [], []
+    for name in dict.fromkeys([*first, *second]):
+        runs = [found.get(name, {}) for found in (first, second)]
+        outcomes = [{compared["what"]: outcome(compared) for compared in run.get("comparisons", [])} for run in runs]
+        for what in dict.fromkeys([*outcomes[0], *outcomes[1]]):
+            before, after = (found.get(what) for found in outcomes)
+            told = " and ".join(f"{one[0]} ({short(one[2])} × {one[1]})" if one else "not measured" for one in (before, after))
+            if bool(before) != bool(after) or (before and after and {before[0], after[0]} == {BETTER, WORSE}):
+                wrong.append(f"{name}: {what}: {told}")
+            elif before and after and before[0] != after[0]:
+                near.append(f"{name}: {what}: {told}")
+        bars = [{bar["what"]: bar for bar in run.get("bars", [])} for run in runs]
+        near += [
+            f"{name}: bar {what}: {short(bars[0][what]['value'])} and {short(bars[1][what]['value'])}, wanted {_wanted(bars[0][what])}"
+            for what in bars[0] if what in bars[1] and _met(bars[0][what]) != _met(bars[1][what])
+        ]  # fmt: skip
+    return wrong, near
 
 
 def main() -> int:
@@ -211,9 +215,10 @@ def main() -> int:
     parser.add_argument("--agree", type=pathlib.Path, metavar="FOLDER", help="compare the winners with those of the results in this folder")
     arguments = parser.parse_args()
     if arguments.agree:
-        rows = disagreements(results(), results(arguments.agree))
-        print("\n".join(rows) or "both runs have the same winners, or ties")
-        return int(bool(rows))
+        wrong, near = disagreements(results(), results(arguments.agree))
+        print("\n".join(["Ties in one run, or bars met in one:", *near, "", "Contradictions:", *wrong]) if near or wrong else "")
+        print(f"{len(wrong)} contradictions; all other winners are the same, or ties")
+        return int(bool(wrong))
     (HERE / "README.md").write_text(render(results()))
     return 0
 

@@ -51,13 +51,13 @@ def _parts(rows: dict[str, dict[str, Any]], what: str) -> list[dict[str, Any]]:
             name.removesuffix(ending): row["rates"] for name, row in rows.items() if (name.endswith(ending) if ending else "," not in name)
         }
         if "numpy" in rates and what != "samples":
-            rates["limit: copies of the same bytes"] = rates.pop("numpy")
+            rates["(a loop of copies in Python)"] = rates.pop("numpy")
         found.append(comparison(what + ending, "samples/s", rates))
     return found
 
 
 def cifar(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
-    """CIFAR-shaped samples: shuffled epochs in takes of 512, against NumPy fancy-indexing of a memmap, Lance and LMDB."""
+    """CIFAR-shaped samples: shuffled epochs in takes of 512, against NumPy's take from a memmap, Lance and LMDB."""
     rng, samples = np.random.default_rng(0), fewer(SAMPLES)
     np.save(folder / "images.npy", rng.integers(0, 256, (samples, 32, 32, 3), dtype=np.uint8))
     np.save(folder / "labels.npy", rng.integers(0, 10, samples))

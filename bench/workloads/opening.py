@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, evict, fewer, interleaved
+from harness import against_best, comparison, evict, fewer, interleaved
 from race import Entry, System, race, start, told, written
 from workloads import writers
 
@@ -40,25 +40,17 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     cold = time.perf_counter() - begin
     rows = race(start(entries, missing), missing, 9)
     seconds = {name: [100 / rate for rate in row["rates"]] for name, row in rows.items()}
-    rivals = {name: statistics.median(spent) for name, spent in seconds.items() if name != "penstock"}
+    compared = comparison("open, and take 100 samples", "s", seconds, "lowest")
     bars = [
         {"what": "open, ms", "value": times["open"]["median_seconds"] * 1e3, "at_most": 1},
         {"what": "open with caches evicted, ms", "value": cold * 1e3, "at_most": 10},
+        *against_best(compared),
     ]
-    if rivals:
-        best = min(rivals, key=lambda name: rivals[name])
-        bars.append(
-            {
-                "what": f"open and take 100, seconds / best rival ({best})",
-                "value": statistics.median(seconds["penstock"]) / rivals[best],
-                "at_most": 1.0,
-            }
-        )
     return {
         "what": f"{options['rows']:,} samples in {options['rows'] // 1000:,} commits, in a process that has opened the dataset before", "times": times, "cold_open_seconds": cold, "requests_of_open": opened.stats(),
         "lines": [*(f"penstock, {name}: {spent['median_seconds'] * 1e3:.2f} ms" for name, spent in times.items()), f"open, page cache evicted: {cold * 1e3:.2f} ms",
                   *(f"{name}: open and take 100: {1e3 * statistics.median(spent):.2f} ms" for name, spent in seconds.items())],
-        "bars": bars, "missing": missing, "comparisons": [comparison("open, and take 100 samples", "s", seconds, "lowest")],
+        "bars": bars, "missing": missing, "comparisons": [compared],
     }  # fmt: skip
 
 
@@ -75,24 +67,13 @@ def commits(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         start([Entry(name, f"tables/{name}", "commits", options) for name in ("penstock", *RIVALS)], missing, settle), missing, 5, settle
     )
     shutil.rmtree(folder / "raced")
-    rates = {name: row["rates"] for name, row in rows.items()}
-    rivals = {name: statistics.median(all) for name, all in rates.items() if name != "penstock"}
-    if rivals:
-        best = max(rivals, key=lambda name: rivals[name])
-        result["bars"].append(
-            {
-                "what": f"commits beside other stores / best rival ({best})",
-                "value": statistics.median(rates["penstock"]) / rivals[best],
-                "at_least": 1.0,
-            }
-        )
-    result["lines"] += told(rows, "beside other stores: ")
-    result["comparisons"].append(
-        comparison(
-            "commits of one row, beside other stores",
-            "commits/s",
-            rates,
-            notes="Lance, Deep Lake and Icechunk do not sync their files; Penstock does.",
-        )
+    compared = comparison(
+        "commits of one row, beside other stores",
+        "commits/s",
+        {name: row["rates"] for name, row in rows.items()},
+        notes="Lance, Deep Lake and Icechunk do not sync their files; Penstock does.",
     )
+    result["bars"] += against_best(compared)
+    result["lines"] += told(rows, "beside other stores: ")
+    result["comparisons"].append(compared)
     return {**result, "missing": missing, "beside": rows}

@@ -56,9 +56,10 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
 
     own = "tables/penstock"
     ways = [entry("parquet", "tables/parquet", dictionary=dictionary) for dictionary in (False, ["word"])]
-    parquet = [best for best in [fastest(ways, missing, settle=settle)] if best]
+    variants = [entry("lance", "tables/lance", variant=variant) for variant in ("default", "plain", "2.0")]
+    rivals = [best for best in (fastest(ways, missing, settle=settle), fastest(variants, missing, settle=settle)) if best]
     systems = [
-        entry("penstock", own), entry("lance", "tables/lance"), *parquet, entry("penstock from numpy", own, "numpy"),
+        entry("penstock", own), *rivals, entry("penstock from numpy", own, "numpy"),
         entry("penstock half", own, "arrow", half), entry("penstock from lists", own, "lists", half),
     ]  # fmt: skip
     found = race(start(systems, missing, settle), missing, 5, settle)

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
-from harness import comparison, fewer
+from harness import against_best, comparison, fewer
 from race import Entry, race, start, told, written
 
 Result = dict[str, Any]
@@ -17,11 +17,14 @@ SYSTEMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "penstock": ("tables/penstock", "text", {}),
     "penstock, loader": ("tables/penstock", "text_loader", {}),
     "rocksdb, one row a key": ("tables/rocksdb", "text", {"variant": "row"}),
+    "rocksdb, one row a key, plain tables": ("tables/rocksdb", "text", {"variant": "plain"}),
     ORDERED: ("tables/rocksdb", "text", {"variant": "block"}),
     "lmdb": ("tables/lmdb", "text", {}),
-    "lance": ("tables/lance", "text", {}),
+    "lance": ("tables/lance", "text", {"variant": "default"}),
+    "lance, uncompressed": ("tables/lance", "text", {"variant": "plain"}),
     "huggingface": ("loaders/huggingface", "text", {}),
-    "h5py": ("arrays/hdf5", "text", {}),
+    "h5py": ("arrays/hdf5", "text", {"variant": "variable"}),
+    "h5py, strings of one length": ("arrays/hdf5", "text", {"variant": "fixed"}),
     "litdata": ("loaders/litdata", "text", {}),
 }
 
@@ -49,12 +52,8 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     assert len(set(same.values())) == 1, f"systems read other rows: {same}"
     rows = race(systems, missing)
     rates = {name: row["per_second"] for name, row in rows.items()}
-    rivals = {name: rate for name, rate in rates.items() if not name.startswith(("penstock", "("))}
-    best = max(rivals, key=lambda name: rivals[name])
-    bars = [
-        {"what": f"penstock / best rival ({best}), the same random rows", "value": rates["penstock"] / rivals[best], "at_least": 3.0},
-        {"what": f"penstock's loader / best rival ({best})", "value": rates["penstock, loader"] / rivals[best], "at_least": 3.0},
-    ]
+    compared = comparison("random rows", "rows/s", {name: row["rates"] for name, row in rows.items()})
+    bars = against_best(compared, 3.0) + against_best(compared, 3.0, "penstock, loader")
     if ORDERED in rates:
         bars.append(
             {"what": "penstock at random / RocksDB in the order of keys", "value": rates["penstock"] / rates[ORDERED], "at_least": 0.5}
@@ -62,5 +61,5 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return {
         "what": f"{count:,} rows of a label and a text of {sum(map(len, texts[:1000])) / 1000:.0f} B; takes of 1,024 random rows; each text is read in full; one core for each system. LitData has no takes: its rows come in its own shuffled order",
         "systems": rows, "lines": told(rows), "bars": bars, "missing": missing,
-        "comparisons": [comparison("random rows", "rows/s", {name: row["rates"] for name, row in rows.items()})],
+        "comparisons": [compared],
     }  # fmt: skip

@@ -94,12 +94,17 @@ def test_losses_are_told_with_both_values_and_missed_bars_with_the_limit() -> No
 
 
 def test_runs_agree_unless_a_winner_becomes_a_loser() -> None:
-    first = {"x": {"comparisons": [compared([10], [5])]}}
-    assert report.disagreements(first, {"x": {"comparisons": [compared([10], [10])]}}) == []
-    assert report.disagreements(first, {"x": {"comparisons": [compared([5], [10])]}}) == [
-        "x: reads: better (2 × rival), then worse (0.5 × rival)"
-    ]
-    assert report.disagreements(first, {}) == ["x: reads: better, then not measured"]
+    first = {"x": {"comparisons": [compared([10], [5])], "bars": [{"what": "twice", "value": 2.0, "at_least": 2}]}}
+    tied = {"x": {"comparisons": [compared([10], [10])], "bars": [{"what": "twice", "value": 1.0, "at_least": 2}]}}
+    assert report.disagreements(first, first) == ([], [])
+    assert report.disagreements(first, tied) == (
+        [],
+        ["x: reads: better (2 × rival) and tied (1 × rival)", "x: bar twice: 2 and 1, wanted ≥ 2"],
+    )
+    contradiction = ["x: reads: better (2 × rival) and worse (0.5 × rival)"]
+    assert report.disagreements(first, {"x": {"comparisons": [compared([5], [10])]}}) == (contradiction, [])
+    assert report.disagreements(first, {}) == (["x: reads: better (2 × rival) and not measured"], [])
+    assert report.disagreements({}, first) == (["x: reads: not measured and better (2 × rival)"], [])
 
 
 @pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -118,9 +123,9 @@ def test_environments_have_names_of_their_own() -> None:
     assert len(own) == len(set(own))
 
 
-def adapter(folder: pathlib.Path, text: str) -> race.Entry:
-    (folder / "made.py").write_text(text + "\nimport serving\nserving.serve(globals())\n")
-    return race.Entry("made", str(folder / "made"), "read", {"size": 3})
+def adapter(folder: pathlib.Path, text: str, name: str = "made", **options: object) -> race.Entry:
+    (folder / f"{name}.py").write_text(text + "\nimport serving\nserving.serve(globals())\n")
+    return race.Entry(name, str(folder / name), "read", {"size": 3, **options})
 
 
 def test_turns_are_counted_and_touched(tmp_path: pathlib.Path) -> None:
@@ -165,7 +170,30 @@ def test_slow_systems_stop_but_not_limits_or_penstock() -> None:
     ]
     seconds = {"penstock": 9, "fast": 2, "near": 4, "slow": 4.1, "limit": 1, "alone": 50}
     turns = {name: [{"seconds": value}] for name, value in seconds.items()}
-    assert [one.entry.name for one in race._contenders(running, turns)] == ["penstock", "fast", "near", "limit", "alone"]
+    names = lambda found: [one.entry.name for one in found]  # noqa: E731
+    both = {name: 2 * turn for name, turn in turns.items()}
+    assert names(race._contenders(running, both, 2)) == ["penstock", "fast", "near", "limit", "alone"]
+    # After one round, only a long turn shows that a system is slow.
+    assert names(race._contenders(running, turns, 2)) == ["penstock", "fast", "near", "limit", "alone"]
+    short = {name: [{"seconds": turn[0]["seconds"] / 10}] for name, turn in turns.items()}
+    assert names(race._contenders(running, short, 2)) == names(running)
+
+
+def test_the_fastest_choice_is_that_of_the_best_median(tmp_path: pathlib.Path) -> None:
+    body = "import time\ndef read(o):\n    turns = iter(o.seconds)\n    return lambda: time.sleep(next(turns)) or 1"
+    choices = [
+        adapter(tmp_path, body, name=f"made{number}", seconds=seconds)
+        for number, seconds in enumerate(([0, 0.2, 0, 0.2], [0, 0.1, 0.1, 0.3]))
+    ]
+    missing: dict[str, str] = {}
+    best = race.fastest(choices, missing)
+    assert best and best.options["seconds"][1] == 0.1
+    fails = adapter(tmp_path, "def read(o):\n    raise ValueError('broken')", name="broken")
+    found = race.fastest([fails, choices[0]], missing)
+    assert found and found.options == choices[0].options
+    assert missing == {}
+    assert race.fastest([fails, fails], missing) is None
+    assert "broken" in str(missing)
 
 
 @pytest.mark.parametrize(

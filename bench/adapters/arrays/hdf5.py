@@ -56,9 +56,15 @@ def _array(o: Any, system: Any, name: str) -> Any:
     return h5py.File(file, "r", rdcc_nbytes=o.cache, rdcc_nslots=100_003, rdcc_w0=1.0, **paged)["x"]
 
 
-def samples(o: Any) -> Any:
+def _connected(o: Any, other: str) -> Any:
+    """Return a file system with an open connection."""
     system = _system(o)
-    system.connect()
+    system.info(f"{o.bucket}/hdf5/{other}-plain.h5")
+    return system
+
+
+def samples(o: Any) -> Any:
+    system = _connected(o, "volume-64")
 
     def turn() -> Any:
         array = _array(o, system, "samples")
@@ -69,8 +75,7 @@ def samples(o: Any) -> Any:
 
 
 def windows(o: Any) -> Any:
-    system = _system(o)
-    system.connect()
+    system = _connected(o, "samples")
 
     def turn() -> Any:
         array = _array(o, system, f"volume-{o.side}")
@@ -83,8 +88,10 @@ def windows(o: Any) -> Any:
 def text_write(o: Any) -> Any:
     def turn() -> int:
         texts = pathlib.Path(o.source).read_text().split("\n")
+        encoded = [text.encode() for text in texts]
         with h5py.File(f"{o.place}/rows.h5", "w", libver="latest") as file:
-            file.create_dataset("text", data=texts, dtype=h5py.string_dtype())
+            file.create_dataset("variable", data=texts, dtype=h5py.string_dtype())
+            file.create_dataset("fixed", data=np.array(encoded, f"S{max(map(len, encoded))}"))
             file.create_dataset("label", data=[len(text) % 3 for text in texts])
         return len(texts)
 
@@ -92,9 +99,12 @@ def text_write(o: Any) -> Any:
 
 
 def text(o: Any) -> Any:
-    """By h5py's low-level selection of points, which is faster than a list of positions, and keeps their order."""
+    """By h5py's low-level selection of points, which is faster than a list of positions, and keeps their order.
+
+    Variants: strings of variable length, or all as long as the longest.
+    """
     file = h5py.File(f"{o.place}/rows.h5", "r")
-    texts, labels = file["text"], file["label"]
+    texts, labels = file[o.variant], file["label"]
 
     def read(values: Any, rows: Any, out: Any) -> Any:
         space = values.id.get_space()
@@ -104,7 +114,7 @@ def text(o: Any) -> Any:
 
     def turn() -> Any:
         for rows in drawn.random_rows(o, len(labels)):
-            found = read(texts, rows, np.empty(len(rows), h5py.string_dtype()))
+            found = read(texts, rows, np.empty(len(rows), texts.dtype))
             yield {"text": [one.decode() for one in found.tolist()], "label": read(labels, rows, np.empty(len(rows), np.int64))}
 
     return turn

@@ -15,7 +15,7 @@ import tensorstore
 
 def _spec(o: Any, name: str) -> dict[str, Any]:
     kvstore = {"driver": "s3", "bucket": o.bucket, "path": f"tensorstore/{name}/", "endpoint": o.endpoint, "aws_region": "us-east-1"}
-    return {"driver": "zarr3", "kvstore": kvstore, "context": {"cache_pool": {"total_bytes_limit": o.cache}}, "recheck_cached_data": "open"}
+    return {"driver": "zarr3", "kvstore": kvstore, "recheck_cached_data": "open"}
 
 
 def _write(o: Any, name: str, values: Any, chunks: list[int], shards: list[int]) -> Any:
@@ -46,9 +46,19 @@ def volume_write(o: Any) -> Any:
     return _write(o, f"volume-{o.side}", whole, [side] * 3, [whole.shape[0] // 2, *whole.shape[1:]])
 
 
+def _ready(o: Any, spec: dict[str, Any]) -> Any:
+    """Return a context with an open connection, and an empty cache pool of the budget."""
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": o.cache}})
+    tensorstore.KvStore.open(spec["kvstore"], context=context).result().read("nothing").result()
+    return context
+
+
 def samples(o: Any) -> Any:
+    spec = _spec(o, f"samples-{o.variant}")
+    context = _ready(o, spec)
+
     def turn() -> Any:
-        array = tensorstore.open(_spec(o, f"samples-{o.variant}"), open=True, read=True).result()
+        array = tensorstore.open(spec, open=True, read=True, context=context).result()
         for batch in drawn.sorted_batches(o):
             yield array[batch].read().result()
 
@@ -56,8 +66,11 @@ def samples(o: Any) -> Any:
 
 
 def windows(o: Any) -> Any:
+    spec = _spec(o, f"volume-{o.side}-{o.variant}")
+    context = _ready(o, spec)
+
     def turn() -> Any:
-        array = tensorstore.open(_spec(o, f"volume-{o.side}-{o.variant}"), open=True, read=True).result()
+        array = tensorstore.open(spec, open=True, read=True, context=context).result()
         for window in drawn.windows(o):
             yield array[window].read().result()
 
@@ -65,29 +78,36 @@ def windows(o: Any) -> Any:
 
 
 def embeddings(o: Any) -> Any:
-    """A local Zarr array with chunks of 16 rows. All changes are one transaction, unless each batch is to be durable: then files are synced one by one."""
+    """A local Zarr array with chunks of 16 rows, as files or in OCDBT. All changes are one transaction, or each batch is one.
+
+    Files are synced together after each transaction, which is faster than one by one.
+    """
     rows = drawn.embedding_rows(o)
+    files = {"driver": "file", "path": f"{o.place}/tensorstore/", "file_io_sync": False}
     spec = {
-        "driver": "zarr", "kvstore": {"driver": "file", "path": f"{o.place}/tensorstore", "file_io_sync": o.each},
+        "driver": "zarr", "kvstore": {"driver": "ocdbt", "base": files} if o.ocdbt else files,
         "metadata": {"shape": list(rows.shape), "chunks": [16, rows.shape[1]], "dtype": "<f4", "compressor": None},
         "context": {"cache_pool": {"total_bytes_limit": 512 << 20}}, "recheck_cached_data": "open",
     }  # fmt: skip
     array = tensorstore.open(spec, create=True, delete_existing=True).result()
-    array[...] = rows
-
-    transaction = None if o.each else tensorstore.Transaction()
-    table = array if o.each else array.with_transaction(transaction)
-
-    def change(ids: Any) -> Any:
-        unique, back = np.unique(ids, return_inverse=True)
-        values = table[unique].read().result() - drawn.STEP
-        table[unique].write(values).result()
-        return values[back]
+    with tensorstore.Transaction() as writing:
+        array.with_transaction(writing)[...] = rows
+    transaction = tensorstore.Transaction()
 
     def finish() -> None:
-        if transaction:
-            transaction.commit_sync()
-            drawn.sync_file_system(o.place)
+        transaction.commit_sync()
+        drawn.sync_file_system(o.place)
+
+    def change(ids: Any) -> Any:
+        nonlocal transaction
+        unique, back = np.unique(ids, return_inverse=True)
+        table = array.with_transaction(transaction)
+        values = table[unique].read().result() - drawn.STEP
+        table[unique].write(values).result()
+        if o.each:
+            finish()
+            transaction = tensorstore.Transaction()
+        return values[back]
 
     return drawn.changes(o, change, finish)
 

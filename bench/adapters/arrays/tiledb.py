@@ -50,8 +50,15 @@ def volume_write(o: Any) -> Any:
     return _write(o, f"volume-{o.side}", whole, (side,) * 3)
 
 
-def samples(o: Any) -> Any:
+def _connected(o: Any, other: str) -> Any:
+    """Return a context with an open connection."""
     context = _context(o)
+    tiledb.object_type(f"s3://{o.bucket}/tiledb/{other}", ctx=context)
+    return context
+
+
+def samples(o: Any) -> Any:
+    context = _connected(o, "volume-64")
 
     def turn() -> Any:
         with tiledb.open(f"s3://{o.bucket}/tiledb/samples", ctx=context) as array:
@@ -62,7 +69,7 @@ def samples(o: Any) -> Any:
 
 
 def windows(o: Any) -> Any:
-    context = _context(o)
+    context = _connected(o, "samples")
 
     def turn() -> Any:
         with tiledb.open(f"s3://{o.bucket}/tiledb/volume-{o.side}", ctx=context) as array:

@@ -42,15 +42,19 @@ def volume_write(o: Any) -> Any:
     return _write(o, f"volume-{o.side}", whole, (side,) * 3, (whole.shape[0] // 2, *whole.shape[1:]))
 
 
-def _array(o: Any, name: str) -> Any:
+def _ready(o: Any, name: str) -> Any:
+    """Return a store with an open connection, and an empty cache."""
     zarr.config.set({"async.concurrency": 64})
-    cache = CacheStore(_store(o, f"{name}-{o.variant}"), cache_store=zarr.storage.MemoryStore(), max_size=o.cache)
-    return zarr.open_array(cache, mode="r", zarr_format=3)
+    store = _store(o, f"{name}-{o.variant}")
+    obstore.head(store.store, "zarr.json")
+    return CacheStore(store, cache_store=zarr.storage.MemoryStore(), max_size=o.cache)
 
 
 def samples(o: Any) -> Any:
+    store = _ready(o, "samples")
+
     def turn() -> Any:
-        array = _array(o, "samples")
+        array = zarr.open_array(store, mode="r", zarr_format=3)
         for batch in drawn.sorted_batches(o):
             yield array.oindex[batch]
 
@@ -58,8 +62,10 @@ def samples(o: Any) -> Any:
 
 
 def windows(o: Any) -> Any:
+    store = _ready(o, f"volume-{o.side}")
+
     def turn() -> Any:
-        array = _array(o, f"volume-{o.side}")
+        array = zarr.open_array(store, mode="r", zarr_format=3)
         for window in drawn.windows(o):
             yield array[window]
 

@@ -128,7 +128,8 @@ def sync_file_system(place: str) -> None:
 
 def changes(o: Any, change: Any, finish: Any) -> Any:
     """Return a turn that changes batches of ids, gives the new values, and finishes. A slow system ends after `seconds`: its rate is that of the batches so far."""
-    ids = {"zipf": zipf, "power": power}[o.draw](np.random.default_rng(o.count), o.count)
+    rng, draw = np.random.default_rng(o.count), {"zipf": zipf, "power": power}[o.draw]
+    ids = np.concatenate([draw(rng, o.count) for _ in range(o.passes)])
     change(ids[: o.batch])  # Untimed, as the first turn of others.
     sync_file_system(o.place)
 

@@ -20,7 +20,6 @@ import drawn
 import grain
 import numpy as np
 import serving
-import torch
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
@@ -56,6 +55,8 @@ class Tensors(grain.transforms.Map):  # type: ignore[misc]
 
     def map(self, element: bytes) -> Any:
         if not hasattr(self, "decode"):
+            import torch  # Not needed for ingest.
+
             torch.set_num_threads(1)
             self.decode = crops.of_bytes("tensor")
         return self.decode(element).numpy()

@@ -13,7 +13,6 @@ from typing import Any
 import crops
 import datasets
 import drawn
-import numpy as np
 import serving
 import torch
 
@@ -59,12 +58,12 @@ def text_write(o: Any) -> Any:
 
 
 def text(o: Any) -> Any:
-    rows = datasets.load_from_disk(f"{o.place}/huggingface")
+    rows = datasets.load_from_disk(f"{o.place}/huggingface").with_format("arrow")
 
     def turn() -> Any:
         for wanted in drawn.random_rows(o, len(rows)):
             found = rows[wanted]
-            yield {"text": list(found["text"]), "label": np.array(found["label"])}
+            yield {"text": found["text"].to_pylist(), "label": found["label"].to_numpy().copy()}
 
     return turn
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-import shutil
 from typing import Any
 
 import drawn
@@ -82,11 +81,10 @@ def text(o: Any) -> Any:
 
 
 def remote_epoch(o: Any) -> Any:
-    """Each turn begins with an empty folder for downloaded chunks."""
+    """Each turn begins with an empty folder for downloaded chunks, which the workload removes."""
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # It has no option for endpoints without TLS.
 
     def turn() -> Any:
-        shutil.rmtree(o.scratch, ignore_errors=True)
         dataset = Bodies(
             f"s3://{o.bucket}/litdata",
             cache_dir=o.scratch,

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 from typing import Any
 
 import crops
@@ -62,10 +61,9 @@ def photos(o: Any) -> Any:
 
 
 def remote_epoch(o: Any) -> Any:
-    """Each turn begins with an empty folder for downloaded files."""
+    """Each turn begins with an empty folder for downloaded files, which the workload removes."""
 
     def turn() -> Any:
-        shutil.rmtree(o.scratch, ignore_errors=True)
         streaming.base.util.clean_stale_shared_memory()
         dataset = Bodies(remote=f"s3://{o.bucket}/mosaicml", local=o.scratch, shuffle=True, batch_size=o.batch)
         return torch.utils.data.DataLoader(dataset, o.batch, num_workers=o.threads, collate_fn=list)

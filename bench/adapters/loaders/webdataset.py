@@ -1,4 +1,4 @@
-"""WebDataset: tar files of at most 64 MB, shuffled by file and in a buffer of 1,000 samples, and a loader whose workers persist."""
+"""WebDataset: tar files of 64 MB, or 24 smaller ones. They are shuffled by file and in a buffer of 1,000 samples; workers persist."""
 # /// script
 # dependencies = ["webdataset==1.0.2", "torch==2.15.0", "torchvision==0.29.2", "numpy==2.4.6", "pillow==13.0.0"]
 # ///
@@ -15,10 +15,9 @@ import torch
 import webdataset as wds
 
 
-def ingest(o: Any) -> Any:
-    """Each process writes its own files, which are smaller if there would be less than 16 of them."""
+def ingest(o: Any, most: float = 64e6) -> Any:
+    """Each process writes its own files."""
     place = pathlib.Path(o.place, "webdataset")
-    most = min(64e6, sum(path.stat().st_size for path in drawn.photographs(o)) / 16)
 
     def write(number: int, files: list[pathlib.Path]) -> None:
         with wds.ShardWriter(str(place / f"{number}-%04d.tar"), maxsize=most, verbose=0) as writer:
@@ -32,7 +31,9 @@ def ingest(o: Any) -> Any:
     return turn
 
 
-photos_write = ingest
+def photos_write(o: Any) -> Any:
+    """At least 24 files of equal numbers of photographs, which 2 and 3 workers share evenly."""
+    return ingest(o, min(64e6, sum(path.stat().st_size + 1024 for path in drawn.photographs(o)) / 23.5))
 
 
 def photos(o: Any) -> Any:

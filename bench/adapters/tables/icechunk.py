@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+os.environ["ICECHUNK_LOG"] = "error"  # It would format warnings in each open.
 
 import icechunk
 import numpy as np
 import serving
 import zarr
 
+zarr.config.set({"async.concurrency": 128})
+
 
 def _create(path: str, chunk: int) -> Any:
-    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(path))
+    """Chunks of 8 KB are stored in the manifest."""
+    config = icechunk.RepositoryConfig(inline_chunk_threshold_bytes=16_000)
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(path), config)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="x", shape=(0,), chunks=(chunk,), dtype="int64", compressors=None)
     session.commit("create")

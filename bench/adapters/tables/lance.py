@@ -1,4 +1,4 @@
-"""Lance, at its defaults: takes of rows, scans, appends. Local writes are not synced by Lance."""
+"""Lance: takes of rows, scans, appends, at its defaults or without compression. Local writes are not synced by Lance."""
 # /// script
 # dependencies = ["pylance==14.0.2", "pyarrow==26.0.1", "numpy==2.4.6"]
 # ///
@@ -65,17 +65,27 @@ def jpegs(o: Any) -> Any:
     return lambda: drawn.takes(o, ds.count_rows(), lambda rows: ds.take(rows)["image"].to_pylist())
 
 
+def _plain(table: Any) -> Any:
+    """Return a table whose columns Lance does not compress."""
+    fields = [field.with_metadata({"lance-encoding:compression": "none"}) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
 def text_write(o: Any) -> Any:
+    """At the defaults, and without compression."""
+
     def turn() -> int:
         texts = pathlib.Path(o.source).read_text().split("\n")
-        lance.write_dataset(pa.table({"text": texts, "label": [len(text) % 3 for text in texts]}), f"{o.place}/lance")
+        table = pa.table({"text": texts, "label": [len(text) % 3 for text in texts]})
+        lance.write_dataset(table, f"{o.place}/lance-default")
+        lance.write_dataset(_plain(table), f"{o.place}/lance-plain")
         return len(texts)
 
     return turn
 
 
 def text(o: Any) -> Any:
-    ds = lance.dataset(f"{o.place}/lance")
+    ds = lance.dataset(f"{o.place}/lance-{o.variant}")
 
     def turn() -> Any:
         for rows in drawn.random_rows(o, ds.count_rows()):
@@ -158,8 +168,9 @@ def first_sample_write(o: Any) -> Any:
 
 
 def first_sample(o: Any) -> Any:
-    positions = np.arange(0, o.rows, o.rows // 100)
-    return lambda: len(lance.dataset(f"{o.place}/lance").take(positions))
+    """With a session, which keeps the caches of datasets that were opened before."""
+    positions, session = np.arange(0, o.rows, o.rows // 100), lance.Session()
+    return lambda: len(lance.dataset(f"{o.place}/lance", session=session).take(positions))
 
 
 def commits(o: Any) -> Any:
@@ -177,9 +188,10 @@ def commits(o: Any) -> Any:
 
 def append_rows(o: Any) -> Any:
     table = pa.table(drawn.table_of(o))
+    table = _plain(table) if o.variant == "plain" else table
 
     def turn() -> int:
-        lance.write_dataset(table, f"{o.place}/lance")
+        lance.write_dataset(table, f"{o.place}/lance", data_storage_version="2.0" if o.variant == "2.0" else None)
         return len(table)
 
     return turn

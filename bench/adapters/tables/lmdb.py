@@ -1,4 +1,4 @@
-"""LMDB: one row a key; many keys are read in one call of a cursor."""
+"""LMDB: one row a key, an integer in the order of the machine. A get of a transaction for each row is faster than a cursor's getmulti."""
 # /// script
 # dependencies = ["lmdb==3.0.0", "numpy==2.4.6"]
 # ///
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -19,25 +20,29 @@ import serving
 def _write(o: Any, values: Any) -> Any:
     def turn() -> int:
         rows = 0
-        with lmdb.open(f"{o.place}/lmdb", map_size=8 << 30, writemap=True) as store, store.begin(write=True) as writing:
-            for rows, value in enumerate(values(), 1):
-                writing.put((rows - 1).to_bytes(4, "big"), value, append=True)
+        with lmdb.open(f"{o.place}/lmdb", map_size=8 << 30, writemap=True, max_dbs=1) as store:
+            table = store.open_db(b"rows", integerkey=True)
+            with store.begin(write=True, db=table) as writing:
+                for rows, value in enumerate(values(), 1):
+                    writing.put((rows - 1).to_bytes(4, sys.byteorder), value, append=True)
         return rows
 
     return turn
 
 
 def _reads(o: Any) -> Any:
-    """Return the number of rows, and a function that reads rows in the order asked for, with a cursor for each thread."""
-    store = lmdb.open(f"{o.place}/lmdb", readonly=True, lock=False, readahead=False, map_size=8 << 30)
-    own = threading.local()
+    """Return the number of rows, and a function that reads rows in the order asked for, in a transaction of each thread."""
+    store = lmdb.open(f"{o.place}/lmdb", readonly=True, lock=False, readahead=False, map_size=8 << 30, max_dbs=1)
+    table, own = store.open_db(b"rows", integerkey=True, create=False), threading.local()
 
     def get(rows: Any) -> list[bytes]:
-        if not hasattr(own, "cursor"):
-            own.cursor = store.begin().cursor()
-        return [value for _, value in own.cursor.getmulti([row.to_bytes(4, "big") for row in rows.tolist()])]
+        if not hasattr(own, "get"):
+            own.get = store.begin(db=table).get
+        one = own.get
+        return [one(row.to_bytes(4, sys.byteorder)) for row in rows.tolist()]
 
-    return store.stat()["entries"], get
+    with store.begin() as reading:
+        return reading.stat(table)["entries"], get
 
 
 def samples_write(o: Any) -> Any:

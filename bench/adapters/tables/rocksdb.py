@@ -1,4 +1,6 @@
-"""RocksDB by rocksdict. Variant row: one row a key, read by its multi-get. Variant block: 1,024 rows a key, read in the order of keys."""
+"""RocksDB by rocksdict. Variant row: one row a key, read by its multi-get. Variant plain: the same in plain tables, which are mapped.
+Variant block: 1,024 rows a key, read in the order of keys.
+"""
 # /// script
 # dependencies = ["rocksdict==0.3.29", "numpy==2.4.6"]
 # ///
@@ -11,7 +13,7 @@ from typing import Any
 import drawn
 import numpy as np
 import serving
-from rocksdict import DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
+from rocksdict import DBCompressionType, Options, PlainTableFactoryOptions, Rdict, SliceTransform, WriteBatch, WriteOptions
 
 ROWS = 1024
 
@@ -20,16 +22,21 @@ def _open(o: Any, kind: str) -> Any:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_write_buffer_size(256 << 20)
-    if kind != "block":
-        options.set_compression_type(DBCompressionType.none())
-        options.optimize_for_point_lookup(512)  # A block cache of 512 MiB, as large as Penstock's.
+    options.set_compression_type(DBCompressionType.none())
+    options.optimize_for_point_lookup(256)  # A block cache of 256 MiB, as large as Penstock's.
+    if kind == "plain":
+        tables = PlainTableFactoryOptions()
+        tables.user_key_length = 4
+        options.set_allow_mmap_reads(True)
+        options.set_plain_table_factory(tables)
+        options.set_prefix_extractor(SliceTransform.create_fixed_prefix(4))
     return Rdict(f"{o.place}/rocksdb-{kind}", options)
 
 
 def text_write(o: Any) -> Any:
     def turn() -> int:
         texts = pathlib.Path(o.source).read_text().split("\n")
-        for kind in ("row", "block"):
+        for kind in ("row", "plain", "block"):
             store = _open(o, kind)
             for start in range(0, len(texts), ROWS):
                 part, batch = texts[start : start + ROWS], WriteBatch(raw_mode=True)
@@ -65,13 +72,13 @@ def text(o: Any) -> Any:
             body = store[key.to_bytes(4, "big")]
             yield {"label": np.frombuffer(body, np.int64, ROWS).copy(), "text": str(body[8 * ROWS :], "utf-8").split("\n")}
 
-    return {"row": rows, "block": blocks}[o.variant]
+    return blocks if o.variant == "block" else rows
 
 
 def embeddings(o: Any) -> Any:
-    """Reads are one multi-get, writes one batch. Without a sync for each batch the log is of no use: the flush makes all changes durable."""
+    """Reads are one multi-get, writes one batch. If only the end is durable, it is a flush of the table, or with `log` a sync of the log."""
     rows, store, writing = drawn.embedding_rows(o), _open(o, "embeddings"), WriteOptions()
-    writing.sync, writing.disable_wal = o.each, not o.each
+    writing.sync, writing.disable_wal = o.each, not (o.each or o.log)
 
     def write(ids: Any, values: Any) -> None:
         batch, data, width = WriteBatch(raw_mode=True), values.tobytes(), 4 * rows.shape[1]
@@ -89,7 +96,7 @@ def embeddings(o: Any) -> Any:
     for begin in range(0, len(rows), 1 << 14):
         write(np.arange(begin, min(begin + (1 << 14), len(rows))), rows[begin : begin + (1 << 14)])
     store.flush()
-    return drawn.changes(o, change, (lambda: None) if o.each else store.flush)
+    return drawn.changes(o, change, (lambda: None) if o.each else (lambda: store.flush_wal(True)) if o.log else store.flush)
 
 
 if __name__ == "__main__":

@@ -128,6 +128,11 @@ pub trait Storage: Send + Sync + Debug {
     /// Hint that part of a mapped object will be read soon. Does nothing in stores that do not map objects.
     fn will_need(&self, _part: &[u8]) {}
 
+    /// Return whether a short part of a mapped object is in memory, or true if the store does not know.
+    fn is_resident(&self, _part: &[u8]) -> bool {
+        true
+    }
+
     /// Hint how a whole mapped object will be read. Does nothing in stores that do not map objects.
     fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
 

@@ -29,6 +29,24 @@ impl Cache {
     }
 }
 
+/// Larger tiles are fetched in the parts that slices need.
+const WHOLE_TILE_BYTES: u64 = 1 << 20;
+
+/// Return the units to fetch together with the `missing` ones: the rest of each tile of which at least half is missing, or of which
+/// an earlier read kept a part. Slices that share tiles would otherwise send a request for each part of a tile.
+fn rest_of_tiles(missing: &[Wanted]) -> impl Iterator<Item = Wanted> {
+    let tile = |wanted: &Wanted| (wanted.key.0, wanted.chunk, wanted.block);
+    missing.chunk_by(move |one, next| tile(one) == tile(next)).flat_map(|of_tile| {
+        let Wanted { file, chunk, block, .. } = &of_tile[0];
+        let entry = &file.tail.chunks[*chunk];
+        let units = if entry.stored_bytes.get(*block) > WHOLE_TILE_BYTES { 0 } else { entry.units_of(*block).1 };
+        let is_kept = |unit: usize| blocks::get(file.key(*chunk, *block, Some(unit))).is_some();
+        let whole = of_tile[0].unit.is_some() && (2 * of_tile.len() >= units || (0..units).any(is_kept));
+        let rest = (0..if whole { units } else { 0 }).filter(move |unit| !is_kept(*unit));
+        rest.map(|unit| Wanted { beside: true, ..Wanted::new(file, *chunk, *block, Some(unit)) })
+    })
+}
+
 impl Fetched {
     /// Fetch, verify and decode blocks. An error takes the place of each damaged block, and the reader reports the error.
     pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
@@ -45,7 +63,11 @@ impl Fetched {
     pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
         let mut fetched = Fetched::default();
         let mut seen = HashSet::new();
-        let missing = wanted.filter(|wanted| seen.insert(wanted.key) && !fetched.found(wanted.key)).collect();
+        let mut missing: Vec<Wanted> = wanted.filter(|wanted| seen.insert(wanted.key) && !fetched.found(wanted.key)).collect();
+        if cache == Cache::Keep {
+            let rest: Vec<Wanted> = rest_of_tiles(&missing).filter(|unit| seen.insert(unit.key)).collect();
+            missing.extend(rest);
+        }
         fetched.fill(context, missing, cache)?;
         Ok(fetched)
     }

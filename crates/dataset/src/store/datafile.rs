@@ -142,7 +142,7 @@ impl DataFile {
 
     /// Return whether this process has verified a checksum unit of a chunk.
     #[inline]
-    fn is_verified(&self, chunk: usize, unit: usize) -> bool {
+    pub fn is_verified(&self, chunk: usize, unit: usize) -> bool {
         self.verified[chunk][unit / 64].load(Relaxed) >> (unit % 64) & 1 == 1
     }
 

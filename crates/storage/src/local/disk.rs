@@ -21,6 +21,8 @@ use crate::ranges::{Piece, RangeRequest};
 pub struct Disk;
 
 const PAGE_BYTES: usize = 4096;
+/// The largest part whose residence is looked up: a block of 64 KiB that begins anywhere.
+const RESIDENT_PAGES: usize = 17;
 
 impl FileSystem for Disk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>> {
@@ -79,6 +81,18 @@ impl FileSystem for Disk {
 
     fn will_need(&self, part: &[u8]) {
         advise(part, libc::MADV_WILLNEED);
+    }
+
+    fn is_resident(&self, part: &[u8]) -> bool {
+        let (begin, bytes) = pages(part);
+        let mut resident = [0u8; RESIDENT_PAGES];
+        let count = bytes.div_ceil(PAGE_BYTES);
+        if count > RESIDENT_PAGES {
+            return true;
+        }
+        // SAFETY: `part` keeps the pages of the range mapped, and `resident` has a byte for each of them.
+        let answer = unsafe { libc::mincore(begin as *mut libc::c_void, bytes, resident.as_mut_ptr()) };
+        answer != 0 || resident[..count].iter().all(|page| page & 1 == 1)
     }
 
     fn will_read(&self, whole: &[u8], pattern: Pattern) {
@@ -176,8 +190,13 @@ pub fn check_length(found: u64, range: &RangeRequest) -> io::Result<()> {
 
 /// Advise the kernel how mapped bytes will be read. A refusal affects only speed.
 fn advise(part: &[u8], advice: libc::c_int) {
-    let begin = part.as_ptr() as usize & !(PAGE_BYTES - 1);
-    let end = part.as_ptr() as usize + part.len();
+    let (begin, bytes) = pages(part);
     // SAFETY: `part` keeps the pages of the range mapped. The advice does not change any data.
-    unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, advice) };
+    unsafe { libc::madvise(begin as *mut libc::c_void, bytes, advice) };
+}
+
+/// Return the address at which the first page of a part begins, and the bytes from there to the end of the part.
+fn pages(part: &[u8]) -> (usize, usize) {
+    let begin = part.as_ptr() as usize & !(PAGE_BYTES - 1);
+    (begin, part.as_ptr() as usize + part.len() - begin)
 }

@@ -26,6 +26,10 @@ pub trait FileSystem: Send + Sync + Debug {
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes>;
     /// Hint that part of a mapped file will be read soon.
     fn will_need(&self, _part: &[u8]) {}
+    /// Return whether a short part of a mapped file is in the page cache, or true if the system does not know.
+    fn is_resident(&self, _part: &[u8]) -> bool {
+        true
+    }
     /// Hint how a whole mapped file will be read.
     fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
     fn exists(&self, path: &Path) -> io::Result<bool>;

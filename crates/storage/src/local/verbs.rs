@@ -119,6 +119,10 @@ impl Storage for Local {
         self.files.will_need(part);
     }
 
+    fn is_resident(&self, part: &[u8]) -> bool {
+        self.files.is_resident(part)
+    }
+
     fn will_read(&self, whole: &[u8], pattern: Pattern) {
         self.files.will_read(whole, pattern);
     }
