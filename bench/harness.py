@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import math
 import os
 import pathlib
 import platform
@@ -124,7 +125,7 @@ def against_best(compared: dict[str, Any], limit: float = 1.0, ours: str = "pens
         return []
     highest = compared["best"] == "highest"
     best = (max if highest else min)(medians, key=lambda name: medians[name])
-    value = statistics.median(compared["systems"][ours]) / medians[best]
+    value = statistics.median(compared["systems"][ours]) / (medians[best] or math.nan)
     return [
         {"what": f"{what or compared['what']}: {ours} / best rival ({best})", "value": value, "at_least" if highest else "at_most": limit}
     ]
@@ -157,4 +158,10 @@ def rate(count: int, times: dict[str, Any]) -> float:
 def save(results: pathlib.Path, name: str, result: dict[str, Any], card: dict[str, Any]) -> None:
     """Write one benchmark's result, with the machine card."""
     results.mkdir(exist_ok=True, parents=True)
-    (results / f"{name}.json").write_text(json.dumps({"benchmark": name, "machine": card, **result}, indent=1) + "\n")
+    path = results / f"{name}.json"
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(json.dumps({"benchmark": name, "machine": card, **result}, indent=1) + "\n")
+        beside.replace(path)  # A full disk leaves no half of a result.
+    finally:
+        beside.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
@@ -62,7 +62,7 @@ class System:
         python = own if own.exists() else pathlib.Path(sys.executable)
         if python != own and "# /// script" in path.read_text():
             raise Missing("not installed: run tools/rivals.py")
-        self.entry, self.errors = entry, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.entry, self.errors = entry, tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         cores = set(CORES[: entry.cores])
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # Workers start faster.
         environment |= {"OMP_NUM_THREADS": str(entry.cores), "OPENBLAS_NUM_THREADS": str(entry.cores), "PYTHONHASHSEED": "0"}
@@ -85,7 +85,11 @@ class System:
         if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
             raise Missing(f"no answer in {ANSWER_SECONDS} seconds")
         line = self.process.stdout.readline()
-        if not line:
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            if line:
+                raise Missing(f"it printed `{line.strip()[:100]}`, which is not an answer") from None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(3)
             with contextlib.suppress(ProcessLookupError):
@@ -94,9 +98,7 @@ class System:
             self.errors.seek(0)
             lines = [one for one in self.errors.read().splitlines() if one.strip()]
             named = [one for one in lines if re.match(r"[\w.]+(Error|Exception)\b", one)] or lines or ["without a message"]
-            raise Missing(f"failed with exit code {self.process.returncode}: {named[-1][:300]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise Missing(f"failed with exit code {self.process.returncode}: {named[-1][:300]}") from None
 
     def turn(self, request: str = "go") -> dict[str, Any]:
         """Run once. `go N` reads the first N batches, and `check` all values."""
@@ -113,6 +115,8 @@ class System:
     def close(self) -> None:
         """Let the process end, which removes its shared memory, and end what is left of it and its workers."""
         assert self.process.stdin
+        if self.errors.closed:
+            return
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,8 +142,8 @@ def written(entries: list[Entry], missing: dict[str, str], *names: str) -> bool:
         try:
             once(entry)
         except Missing as reason:
-            missing |= dict.fromkeys(names or (entry.name,), str(reason))
-            print(f"  {entry.name}: {reason}", flush=True)
+            for name in names or (entry.name,):
+                failed(dataclasses.replace(entry, name=name), missing, str(reason))
             return False
     return True
 
@@ -150,22 +154,39 @@ def nothing(_system: System) -> None:
 
 def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[System], None] = nothing, request: str = "go") -> list[System]:
     """Start systems, and let each run once, untimed, to compile, start workers and fill caches. Those that cannot run are noted."""
-    systems = []
-    for entry in entries:
-        try:
-            system = System(entry)
+    systems: list[System] = []
+    with closed_on_failure(systems):
+        for entry in entries:
             try:
+                system = System(entry)
+                systems.append(system)
                 settle(system)
                 if not entry.fresh:
                     system.first = system.turn(request)
-            except Missing:
-                system.close()
-                raise
-            systems.append(system)
-        except Missing as reason:
-            missing[entry.name] = str(reason)
-            print(f"  {entry.name}: {reason}", flush=True)
+            except Missing as reason:
+                if systems and systems[-1].entry is entry:
+                    systems.pop().close()
+                failed(entry, missing, str(reason))
     return systems
+
+
+@contextlib.contextmanager
+def closed_on_failure(systems: list[System]) -> Iterator[None]:
+    """Close systems if something else fails, for example after Ctrl-C."""
+    try:
+        yield
+    except BaseException:
+        for system in systems:
+            system.close()
+        raise
+
+
+def failed(entry: Entry, missing: dict[str, str], reason: str) -> None:
+    """Note a rival that failed. Without Penstock, there is nothing to compare, so the benchmark fails."""
+    missing[entry.name] = reason
+    print(f"  {entry.name}: {reason}", flush=True)
+    if entry.adapter.endswith("/penstock"):
+        raise RuntimeError(f"{entry.name}: {reason}")
 
 
 def fastest(choices: list[Entry], missing: dict[str, str], batches: int = 0, settle: Callable[[System], None] = nothing) -> Entry | None:
@@ -175,8 +196,9 @@ def fastest(choices: list[Entry], missing: dict[str, str], batches: int = 0, set
     """
     if harness.QUICK or len(choices) == 1:
         return choices[0]
-    failed, request = {}, f"go {batches}" if batches else "go"
-    systems = start(choices, failed, settle, request)
+    lost: dict[str, str] = {}
+    request = f"go {batches}" if batches else "go"
+    systems = start(choices, lost, settle, request)
     spent: list[list[float]] = [[] for _ in systems]
     try:
         for number in range(3):
@@ -188,13 +210,14 @@ def fastest(choices: list[Entry], missing: dict[str, str], batches: int = 0, set
                         settle(systems[index])
                         spent[index].append(systems[index].turn(request)["seconds"])
                     except Missing as reason:
-                        failed[systems[index].entry.name] = str(reason)
+                        systems[index].close()
+                        failed(systems[index].entry, lost, str(reason))
     finally:
         for system in systems:
             system.close()
     found = [(statistics.median(each), index) for index, each in enumerate(spent) if len(each) == 3]
     if not found:
-        missing |= failed
+        missing |= lost
         return None
     return systems[min(found)[1]].entry
 
@@ -222,10 +245,10 @@ def race(
                     settle(system)
                     turns[name].append(system.turn())
                 except Missing as reason:
-                    missing[name] = f"in round {number + 1}: {reason}"
-                    print(f"  {name}: {missing[name]}", flush=True)
+                    system.close()
                     running.remove(system)
                     turns[name] = []
+                    failed(system.entry, missing, f"in round {number + 1}: {reason}")
     finally:
         for system in systems:
             system.close()

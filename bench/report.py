@@ -28,7 +28,14 @@ COUNTS = ("requests", "bytes")
 
 def results(folder: pathlib.Path = RESULTS) -> dict[str, dict[str, Any]]:
     """Return the results of the benchmarks that exist, in their order."""
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ALL if (folder / f"{name}.json").exists()}
+    found = {}
+    for path in (folder / f"{name}.json" for name in ALL):
+        if path.exists():
+            try:
+                found[path.stem] = dict(json.loads(path.read_text()))
+            except (ValueError, TypeError) as error:
+                sys.exit(f"{path} is not a result: {error}. Remove it, or run the benchmark again")
+    return found
 
 
 def spread(values: list[float]) -> tuple[float, float]:
@@ -194,6 +201,9 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
     wrong, near = [], []
     for name in dict.fromkeys([*first, *second]):
         runs = [found.get(name, {}) for found in (first, second)]
+        state = ["absent" if not run else "failed" if run.get("failed") else "ran" for run in runs]
+        if state[0] != state[1]:
+            wrong.append(f"{name}: {state[0]} and {state[1]}")
         outcomes = [{compared["what"]: outcome(compared) for compared in run.get("comparisons", [])} for run in runs]
         for what in dict.fromkeys([*outcomes[0], *outcomes[1]]):
             before, after = (found.get(what) for found in outcomes)

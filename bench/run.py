@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import pathlib
 import shutil
@@ -46,8 +47,10 @@ def main() -> int:
     names = [*arguments.names, *arguments.only] or list(ALL)
     if unknown := [name for name in names if name not in ALL]:
         parser.error(f"there is no benchmark `{unknown[0]}`; expected {', '.join(ALL)}")
-    if arguments.photos and not arguments.photos.is_dir():
-        parser.error(f"--photos {arguments.photos} is not a folder")
+    if arguments.photos and not any(path.suffix.lower() in (".jpg", ".jpeg") for path in arguments.photos.rglob("*")):
+        parser.error(f"--photos {arguments.photos} is not a folder with JPEGs")
+    if not arguments.scratch.is_dir():
+        parser.error(f"--scratch {arguments.scratch} is not a folder")
     harness.QUICK = arguments.quick
     arguments.results = arguments.results or (None if arguments.quick else HERE / "results")
     harness.commit()
@@ -64,11 +67,12 @@ def main() -> int:
 
 def _one(name: str, arguments: argparse.Namespace) -> list[str]:
     """Run one benchmark, and return the bars that it misses. One that fails is reported, and the others run."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"penstock-bench-{name}-", dir=arguments.scratch))
+    folder = None
     began = time.monotonic()
     harness.VERSIONS.clear()
     try:
         print(f"== {name}", flush=True)
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"penstock-bench-{name}-", dir=arguments.scratch))
         result: dict[str, Any] = getattr(importlib.import_module(f"workloads.{ALL[name]}"), name)(folder, arguments.photos)
         for line in result["lines"]:
             print("  " + line)
@@ -78,17 +82,22 @@ def _one(name: str, arguments: argparse.Namespace) -> list[str]:
             harness.save(arguments.results, name, result, card)
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
         return missed
-    except Exception as error:  # For example a full disk.
+    except (Exception, SystemExit) as error:  # For example a full disk.
         print(f"  FAILED {type(error).__name__}: {error}", flush=True)
         if arguments.results:  # An older result must not be taken for one of this run.
             told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             failed = {"what": "failed", "failed": told, "lines": [], "bars": [], "comparisons": []}
-            harness.save(
-                arguments.results, name, failed, {**harness.machine(arguments.scratch), "seconds": round(time.monotonic() - began)}
-            )
+            card = {**harness.machine(arguments.scratch), "seconds": round(time.monotonic() - began)}
+            try:
+                harness.save(arguments.results, name, failed, card)
+            except OSError as reason:
+                print(f"  not saved: {reason}", flush=True)
+                with contextlib.suppress(OSError):
+                    (arguments.results / f"{name}.json").unlink(missing_ok=True)
         return [f"{name}: failed with {type(error).__name__}: {error}"]
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_met(bar: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import penstock as ps
 from harness import against_best, comparison, fewer, rounds
-from race import Entry, Missing, once
+from race import Entry, Missing, failed, once
 
 Result = dict[str, Any]
 Ids = npt.NDArray[np.int64]
@@ -68,9 +68,8 @@ def embeddings(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                     if turn["samples"] == passes * count:
                         digests.add(turn["digest"])
                 except Missing as reason:
-                    missing[name] = str(reason)
                     del rates[name]
-                    print(f"  {name}: {reason}", flush=True)
+                    failed(Entry(name, SYSTEMS[name], "embeddings"), missing, str(reason))
                 shutil.rmtree(place)
         assert len(digests) == 1, f"{draw}, {count}: systems have other values"
         median = {name: statistics.median(all) for name, all in rates.items()}

@@ -6,6 +6,7 @@ tiles of the same shapes, and at least their best documented concurrency.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import statistics
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from harness import against_best, comparison, fewer, rounds
-from race import Entry, Missing, System, written
+from race import Entry, Missing, System, failed, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
@@ -87,9 +88,8 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                     try:
                         turn = _turn(entry, proxy)
                     except Missing as reason:
-                        missing[f"{name}, {case}"] = str(reason)
-                        print(f"  {name}, {case}: {reason}", flush=True)
                         del results[case][name]
+                        failed(dataclasses.replace(entry, name=f"{name}, {case}"), missing, str(reason))
                         continue
                     counts = proxy.counts()
                     for key, value in (

@@ -243,3 +243,39 @@ print(peak - before)
 """
     grown = int(measured.run(program, ds.uri))
     assert grown <= 64 << 20, f"{grown >> 20} MiB"
+
+
+FAULTS = """
+import os, pathlib, resource, sys, numpy as np, penstock as ps
+
+ps.configure(threads=1)
+for path in pathlib.Path(sys.argv[1]).rglob("*"):
+    if path.is_file():
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+ds = ps.open(sys.argv[1])
+ds[0]
+rng, count = np.random.default_rng(0), len(ds)
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+before = faults()
+for _ in range(8):
+    ds.take(rng.choice(count, 256, replace=False))
+print(faults() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "column",
+    [ps.Tensor((32, 32, 3), "uint8"), ps.Tensor((64,), "float32"), ps.Bytes(), ps.Tensor((768,), "float32", codec="lz4")],
+    ids=["3 KB", "256 B", "bytes", "compressed"],
+)
+def test_cold_small_samples_are_announced_rather_than_awaited_one_by_one(tmp_path, column):
+    """Without an announcement, nearly each of the 2,048 samples would wait for a page fault of its own."""
+    rng, count = np.random.default_rng(0), 40_000
+    values = [rng.bytes(2000 + index % 1000) for index in range(count)]
+    if isinstance(column, ps.Tensor):
+        values = rng.integers(0, 100, (count, *column.shape)).astype(column.dtype)
+    ps.create(tmp_path / "dataset", {"x": column}).append({"x": values})
+    assert int(measured.run(FAULTS, tmp_path / "dataset")) <= 8 * 256 // 8

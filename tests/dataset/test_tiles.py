@@ -173,6 +173,38 @@ def test_of_large_tiles_only_the_checksum_units_are_read(tmp_path):
 
 
 @pytest.mark.local
+def test_the_second_read_of_a_tile_fetches_the_rest(tmp_path):
+    values = numbered(128, 128, 128)
+    ds = ps.create(tmp_path / "dataset", {"volume": ps.Tensor((128, 128, 128), "int32", tile=(64, 64, 64))})
+    ds.append({"volume": values[None]})
+    ds = ps.open(tmp_path / "dataset", io="buffered")
+    window = lambda begin, end: np.testing.assert_array_equal(ds["volume"][0, begin:end, :64, :64], values[begin:end, :64, :64])  # noqa: E731
+    ds["volume"][0, 127, 127, 127]
+    tile = {"ranges": 1, "range_bytes": 1 << 20}
+    assert spent(ds, lambda: window(0, 8)) == {"ranges": 1, "range_bytes": 2 << 16}, "a unit holds four planes"
+    assert spent(ds, lambda: window(4, 12)) == {"ranges": 1, "range_bytes": 14 << 16}, "the other 14 units of the tile"
+    assert spent(ds, lambda: window(0, 64)) == {}
+    assert spent(ds, lambda: np.testing.assert_array_equal(ds["volume"][0, :32, 64:, :64], values[:32, 64:, :64])) == tile, "half of it"
+
+
+@pytest.mark.local
+def test_damage_beside_what_a_window_needs_is_not_noticed_until_it_is_read(tmp_path):
+    values = numbered(64, 64, 64)
+    ds = ps.create(tmp_path / "dataset", {"volume": ps.Tensor((64, 64, 64), "int32", tile=(64, 64, 64))})
+    ds.append({"volume": values[None]})
+    [data] = (tmp_path / "dataset" / "d").iterdir()
+    body = bytearray(data.read_bytes())
+    body[4096 + 15 * 65536 + 100] ^= 1  # In the last unit, of planes 60 to 63.
+    data.write_bytes(body)
+    ds = ps.open(tmp_path / "dataset", io="buffered")
+    for end in (8, 40, 60):
+        np.testing.assert_array_equal(ds["volume"][0, :end], values[:end])
+    for _ in range(2):
+        with pytest.raises(ps.CorruptError, match="crc32c"):
+            ds["volume"][0, 60:]
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 def test_a_damaged_tile_spoils_only_what_needs_it(root, io):
     values = numbered(2, 1024, 1024)

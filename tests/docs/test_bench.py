@@ -6,11 +6,13 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+import waiting
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 BENCH = ROOT / "bench"
@@ -103,8 +105,9 @@ def test_runs_agree_unless_a_winner_becomes_a_loser() -> None:
     )
     contradiction = ["x: reads: better (2 × rival) and worse (0.5 × rival)"]
     assert report.disagreements(first, {"x": {"comparisons": [compared([5], [10])]}}) == (contradiction, [])
-    assert report.disagreements(first, {}) == (["x: reads: better (2 × rival) and not measured"], [])
-    assert report.disagreements({}, first) == (["x: reads: not measured and better (2 × rival)"], [])
+    assert report.disagreements(first, {}) == (["x: ran and absent", "x: reads: better (2 × rival) and not measured"], [])
+    assert report.disagreements({}, {"x": {"bars": []}}) == (["x: absent and ran"], [])
+    assert report.disagreements({"x": {"bars": []}}, {"x": {"failed": "no disk"}}) == (["x: ran and failed"], [])
 
 
 @pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -202,6 +205,8 @@ def test_the_fastest_choice_is_that_of_the_best_median(tmp_path: pathlib.Path) -
         ("import no_such_package\ndef read(o): pass", "No module named 'no_such_package'"),
         ("def read(o):\n    def turn(): raise ValueError('broken file')\n    return turn", "ValueError: broken file"),
         ("import os\ndef read(o): os._exit(3)", "failed with exit code 3"),
+        ("print('loading', flush=True)\ndef read(o): pass", "it printed `loading`, which is not an answer"),
+        ("import os\ndef read(o): os.write(2, b'\\xff\\n'); os._exit(3)", "failed with exit code 3"),
         ("# /// script\n# dependencies = ['x==1']\n# ///\ndef read(o): pass", "not installed: run tools/rivals.py"),
     ],
 )
@@ -209,6 +214,36 @@ def test_system_that_fails_is_noted(tmp_path: pathlib.Path, text: str, reason: s
     missing: dict[str, str] = {}
     assert race.start([adapter(tmp_path, text)], missing) == []
     assert reason in missing["made"]
+
+
+def test_without_penstock_there_is_no_race(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(RuntimeError, match="penstock: failed with exit code 1: ValueError: broken"):
+        race.start([adapter(tmp_path, "def read(o): raise ValueError('broken')", name="penstock")], {})
+
+
+def test_a_system_that_fails_does_not_run_on(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import time\ndef read(o):\n    turns = iter([0, 0, 60])\n    return lambda: time.sleep(next(turns)) or 1"
+    systems = race.start([adapter(tmp_path, text, name="hangs"), adapter(tmp_path, "def read(o): return lambda: 1", name="runs")], {})
+    monkeypatch.setattr(race, "ANSWER_SECONDS", 0.5)
+    missing: dict[str, str] = {}
+    settled: list[int | None] = []
+    found = race.race(systems, missing, 3, lambda _system: settled.append(systems[0].process.poll()))
+    assert list(found) == ["runs"] and missing == {"hangs": "in round 2: no answer in 0.5 seconds"}
+    assert settled[-1] is not None
+
+
+@pytest.mark.parametrize("call", ["race.start([entry], {})", "race.fastest([entry, entry], {})"])
+def test_interrupt_in_a_first_turn_leaves_no_process(tmp_path: pathlib.Path, call: str) -> None:
+    text = (
+        "import os, pathlib, time\ndef read(o):\n    pathlib.Path(o.note).write_text(str(os.getpid()))\n    return lambda: time.sleep(60)"
+    )
+    entry = adapter(tmp_path, text, note=str(tmp_path / "note"))
+    script = f"import sys; sys.path.insert(0, {str(BENCH)!r}); import race; entry = race.Entry({entry.name!r}, {entry.adapter!r}, 'read', {entry.options!r}); {call}"
+    running = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    waiting.until(lambda: (tmp_path / "note").exists() and (tmp_path / "note").read_text(), "an adapter's first turn")
+    running.send_signal(signal.SIGINT)
+    running.wait(20)
+    assert not pathlib.Path("/proc", (tmp_path / "note").read_text()).exists()
 
 
 def benchmarks(*arguments: str, replaced: str = "pass") -> subprocess.CompletedProcess[str]:
@@ -254,9 +289,27 @@ def test_full_disk_is_reported(tmp_path: pathlib.Path) -> None:
     assert "FAILED OSError: [Errno 28] No space left on device" in done.stdout
 
 
+def test_results_that_cannot_be_saved_are_reported_and_others_run(tmp_path: pathlib.Path) -> None:
+    """A folder stands where the first result belongs."""
+    (tmp_path / "a.json").mkdir()
+    given = GIVEN.replace("VALUE", "1").replace("SECOND", "{'what': '', 'lines': ['line of b']}")
+    done = benchmarks("--results", str(tmp_path), "--strict", replaced=given)
+    assert done.returncode == 1 and "line of b" in done.stdout and "not saved: " in done.stdout, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
+def test_a_broken_result_is_named(tmp_path: pathlib.Path) -> None:
+    for body in ("", "{", "null", "[1]"):
+        (tmp_path / "calls.json").write_text(body)
+        with pytest.raises(SystemExit, match=r"calls\.json is not a result: .*run the benchmark again"):
+            report.results(tmp_path)
+
+
 def test_names_and_folders_are_checked(tmp_path: pathlib.Path) -> None:
     assert "there is no benchmark `cifa`" in benchmarks("--only", "cifa").stderr
-    assert "is not a folder" in benchmarks("calls", "--photos", str(tmp_path / "none")).stderr
+    for photos in (tmp_path / "none", tmp_path):
+        assert "is not a folder with JPEGs" in benchmarks("calls", "--photos", str(photos)).stderr
+    assert "is not a folder" in benchmarks("calls", "--scratch", str(tmp_path / "none")).stderr
 
 
 def test_photographs_are_the_same_on_every_machine() -> None:

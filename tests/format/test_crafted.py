@@ -4,6 +4,7 @@ Each integer is set in turn to 0, 1, its largest value, nearby values and the va
 memory, and either raise a Penstock error or return the values that were written. `verify` must report each dataset that a read refuses.
 """
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -112,3 +113,24 @@ def test_two_datasets_that_name_one_data_file(tmp_path, io, codec, other, order)
             batch = ds.take(rows)
             assert list(batch["n"]) == [values[name]["n"][row] for row in rows]
             assert list(batch["t"]) == [values[name]["t"][row] for row in rows]
+
+
+def test_random_takes_of_changed_tails(tmp_path):
+    """Random rows are announced to the kernel before their blocks are checked."""
+    ps.create(tmp_path / "set", {"t": ps.Text()}).append({"t": [f"number {index}" for index in range(400)]})
+    objects = crafted_runner.Objects(tmp_path / "set")
+    [name] = [name for name in objects.bodies if name.startswith("d/")]
+    body, refused = objects.bodies[name], 0
+    for at, length, form in objects.spans(name, "data"):
+        for value in (0, 1, 1 << 32):
+            try:
+                changed = objects.changed(name, body[:at] + crafted_runner.encoded(value, form) + body[at + length :])
+            except (OverflowError, IndexError):
+                continue
+            for path, new in changed.items():
+                (tmp_path / "set" / path).write_bytes(new)
+            with contextlib.suppress(ps.Error):
+                ps.open(tmp_path / "set").take([0, 399, *range(0, 400, 37)])
+                refused -= 1
+            refused += 1
+    assert refused > 10

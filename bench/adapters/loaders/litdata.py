@@ -41,7 +41,7 @@ class Photos(litdata.StreamingDataset):  # type: ignore[misc]
 
 class Bodies(litdata.StreamingDataset):  # type: ignore[misc]
     def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(index)["image"]
+        return bytes(super().__getitem__(index)["image"])  # Workers cannot send views of mapped memory.
 
 
 def photos_write(o: Any, stored: Any = _photo) -> Any:

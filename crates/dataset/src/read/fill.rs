@@ -33,13 +33,15 @@ impl Cache {
 const WHOLE_TILE_BYTES: u64 = 1 << 20;
 
 /// Return the units to fetch together with the `missing` ones: the rest of each tile of which at least half is missing, or of which
-/// an earlier read kept a part. Slices that share tiles would otherwise send a request for each part of a tile.
+/// an earlier read kept a part. Slices that share tiles would otherwise send a request for each part of a tile. Only for files that the
+/// block cache can keep: whole tiles of a larger one would push out what is read again.
 fn rest_of_tiles(missing: &[Wanted]) -> impl Iterator<Item = Wanted> {
     let tile = |wanted: &Wanted| (wanted.key.0, wanted.chunk, wanted.block);
     missing.chunk_by(move |one, next| tile(one) == tile(next)).flat_map(|of_tile| {
         let Wanted { file, chunk, block, .. } = &of_tile[0];
         let entry = &file.tail.chunks[*chunk];
-        let units = if entry.stored_bytes.get(*block) > WHOLE_TILE_BYTES { 0 } else { entry.units_of(*block).1 };
+        let fits = entry.stored_bytes.get(*block) <= WHOLE_TILE_BYTES && file.data_end <= blocks::budget_bytes() / 2;
+        let units = if fits { entry.units_of(*block).1 } else { 0 };
         let is_kept = |unit: usize| blocks::get(file.key(*chunk, *block, Some(unit))).is_some();
         let whole = of_tile[0].unit.is_some() && (2 * of_tile.len() >= units || (0..units).any(is_kept));
         let rest = (0..if whole { units } else { 0 }).filter(move |unit| !is_kept(*unit));

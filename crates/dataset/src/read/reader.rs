@@ -18,6 +18,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Divided;
 use crate::snapshot::own::{Own, OwnValue};
 use crate::snapshot::values::{Values, file_of};
+use crate::store::blocks;
 use crate::store::datafile::{DataFile, Decoded};
 
 /// For each value, in the order requested, whether it is null. None if no values are null.
@@ -147,22 +148,31 @@ impl Reader {
             return;
         }
         let part = |block: usize| &map[entry.offset.get(block) as usize..][..entry.stored_bytes.get(block) as usize];
-        // Of a verified block with several samples, only the pages of one sample are read.
-        let is_whole = |block: usize| {
-            entry.rows_per_block == 1 || entry.codec != Codec::None || !source.file.is_verified(source.chunk, entry.units_of(block).0)
+        // Of a verified block with several samples, only the pages of one sample are read, and of a decoded block none.
+        let is_read = |block: usize| match entry.units_of(block) {
+            (_, 0) => false,
+            _ if entry.codec != Codec::None => blocks::get(source.file.key(source.chunk, block, None)).is_none(),
+            (unit, _) => entry.rows_per_block == 1 || !source.file.is_verified(source.chunk, unit),
         };
         let step = (source.rows.len() / PROBES).max(PROBES);
-        let probed = source.rows.iter().step_by(step).map(|(row, _)| entry.locate(*row).0);
-        let is_cold = probed.filter(|block| is_whole(*block)).any(|block| !storage.is_resident(part(block)));
+        let probed = source.rows.iter().skip(PROBES - 1).step_by(step).map(|(row, _)| entry.locate(*row).0);
+        let is_cold = probed.filter(|block| is_read(*block)).any(|block| !storage.is_resident(part(block)));
         if !is_cold && entry.rows_per_block != 1 {
             return;
         }
-        let mut before = None;
-        for (row, _) in source.rows.iter() {
-            let block = entry.locate(*row).0;
-            if before.replace(block) != Some(block) && is_whole(block) && (is_cold || part(block).len() >= ANNOUNCE_BYTES) {
+        let told = |block: usize| {
+            if (is_cold || part(block).len() >= ANNOUNCE_BYTES) && is_read(block) {
                 storage.will_need(part(block));
             }
+        };
+        let located = source.rows.iter().map(|(row, _)| entry.locate(*row).0);
+        if entry.rows_per_block == 1 {
+            located.for_each(told);
+        } else {
+            let mut shared: Vec<usize> = located.collect();
+            shared.sort_unstable();
+            shared.dedup();
+            shared.into_iter().for_each(told);
         }
     }
 
@@ -250,7 +260,7 @@ fn is_in_order(rows: &[(u64, u32)]) -> bool {
 /// Smaller samples are announced only if some are not in memory, because a system call costs more than to read them from there.
 const ANNOUNCE_BYTES: usize = 16 << 10;
 
-/// Up to so many samples of a read are looked up in memory, and at most one of as many: 1 % of the time of a read.
+/// Up to this number of samples of a read are looked up in memory, at most one in as many: 1 % of the time of a read.
 const PROBES: usize = 8;
 
 /// Mark the value at a place as null, and zero its bytes.

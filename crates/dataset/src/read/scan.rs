@@ -17,8 +17,11 @@ use crate::snapshot::Snapshot;
 const GROUP_BYTES: u64 = 8 << 20;
 const GROUP_PART: u64 = 32;
 const GROUP_ROWS: u64 = 1 << 17;
-/// At most this many groups are read ahead.
-const GROUPS: usize = 2;
+/// This many groups are read ahead, or up to `MOST_GROUPS` if they fit into `1 / AHEAD_PART` of the memory budget. The requests of a group
+/// end at different times, so two groups leave a slow network idle.
+const GROUPS: u64 = 2;
+const MOST_GROUPS: u64 = 4;
+const AHEAD_PART: u64 = 8;
 /// A batch uses at most `1 / BATCHES` of the budget, because the consumer holds one batch while others are being built and read.
 const BATCHES: u64 = 8;
 /// Size of a label or category value, which is an int64 code while a batch is built.
@@ -104,8 +107,9 @@ impl Scan {
         let mapped = self.snapshot.is_mapped();
         let batch = self.rows_of_batch()?;
         // If batches are larger than a group, only one batch is read ahead.
-        let most = if self.row_bytes * batch as f64 <= self.group_bytes as f64 { GROUPS } else { 1 };
-        if !mapped && held >= most {
+        let groups = (self.budget / AHEAD_PART / self.group_bytes).clamp(GROUPS, MOST_GROUPS);
+        let most = if self.row_bytes * batch as f64 <= self.group_bytes as f64 { groups } else { 1 };
+        if !mapped && held as u64 >= most {
             return Ok(None);
         }
         let rows = if mapped { batch } else { self.rows_of_group(batch)? };
