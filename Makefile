@@ -29,8 +29,8 @@ bench: ## benchmark against the machine's limits and rivals; PHOTOS=folder of JP
 	@PENSTOCK_PROFILE=dist tools/setup.sh bench
 	@tools/servers.sh minio
 	@$(PY) tools/rivals.py
-	@$(PY) bench/run.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH)
-	@$(PY) bench/report.py
+	@source tools/env.sh && cargo build --release --quiet --locked --workspace --bins
+	@$(PY) bench/run.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH); code=$$?; $(PY) bench/report.py; exit $$code
 
 fuzz: ## fuzz every parser for SECONDS_EACH=60 seconds
 	@tools/fuzz.sh $(or $(SECONDS_EACH),60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -22,6 +23,21 @@ ROOT = pathlib.Path(__file__).parent.parent
 VERSIONS: dict[str, str] = {}
 # A quick run has one round and a tenth of the data: it shows that everything runs, and its figures mean nothing.
 QUICK = False
+
+
+def note_versions(system: str, found: dict[str, str]) -> None:
+    """Note the versions of the packages of a system. If another system has another version, the name of this one is added."""
+    for package, version in found.items():
+        if VERSIONS.setdefault(package, version) != version:
+            VERSIONS[f"{package} ({system})"] = version
+
+
+def start() -> None:
+    """Note our own versions, before those of rivals."""
+    VERSIONS.clear()
+    for package in ("penstock", "numpy", "pyarrow", "pillow", "scikit-learn"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            VERSIONS[package] = metadata.version(package)
 
 
 def rounds(wanted: int = ROUNDS) -> int:
@@ -69,16 +85,10 @@ def machine(scratch: pathlib.Path) -> dict[str, Any]:
     memory = (
         int(next(line.split()[1] for line in pathlib.Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))) >> 20
     )
-    own = {}
-    for package in ("penstock", "numpy", "pyarrow"):
-        try:
-            own[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            own[package] = "not installed"
     return {
         "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "disk": _disk(scratch), "kernel": platform.release(),
         "python": platform.python_version(), "commit": commit(), "date": time.strftime("%Y-%m-%d"),
-        "versions": dict(sorted({**own, **VERSIONS}.items())),
+        "versions": dict(sorted(VERSIONS.items())), "quick": QUICK,
     }  # fmt: skip
 
 

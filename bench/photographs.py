@@ -1,4 +1,4 @@
-"""The photographs of the benchmarks: a folder of the user's, or two sets cut from scikit-learn's two photographs, the same on every machine."""
+"""The photographs of the benchmarks: a folder of the user's, or two sets cut from scikit-learn's two photographs, the same on each machine with the same Pillow and scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pathlib
 import random
 import shutil
 import statistics
+import zlib
 
 import harness
 
@@ -65,19 +66,20 @@ def made(kind: str, place: pathlib.Path, count: int) -> list[pathlib.Path]:
 
 
 def sets(folder: pathlib.Path, given: pathlib.Path | None) -> dict[str, tuple[list[pathlib.Path], int]]:
-    """Return the photographs of each set, and its batch size: the user's subfolders, or small and large."""
+    """Return the photographs of each set, and its batch size: all JPEGs below the user's folder, or small and large."""
     if given is None:
         return {
             kind: (made(kind, folder / f"made-{kind}", harness.fewer(BATCHES * batch, 4 * batch)), batch)
             for kind, (*_, batch) in SETS.items()
         }
-    found = {}
-    for place in sorted(path for path in given.iterdir() if path.is_dir()) or [given]:
-        files = sorted(path for path in place.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-        if files:
-            batch = 64 if statistics.mean(path.stat().st_size for path in files) < 200_000 else 32
-            found[place.name] = (files[: harness.fewer(BATCHES * batch, 4 * batch)], batch)
-    return found
+    files = sorted(path for path in given.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file())
+    batch = 64 if statistics.mean(path.stat().st_size for path in files) < 200_000 else 32
+    return {given.resolve().name: (files[: harness.fewer(BATCHES * batch, 4 * batch)], batch)}
+
+
+def digest(files: list[pathlib.Path]) -> str:
+    """Return a digest of the first photographs, which shows whether two machines made the same ones."""
+    return f"{zlib.crc32(b''.join(path.read_bytes() for path in files[:8])):08x}"
 
 
 def linked(files: list[pathlib.Path], place: pathlib.Path) -> pathlib.Path:
@@ -90,7 +92,7 @@ def linked(files: list[pathlib.Path], place: pathlib.Path) -> pathlib.Path:
 
 
 def photographs(folder: pathlib.Path, given: pathlib.Path | None, count: int = 4000) -> list[pathlib.Path]:
-    """Return photographs of one set, alone in their folder and named 000000.jpg and so on: the user's last set, or small ones."""
+    """Return photographs of one set, alone in their folder and named 000000.jpg and so on: the user's, or small ones."""
     if given is not None:
         return sorted(linked(list(sets(folder, given).values())[-1][0][:count], folder / "photographs").iterdir())
     return made("small", folder / "photographs", harness.fewer(count, 600))

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import harness
+import serving
 
 HERE = pathlib.Path(__file__).parent
 ADAPTERS, RIVALS = HERE / "adapters", HERE.parent / ".tools" / "rivals"
 # A system that does not answer for so long has failed.
-ANSWER_SECONDS = 600
+ANSWER_SECONDS = 300
 # A turn so long is not slow because of one disturbance.
 LONG_TURN_SECONDS = 2.0
 CORES = sorted(os.sched_getaffinity(0))
@@ -62,6 +63,8 @@ class System:
         python = own if own.exists() else pathlib.Path(sys.executable)
         if python != own and "# /// script" in path.read_text():
             raise Missing("not installed: run tools/rivals.py")
+        if python == own and (RIVALS / name / "made-from").read_text() != serving.digest(path):
+            raise Missing("its pins have changed: run tools/rivals.py")
         self.entry, self.errors = entry, tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         cores = set(CORES[: entry.cores])
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # Workers start faster.
@@ -75,7 +78,7 @@ class System:
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )  # fmt: skip
         try:
-            harness.VERSIONS.update(self._answer()["ready"])
+            harness.note_versions(name, self._answer()["ready"])
         except BaseException:
             self.close()
             raise

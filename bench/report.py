@@ -1,6 +1,9 @@
 """Write bench/README.md from README.in.md, the results and the reasons, with the losses first.
 
 .venv/bin/python bench/report.py                  # writes bench/README.md
+
+.venv/bin/python bench/report.py --results FOLDER # writes FOLDER/README.md
+
 .venv/bin/python bench/report.py --agree FOLDER   # compares the winners of two runs; exit code 1 if they differ beyond their spread
 """
 
@@ -35,6 +38,8 @@ def results(folder: pathlib.Path = RESULTS) -> dict[str, dict[str, Any]]:
                 found[path.stem] = dict(json.loads(path.read_text()))
             except (ValueError, TypeError) as error:
                 sys.exit(f"{path} is not a result: {error}. Remove it, or run the benchmark again")
+            if found[path.stem].get("machine", {}).get("quick"):
+                sys.exit(f"{path} is of a quick run, which measures nothing. Run the benchmark without --quick")
     return found
 
 
@@ -122,6 +127,8 @@ def reasons() -> dict[str, str]:
 
 def reason(name: str, told: dict[str, str]) -> str:
     """Return the reason of a loss; the first pattern that fits counts."""
+    if name.endswith(": the benchmark"):
+        return "not known yet"
     return next((text for pattern, text in told.items() if fnmatch.fnmatch(name, pattern)), "not known yet")
 
 
@@ -204,6 +211,7 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
         state = ["absent" if not run else "failed" if run.get("failed") else "ran" for run in runs]
         if state[0] != state[1]:
             wrong.append(f"{name}: {state[0]} and {state[1]}")
+            continue
         outcomes = [{compared["what"]: outcome(compared) for compared in run.get("comparisons", [])} for run in runs]
         for what in dict.fromkeys([*outcomes[0], *outcomes[1]]):
             before, after = (found.get(what) for found in outcomes)
@@ -223,13 +231,21 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agree", type=pathlib.Path, metavar="FOLDER", help="compare the winners with those of the results in this folder")
+    parser.add_argument(
+        "--results", type=pathlib.Path, metavar="FOLDER", default=RESULTS, help="the results to read; by default bench/results"
+    )
     arguments = parser.parse_args()
+    for folder in filter(None, (arguments.agree, arguments.results)):
+        if not results(folder):
+            parser.error(f"{folder} has no results")
     if arguments.agree:
-        wrong, near = disagreements(results(), results(arguments.agree))
-        print("\n".join(["Ties in one run, or bars met in one:", *near, "", "Contradictions:", *wrong]) if near or wrong else "")
+        wrong, near = disagreements(results(arguments.results), results(arguments.agree))
+        for title, rows in (("Ties in one run, or bars met in one:", near), ("Contradictions:", wrong)):
+            print("\n".join([title, *rows]) + "\n" if rows else "", end="")
         print(f"{len(wrong)} contradictions; all other winners are the same, or ties")
         return int(bool(wrong))
-    (HERE / "README.md").write_text(render(results()))
+    page = HERE / "README.md" if arguments.results == RESULTS else arguments.results / "README.md"
+    page.write_text(render(results(arguments.results)))
     return 0
 
 

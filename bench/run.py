@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="one round with a tenth of the data: shows that everything runs, measures nothing"
     )
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed or a benchmark fails")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed, a system did not run, or a benchmark fails")
     arguments = parser.parse_args()
     names = [*arguments.names, *arguments.only] or list(ALL)
     if unknown := [name for name in names if name not in ALL]:
@@ -59,17 +59,17 @@ def main() -> int:
         for name in names:
             missed += _one(name, arguments)
     except KeyboardInterrupt:
-        print("interrupted: the results of the benchmarks above are kept")
+        print("interrupted" + (f": the results of the benchmarks above are in {arguments.results}" if arguments.results else ""))
         return 130
-    print(f"{len(missed)} bars missed" + "".join(f"\n  {line}" for line in missed))
+    print(f"{len(missed)} bars missed, or not measured" + "".join(f"\n  {line}" for line in missed))
     return int(bool(missed) and arguments.strict)
 
 
 def _one(name: str, arguments: argparse.Namespace) -> list[str]:
-    """Run one benchmark, and return the bars that it misses. One that fails is reported, and the others run."""
+    """Run one benchmark, and return the bars that it misses, and the systems that did not run. One that fails is reported, and the others run."""
     folder = None
     began = time.monotonic()
-    harness.VERSIONS.clear()
+    harness.start()
     try:
         print(f"== {name}", flush=True)
         folder = pathlib.Path(tempfile.mkdtemp(prefix=f"penstock-bench-{name}-", dir=arguments.scratch))
@@ -81,7 +81,7 @@ def _one(name: str, arguments: argparse.Namespace) -> list[str]:
             card = {**harness.machine(arguments.scratch), "seconds": round(time.monotonic() - began)}
             harness.save(arguments.results, name, result, card)
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
-        return missed
+        return missed + [f"{name}: {system} did not run: {why}" for system, why in result.get("missing", {}).items()]
     except (Exception, SystemExit) as error:  # For example a full disk.
         print(f"  FAILED {type(error).__name__}: {error}", flush=True)
         if arguments.results:  # An older result must not be taken for one of this run.
@@ -94,7 +94,7 @@ def _one(name: str, arguments: argparse.Namespace) -> list[str]:
                 print(f"  not saved: {reason}", flush=True)
                 with contextlib.suppress(OSError):
                     (arguments.results / f"{name}.json").unlink(missing_ok=True)
-        return [f"{name}: failed with {type(error).__name__}: {error}"]
+        return [" ".join(f"{name}: failed with {type(error).__name__}: {error}".split())]
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,8 +7,6 @@ A rival that cannot be installed is reported, and its rows in the benchmarks say
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -19,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ADAPTERS, PLACE = ROOT / "bench" / "adapters", ROOT / ".tools" / "rivals"
 sys.path.insert(0, str(ADAPTERS / "common"))
 
-from serving import header  # noqa: E402
+from serving import digest, header  # noqa: E402
 
 
 def run(*command: object) -> None:
@@ -41,9 +39,8 @@ def system_packages(names: list[str]) -> None:
 def install(path: pathlib.Path) -> None:
     """Make an adapter's environment anew, unless it was made from the same header."""
     wanted, place = header(path), PLACE / path.stem
-    digest = hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()
     stamp = place / "made-from"
-    if stamp.exists() and stamp.read_text() == digest:
+    if stamp.exists() and stamp.read_text() == digest(path):
         return
     uv, own = pathlib.Path(sys.executable).parent / "uv", wanted.get("tool", {}).get("bench", {})
     system_packages(own.get("apt", []))
@@ -51,7 +48,7 @@ def install(path: pathlib.Path) -> None:
     run(uv, "pip", "install", "-q", "--python", place / "bin" / "python", *wanted["dependencies"])
     if own.get("build"):  # Built against the packages above, which it does not name well itself.
         run(uv, "pip", "install", "-q", "--python", place / "bin" / "python", "--no-build-isolation", "--no-deps", *own["build"])
-    stamp.write_text(digest)
+    stamp.write_text(digest(path))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, evict, fewer, rounds
+from harness import comparison, evict, fewer, note_versions, rounds
 from serving import device_bytes, touch
 
 BIG_BYTES, BIG_SAMPLES = 140_000_000, 8
@@ -210,6 +210,7 @@ def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> dict[str, Any]
     if shutil.which("fio") is None:
         return {"what": "fio is missing", "lines": ["install fio to run this benchmark"], "missing": {"fio": "not installed"}}
     ps.configure(threads=2)
+    note_versions("direct", {"fio": subprocess.run(["fio", "--version"], capture_output=True, text=True).stdout.strip()})
     results, lines, bars, comparisons = {}, [], [], []
     for name, (ours, buffered, pattern, sizes, place) in _sets(folder).items():
         limit, found = Limit(place, pattern, sizes), {}

@@ -14,7 +14,7 @@ import numpy as np
 import penstock as ps
 from harness import against_best, comparison, fewer
 from penstock import transforms as T
-from photographs import SETS, linked, sets
+from photographs import SETS, digest, linked, sets
 from race import CORES, Entry, System, fastest, race, start, told, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
@@ -114,7 +114,7 @@ def _set(name: str, files: list[pathlib.Path], batch: int, place: pathlib.Path) 
         assert "uint8" in row["kind"][1], f"{system} gave {row['kind']}"
     return {
         "images": len(files), "mean_bytes": statistics.mean(path.stat().st_size for path in files), "batch": batch, "systems": rows, "missing": missing,
-        "region_decode": {system: rates for system, rates in alone.items() if rates}, "likeness": psnr, "chosen": chosen,
+        "digest": digest(files), "pixels": f"{SETS[name][0]} × {SETS[name][1]}" if name in SETS else "", "region_decode": {system: rates for system, rates in alone.items() if rates}, "likeness": psnr, "chosen": chosen,
     }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def _compared(name: str, found: Result) -> tuple[list[Result], list[Result]]:
     """Return the comparisons and bars of a set: all at full scale, and Penstock's default, if it decodes large boxes at half size or less."""
     rates, alone = {label: row["rates"] for label, row in found["systems"].items()}, found["region_decode"]
     ours = {label: rates.pop(label) for label in alone}
-    what = f"{name}: {found['images']:,} photographs of {found['mean_bytes'] / 1e3:.0f} KB"
+    what = " ".join(f"{name}: {found['images']:,} photographs of {found['pixels']} {found['mean_bytes'] / 1e3:.0f} KB".split())
     scales = {
         "penstock": "Penstock's default scales" if len(ours) > 1 else "full scale, which is Penstock's default here",
         "penstock, full scale": "full scale",

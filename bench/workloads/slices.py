@@ -138,7 +138,7 @@ def _report(results: dict[str, dict[str, dict[str, list[float]]]], missing: dict
             values = {name if what != "requests" or name in lean else f"({name}: many bytes)": row[what] for name, row in rows.items()}
             comparisons.append(comparison(f"{case}: {what}", unit, values, "lowest"))
             if case not in ("open", "one sample"):
-                bars += against_best(comparisons[-1], 1.1 if what == "bytes" else 1.0)
+                bars += against_best(comparisons[-1])
     middle = lambda case, what: statistics.median(results[case]["penstock"][what])  # noqa: E731
     bars.append(
         {

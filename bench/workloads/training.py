@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,6 @@ import numpy as np
 import penstock as ps
 from harness import comparison, evict, interleaved, rounds
 from serving import device_bytes, touch
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 
 Result = dict[str, Any]
 

@@ -6,7 +6,7 @@ prepares whatever a turn must not pay for, and returns the turn: a function that
 read or wrote, or the batches themselves, whose values are then touched here: each cache line of arrays and bytes, each text.
 
 This process prints one line of JSON when it is ready, and one for each turn, which begins when a line arrives on standard input. A turn is
-reported when this process and its workers are idle again, so that no system prefetches in another's turn.
+reported when this process and its workers are idle again, or after 5 s, so that no system prefetches in another's turn.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import operator
@@ -39,6 +40,11 @@ def header(path: pathlib.Path) -> dict[str, Any]:
     """Return the inline metadata (PEP 723) of an adapter."""
     found = re.search(r"^# /// script\n(.*?)^# ///$", path.read_text(), re.S | re.M)
     return tomllib.loads(re.sub(r"^# ?", "", found[1], flags=re.M)) if found else {}
+
+
+def digest(path: pathlib.Path) -> str:
+    """Return what an environment is made from: the header of an adapter, and our Python."""
+    return hashlib.sha256(json.dumps([header(path), sys.version]).encode()).hexdigest()
 
 
 def versions(path: pathlib.Path) -> dict[str, str]:

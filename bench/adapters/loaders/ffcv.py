@@ -6,8 +6,9 @@ uses the fast, less exact DCT. Its batches are views of buffers that it uses aga
 """
 # /// script
 # dependencies = [
-#   "torch==2.15.0", "numba", "opencv-python-headless==5.0.0.93", "tqdm", "pytorch-pfn-extras", "fire", "psutil", "imgcat", "pandas",
-#   "assertpy", "terminaltables", "setuptools", "h5py==3.16.0", "pillow==13.0.0",
+#   "torch==2.15.0", "numpy==2.4.6", "numba==0.68.1", "opencv-python-headless==5.0.0.93", "tqdm==4.70.1", "pytorch-pfn-extras==0.9.0",
+#   "fire==0.7.1", "psutil==7.2.2", "imgcat==0.6.0", "pandas==3.1.1", "assertpy==1.1", "terminaltables==3.1.10", "setuptools==84.2.1",
+#   "h5py==3.16.0", "pillow==13.0.0",
 # ]
 # [tool.bench]
 # build = ["ffcv==1.0.2"]
