@@ -66,6 +66,8 @@ def remote_epoch(o: Any) -> Any:
     def turn() -> Any:
         streaming.base.util.clean_stale_shared_memory()
         dataset = Bodies(remote=f"s3://{o.bucket}/mosaicml", local=o.scratch, shuffle=True, batch_size=o.batch)
+        for stream in dataset.streams:
+            stream._downloader.clean_up()  # Forked workers would share its connection, and wait for replies that others have read.
         return torch.utils.data.DataLoader(dataset, o.batch, num_workers=o.threads, collate_fn=list)
 
     return turn
