@@ -30,6 +30,7 @@ import servers
 Result = dict[str, Any]
 BUCKET = servers.BUCKET
 TAKES, ROWS = 12, 2_000_000
+ROUNDS = 3
 AT_ONCE = (8, 16, 32, 64, 128)
 DELAYS_MS = (0, 20)
 Batches = list[list[tuple[str, int, int]]]
@@ -87,7 +88,7 @@ class Bucket:
 
     def fastest_plain(self, batches: Batches) -> tuple[list[float], int]:
         best = min(AT_ONCE, key=lambda at_once: self.plain(batches, at_once))
-        return [self.plain(batches, best) for _ in range(rounds())], best
+        return [self.plain(batches, best) for _ in range(rounds(ROUNDS))], best
 
     def close(self) -> None:
         self.proxy.stop()
@@ -175,11 +176,11 @@ def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
                 tuned = fastest(
                     [
                         Entry("boto3", "objects/boto3", "ranges", {**options, "threads": threads, "scan": what == "scan"})
-                        for threads in (16, 32, 64)
+                        for threads in (16, 64)
                     ],
                     store.missing,
                 )
-                rows = race(start([*entries, *([tuned] if tuned else [])], store.missing), store.missing)
+                rows = race(start([*entries, *([tuned] if tuned else [])], store.missing), store.missing, ROUNDS)
                 total = _total(batches)
                 rates = {
                     name: [total / row["seconds"] / 1e6 * rate / row["per_second"] for rate in row["rates"]] for name, row in rows.items()
@@ -275,7 +276,7 @@ def epoch_choices(name: str, delay_ms: int) -> list[dict[str, Any]]:
     if name == "obstore":
         return [{"way": way, "threads": threads} for way in ("tasks", "threads") for threads in (32, 128)]
     # Each worker of s3torchconnector has one request in flight.
-    threads = {"lance": [2, 4, 8], "boto3": [16, 32], "s3torchconnector": [16, 32] if delay_ms else [2, 4]}.get(name, [2])
+    threads = {"lance": [2, 8], "boto3": [16, 32], "s3torchconnector": [16, 32] if delay_ms else [2, 4]}.get(name, [2])
     return [{"threads": one} for one in threads]
 
 
@@ -317,9 +318,9 @@ def minio_epochs(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
                     Entry(name, adapter, "remote_epoch", {**options, **own}, fresh=name in ("penstock", "lance"))
                     for own in epoch_choices(name, delay_ms)
                 ]
-                best = fastest(made, store.missing, 16, settle)
+                best = fastest(made, store.missing, 8, settle)
                 entries += [best] if best else []
-            rows = race(start(entries, store.missing, settle), store.missing, 5, settle)
+            rows = race(start(entries, store.missing, settle, "go 8"), store.missing, ROUNDS, settle)
             ranges = [[(f"files/{path.name}", 0, path.stat().st_size) for path in files]]
             plain, best_plain = store.fastest_plain(ranges)
             rates = {name: [rate * total / count / 1e6 for rate in row["rates"]] for name, row in rows.items()}
