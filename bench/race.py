@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import select
+import shutil
 import signal
 import statistics
 import subprocess
@@ -130,10 +131,23 @@ class System:
         self.errors.close()
 
 
-def once(entry: Entry) -> dict[str, Any]:
-    """Run a workload once, for example to write a rival's files."""
+def nothing(_system: System) -> None:
+    """Do nothing before a turn."""
+
+
+def empty_place(system: System) -> None:
+    """Remove the output of the last turn, and let the disk come to rest."""
+    place = pathlib.Path(system.entry.options["place"])
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    os.sync()
+
+
+def once(entry: Entry, settle: Callable[[System], None] = nothing) -> dict[str, Any]:
+    """Run a workload once, for example to write a rival's files. `settle` runs before the turn."""
     system = System(entry)
     try:
+        settle(system)
         return system.turn()
     finally:
         system.close()
@@ -149,10 +163,6 @@ def written(entries: list[Entry], missing: dict[str, str], *names: str) -> bool:
                 failed(dataclasses.replace(entry, name=name), missing, str(reason))
             return False
     return True
-
-
-def nothing(_system: System) -> None:
-    """Do nothing before a turn."""
 
 
 def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[System], None] = nothing, request: str = "go") -> list[System]:

@@ -235,17 +235,18 @@ def main() -> int:
         "--results", type=pathlib.Path, metavar="FOLDER", default=RESULTS, help="the results to read; by default bench/results"
     )
     arguments = parser.parse_args()
-    for folder in filter(None, (arguments.agree, arguments.results)):
-        if not results(folder):
+    runs = [results(folder) for folder in (arguments.results, arguments.agree) if folder]
+    for folder, found in zip((arguments.results, arguments.agree), runs, strict=False):
+        if not found:
             parser.error(f"{folder} has no results")
     if arguments.agree:
-        wrong, near = disagreements(results(arguments.results), results(arguments.agree))
+        wrong, near = disagreements(*runs)
         for title, rows in (("Ties in one run, or bars met in one:", near), ("Contradictions:", wrong)):
             print("\n".join([title, *rows]) + "\n" if rows else "", end="")
         print(f"{len(wrong)} contradictions; all other winners are the same, or ties")
         return int(bool(wrong))
     page = HERE / "README.md" if arguments.results == RESULTS else arguments.results / "README.md"
-    page.write_text(render(results(arguments.results)))
+    page.write_text(render(runs[0]))
     return 0
 
 

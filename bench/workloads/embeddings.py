@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import penstock as ps
+from drawn import STEP
 from harness import against_best, comparison, fewer, rounds
 from race import Entry, Missing, failed, once
 
@@ -31,7 +32,6 @@ ROUNDS = 5
 TURN_ROWS = 131_072
 # A turn of a slow system ends after this time. Its rate is that of the batches so far.
 SECONDS = 1.0
-STEP = np.float32(0.01)
 
 
 # One parameter at a time varies: the number of ids, the size of an embedding, the size of a batch.

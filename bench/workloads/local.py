@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import shutil
 import statistics
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import penstock as ps
 from harness import comparison, fewer, interleaved
 from photographs import photographs
-from race import Entry, System, race, start, told, written
+from race import Entry, empty_place, race, start, told, written
 
 Result = dict[str, Any]
 SAMPLES = 50_000
@@ -113,14 +111,8 @@ def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
             for number, (name, adapter) in enumerate(INGEST.items())
         ]  # fmt: skip
 
-        def settle(system: System) -> None:
-            """Remove the output of the last turn, and let the disk come to rest."""
-            shutil.rmtree(system.entry.options["place"], ignore_errors=True)
-            pathlib.Path(system.entry.options["place"]).mkdir()
-            os.sync()
-
-        systems = start(entries, missing, settle)
-        rows = race(systems, missing, 3, settle)
+        systems = start(entries, missing, empty_place)
+        rows = race(systems, missing, 3, empty_place)
         results[str(cores)] = rows
         seconds = {name: [len(files) / rate for rate in row["rates"]] for name, row in rows.items()}
         seconds["limit: one file"] = seconds.pop("one file")

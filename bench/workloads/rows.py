@@ -6,27 +6,17 @@ All output is synced: that of rivals after they have written it, their own files
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import shutil
 import statistics
 from typing import Any
 
 import numpy as np
 import penstock as ps
 from harness import comparison, fewer, interleaved
-from race import Entry, System, fastest, race, start, told
+from race import Entry, empty_place, fastest, race, start, told
 
 Result = dict[str, Any]
 ROWS, TWEETS, POSITIONS = 2_000_000, 1_600_000, 10_000_000
-
-
-def settle(system: System) -> None:
-    """Remove the output of the last turn, and let the disk come to rest."""
-    place = pathlib.Path(system.entry.options["place"])
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    os.sync()
 
 
 def _seconds(rows: dict[str, dict[str, Any]], count: int) -> dict[str, list[float]]:
@@ -57,12 +47,12 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     own = "tables/penstock"
     ways = [entry("parquet", "tables/parquet", dictionary=dictionary) for dictionary in (False, ["word"])]
     variants = [entry("lance", "tables/lance", variant=variant) for variant in ("default", "plain", "2.0")]
-    rivals = [best for best in (fastest(ways, missing, settle=settle), fastest(variants, missing, settle=settle)) if best]
+    rivals = [best for best in (fastest(ways, missing, settle=empty_place), fastest(variants, missing, settle=empty_place)) if best]
     systems = [
         entry("penstock", own), *rivals, entry("penstock from numpy", own, "numpy"),
         entry("penstock half", own, "arrow", half), entry("penstock from lists", own, "lists", half),
     ]  # fmt: skip
-    found = race(start(systems, missing, settle), missing, 5, settle)
+    found = race(start(systems, missing, empty_place), missing, 5, empty_place)
     seconds = {**_seconds({name: row for name, row in found.items() if name not in ("penstock half", "penstock from lists")}, count),
                **_seconds({name: row for name, row in found.items() if name in ("penstock half", "penstock from lists")}, count // 2)}  # fmt: skip
     median = {name: statistics.median(spent) for name, spent in seconds.items()}
@@ -107,7 +97,7 @@ def import_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         systems = [
             Entry(name, f"tables/{name}", "import_rows", {**options, "place": folder / f"{name}-{kind}"}) for name in ("penstock", "duckdb")
         ]
-        found = results[kind] = race(start(systems, missing, settle), missing, 5, settle)
+        found = results[kind] = race(start(systems, missing, empty_place), missing, 5, empty_place)
         lines += told(found, f"{kind}: ")
         comparisons.append(comparison(kind, "s", _seconds(found, count), "lowest"))
         if "duckdb" in found:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from harness import against_best, comparison, fewer, rounds
-from race import Entry, Missing, System, failed, written
+from race import Entry, Missing, failed, once, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
@@ -89,7 +89,7 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                         continue
                     entry = Entry(name, f"arrays/{adapter}", workload, {**common, **options, **variant, "endpoint": proxy.endpoint})
                     try:
-                        turn = _turn(entry, proxy)
+                        turn = once(entry, lambda _system: proxy.faults(""))  # What opened a connection does not count.
                     except Missing as reason:
                         del results[case][name]
                         failed(dataclasses.replace(entry, name=f"{name}, {case}"), missing, str(reason))
@@ -108,16 +108,6 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     own = results[BESIDE].pop(OTHER_TILES)
     results[OTHER_TILES] = {**results[BESIDE], "penstock": own}
     return _report(results, missing)
-
-
-def _turn(entry: Entry, proxy: servers.Proxy) -> dict[str, Any]:
-    """Run once in a new process. What it requests before its turn, to open a connection, does not count."""
-    system = System(entry)
-    try:
-        proxy.faults("")
-        return system.turn()
-    finally:
-        system.close()
 
 
 def _is_slow(rows: dict[str, dict[str, list[float]]], name: str) -> bool:
