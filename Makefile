@@ -26,10 +26,8 @@ wheel: setup ## build the wheel that users install, in dist/ (link-time optimise
 	@tools/wheel.sh
 
 bench: ## benchmark against the machine's limits and rivals; PHOTOS=folder of JPEGs, BENCH="--quick" or names of benchmarks
-	@PENSTOCK_PROFILE=dist tools/setup.sh bench
-	@tools/servers.sh minio
-	@$(PY) tools/rivals.py
-	@source tools/env.sh && cargo build --release --quiet --locked --workspace --bins
+	@tools/servers.sh minio & server=$$!; PENSTOCK_PROFILE=dist tools/setup.sh bench && wait $$server
+	@$(PY) tools/rivals.py & rivals=$$!; source tools/env.sh && cargo build --release --quiet --locked --workspace --bins && wait $$rivals
 	@$(PY) bench/run.py $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH); code=$$?; $(PY) bench/report.py; exit $$code
 
 fuzz: ## fuzz every parser for SECONDS_EACH=60 seconds

@@ -13,6 +13,7 @@ import argparse
 import fnmatch
 import json
 import pathlib
+import re
 import statistics
 import sys
 import textwrap
@@ -191,6 +192,7 @@ def render(found: dict[str, dict[str, Any]]) -> str:
         "ties": _table("| benchmark | what | rival | Penstock is |", near),
         "comparisons": _table("| benchmark | what | median of each system, best first | Penstock is |", compared),
         "bars": _table("| benchmark | what | measured | wanted |", bars),
+        "notes": "\n".join(f"- `{name}`: {_safe(result['what'])}." for name, result in found.items()),
         "missing": _table("| benchmark | system | why |", missing),
         "machine": f"{machine}. Disk: {'; '.join(disks) or 'not noted'}. Commit {', '.join(commits)}, {' to '.join([dates[0], dates[-1]] if len(dates) > 1 else dates)}; "
         f"{sum(card.get('seconds', 0) for card in cards) / 60:.0f} minutes.\n\n```text\n{versions_told}\n```",
@@ -201,7 +203,7 @@ def render(found: dict[str, dict[str, Any]]) -> str:
 
 
 def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return what two runs say differently: contradictions, and changes between a tie and a winner or of a bar that is nearly met.
+    """Return what two runs say differently: contradictions, and changes between a tie and a winner, of bars, and of systems that ran.
 
     A contradiction is a comparison in which one run says better and the other worse, or that only one run has.
     """
@@ -220,12 +222,20 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
                 wrong.append(f"{name}: {what}: {told}")
             elif before and after and before[0] != after[0]:
                 near.append(f"{name}: {what}: {told}")
-        bars = [{bar["what"]: bar for bar in run.get("bars", [])} for run in runs]
-        near += [
-            f"{name}: bar {what}: {short(bars[0][what]['value'])} and {short(bars[1][what]['value'])}, wanted {_wanted(bars[0][what])}"
-            for what in bars[0] if what in bars[1] and _met(bars[0][what]) != _met(bars[1][what])
-        ]  # fmt: skip
+        bars = [{_nameless(bar["what"]): bar for bar in run.get("bars", [])} for run in runs]
+        for what in dict.fromkeys([*bars[0], *bars[1]]):
+            pair = [found.get(what) for found in bars]
+            if any(bar is None for bar in pair) or _met(pair[0]) != _met(pair[1]):
+                told = " and ".join(f"{short(bar['value'])}, wanted {_wanted(bar)}" if bar else "not measured" for bar in pair)
+                near.append(f"{name}: bar {what}: {told}")
+        absent = [set(run.get("missing", {})) for run in runs]
+        near += [f"{name}: {system} ran in one run only" for system in sorted(absent[0] ^ absent[1])]
     return wrong, near
+
+
+def _nameless(what: str) -> str:
+    """Return the name of a bar without that of the best rival, which may change."""
+    return re.sub(r"best rival \(.*\)", "best rival", what)
 
 
 def main() -> int:
@@ -241,9 +251,9 @@ def main() -> int:
             parser.error(f"{folder} has no results")
     if arguments.agree:
         wrong, near = disagreements(*runs)
-        for title, rows in (("Ties in one run, or bars met in one:", near), ("Contradictions:", wrong)):
+        for title, rows in (("Ties in one run, or bars met in one, or systems that ran in one:", near), ("Contradictions:", wrong)):
             print("\n".join([title, *rows]) + "\n" if rows else "", end="")
-        print(f"{len(wrong)} contradictions; all other winners are the same, or ties")
+        print(f"{len(wrong)} contradictions: rows that one run wins and the other loses, or that one run lacks")
         return int(bool(wrong))
     page = HERE / "README.md" if arguments.results == RESULTS else arguments.results / "README.md"
     page.write_text(render(runs[0]))

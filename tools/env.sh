@@ -15,3 +15,12 @@ if [ -n "${PENSTOCK_BUILD_CACHE:-}" ]; then
 fi
 # Tests start hundreds of interpreters. Without cached bytecode, each one compiles its imports, which takes a third of a test run.
 unset PYTHONDONTWRITEBYTECODE
+
+install_packages() { # install_packages NAME…: installs Debian packages. Scripts that run side by side wait for one another.
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "error: missing $*: install with: sudo apt-get install $* (Debian and Ubuntu)" >&2
+    return 1
+  fi
+  echo "installing $*"
+  (flock 9 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@") 9> "${TMPDIR:-/tmp}/penstock-packages.lock" > /dev/null
+}

@@ -2,14 +2,13 @@
 
 .venv/bin/python tools/rivals.py [ADAPTER…]   by default all, for example tables/lance
 
-A rival that cannot be installed is reported, and its rows in the benchmarks say why. Quick if nothing has changed.
+Also installs fio and wrk, which measure limits of the machine. A rival that cannot be installed is reported, and its rows in the benchmarks
+say why. Quick if nothing has changed.
 """
 
 from __future__ import annotations
 
-import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -28,12 +27,8 @@ def run(*command: object) -> None:
 
 def system_packages(names: list[str]) -> None:
     missing = [name for name in names if subprocess.run(["dpkg", "-s", name], capture_output=True).returncode]
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RuntimeError(f"missing {' '.join(missing)}: install them (Debian and Ubuntu: sudo apt-get install {' '.join(missing)})")
-    run("apt-get", "update", "-qq")
-    run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-qq", *missing)
+    if missing:
+        run("bash", "-c", 'source "$0" && install_packages "$@"', ROOT / "tools" / "env.sh", *missing)
 
 
 def install(path: pathlib.Path) -> None:
@@ -54,6 +49,10 @@ def install(path: pathlib.Path) -> None:
 def main() -> None:
     chosen = [ADAPTERS / f"{name}.py" for name in sys.argv[1:]] or sorted(ADAPTERS.rglob("*.py"))
     PLACE.mkdir(parents=True, exist_ok=True)
+    try:
+        system_packages(["fio", "wrk"])
+    except (RuntimeError, OSError) as error:
+        print(f"some limits are not measured: {error}")
     for path in chosen:
         problem = PLACE / f"{path.stem}.failed"
         problem.unlink(missing_ok=True)

@@ -7,14 +7,7 @@ source "$(dirname "$0")/env.sh"
 mkdir -p .tools/bin
 
 need() { # need COMMAND PACKAGE
-  command -v "$1" >/dev/null && return
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing $2"
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2"; } >/dev/null
-  else
-    echo "error: missing $1: install it (Debian and Ubuntu: sudo apt-get install $2)" >&2
-    exit 1
-  fi
+  command -v "$1" >/dev/null || install_packages "$2"
 }
 
 go_tool() { # go_tool NAME PACKAGE VERSION

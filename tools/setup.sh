@@ -8,15 +8,7 @@ missing=()
 command -v cc >/dev/null || missing+=(build-essential)
 command -v cmake >/dev/null || missing+=(cmake)
 command -v nasm >/dev/null || missing+=(nasm)
-if [ ${#missing[@]} -gt 0 ]; then
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing ${missing[*]}"
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } >/dev/null
-  else
-    echo "error: missing ${missing[*]}: install them (Debian and Ubuntu: sudo apt-get install ${missing[*]})" >&2
-    exit 1
-  fi
-fi
+[ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
 if ! command -v cargo >/dev/null; then
   echo "error: cargo is missing: install Rust 1.88 or newer (https://rustup.rs)" >&2
   exit 1

@@ -141,7 +141,7 @@ def _merges(ds: ps.Dataset, exp: ps.Dataset, made: str, number: Iterator[int]) -
     return {f"merge, {made} on each side": merge}
 
 
-SAMPLES, WIDTH, BATCH, SECONDS = 50_000, 1024, 256, 6.0
+SAMPLES, WIDTH, BATCH, SECONDS = 50_000, 1024, 256, 4.0
 WRITER_COMMITS, WRITER_BYTES = 5, 20_000_000  # per second
 
 

@@ -23,9 +23,10 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     """Open 1,000,000 samples in 1,000 commits, and take 100 samples; rivals have the same rows and commits."""
     options, missing = {"place": folder, "rows": fewer(1_000_000, 100_000)}, {}
     entries = []
-    for name in ("penstock", *RIVALS):
-        if written([Entry(name, f"tables/{name}", "first_sample_write", options)], missing):
-            entries.append(Entry(name, f"tables/{name}", "first_sample", options))
+    for name in ("penstock", *RIVALS, "icechunk, chunks in the manifest"):
+        adapter, own = f"tables/{name.split(',')[0]}", {**options, "inlined": "," in name}
+        if written([Entry(name, adapter, "first_sample_write", own)], missing):
+            entries.append(Entry(name, adapter, "first_sample", own))
     place = folder / "penstock"
     times = interleaved(
         {

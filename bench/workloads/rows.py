@@ -45,7 +45,7 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         return Entry(name, adapter, "append_rows", {**options, "place": folder / name.replace(" ", "-"), "durable": True})
 
     own = "tables/penstock"
-    ways = [entry("parquet", "tables/parquet", dictionary=dictionary) for dictionary in (False, ["word"])]
+    ways = [entry("parquet", "tables/parquet", dictionary=dictionary, files=files) for dictionary in (False, ["word"]) for files in (1, 2)]
     variants = [entry("lance", "tables/lance", variant=variant) for variant in ("default", "plain", "2.0")]
     rivals = [best for best in (fastest(ways, missing, settle=empty_place), fastest(variants, missing, settle=empty_place)) if best]
     systems = [

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from harness import against_best, comparison, fewer, rounds
-from race import Entry, Missing, failed, once, written
+from race import LONG_TURN_SECONDS, Entry, Missing, failed, once, written
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
 import servers
@@ -85,7 +85,7 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                 names = list(results[case])
                 for name in [*names[number:], *names[:number]]:
                     row, (adapter, variant) = results[case][name], systems[name]
-                    if number == 2 and _is_slow(results[case], name):
+                    if _is_slow(results[case], name, number):
                         continue
                     entry = Entry(name, f"arrays/{adapter}", workload, {**common, **options, **variant, "endpoint": proxy.endpoint})
                     try:
@@ -110,13 +110,19 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     return _report(results, missing)
 
 
-def _is_slow(rows: dict[str, dict[str, list[float]]], name: str) -> bool:
-    """Return whether a system took more than twice as long as the best rival so far. Its row keeps the values that it has."""
+def _is_slow(rows: dict[str, dict[str, list[float]]], name: str, number: int) -> bool:
+    """Return whether a rival stops, as in a race: more than twice as slow as the best after two rounds, or four times after a long turn.
+
+    Its row keeps the values that it has.
+    """
+    if number == 0 or SYSTEMS.get(name, ("penstock",))[0] == "penstock" or not rows[name]["seconds"]:
+        return False
+    own = min(rows[name]["seconds"])
     best = min(
         (min(row["seconds"]) for other, row in rows.items() if SYSTEMS.get(other, ("penstock",))[0] != "penstock" and row["seconds"]),
         default=0.0,
     )
-    return SYSTEMS.get(name, ("penstock",))[0] != "penstock" and bool(rows[name]["seconds"]) and min(rows[name]["seconds"]) > 2 * best
+    return own > 2 * best if number == 2 else own > max(4 * best, LONG_TURN_SECONDS)
 
 
 def _report(results: dict[str, dict[str, dict[str, list[float]]]], missing: dict[str, str]) -> Result:
@@ -129,9 +135,9 @@ def _report(results: dict[str, dict[str, dict[str, list[float]]]], missing: dict
         for name, row in sorted(median.items(), key=lambda one: one[1]["seconds"]):
             times = f"{row['bytes'] / needed:.2f} × the bytes needed, " if needed > 1 else ""
             lines.append(f"{case}: {name}: {row['requests']:,.0f} requests, {times}{row['seconds']:.2f} s")
-        # Requests are compared only with systems that fetch at most 1.5 × the least bytes: few requests that fetch much more are not better.
-        least = min(row["bytes"] for row in median.values())
-        lean = {name for name, row in median.items() if row["bytes"] <= 1.5 * least or name == "penstock" or needed == 1}
+        # Requests are compared only with systems that fetch at most 1.5 × the least bytes, or as many as Penstock: few requests that fetch much more are not better.
+        least = max(min(row["bytes"] for row in median.values()), median["penstock"]["bytes"] / 1.5)
+        lean = {name for name, row in median.items() if row["bytes"] <= 1.5 * least or needed == 1}
         for what, unit in (("seconds", "s"), ("requests", "requests"), ("bytes", "bytes")):
             values = {name if what != "requests" or name in lean else f"({name}: many bytes)": row[what] for name, row in rows.items()}
             comparisons.append(comparison(f"{case}: {what}", unit, values, "lowest"))

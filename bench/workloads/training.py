@@ -133,7 +133,7 @@ def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> R
             for batch in loader.stream(epochs):
                 touch(next(value for value in batch.values() if isinstance(value, np.ndarray) and value.nbytes > 1000))
 
-    limits = {name: direct.Limit(folder / place, "read", (256 << 10, 1 << 20, 4 << 20)) for name, place in PLACES.items()}
+    limits = {name: direct.Limit(folder / place, "read", (1 << 20, 4 << 20)) for name, place in PLACES.items()}
     rates: dict[str, list[float]] = {name: [] for name in PLACES}
     read: dict[str, int] = {}
     for _ in range(rounds()):

@@ -101,13 +101,26 @@ def test_runs_agree_unless_a_winner_becomes_a_loser() -> None:
     assert report.disagreements(first, first) == ([], [])
     assert report.disagreements(first, tied) == (
         [],
-        ["x: reads: better (2 × rival) and tied (1 × rival)", "x: bar twice: 2 and 1, wanted ≥ 2"],
+        ["x: reads: better (2 × rival) and tied (1 × rival)", "x: bar twice: 2, wanted ≥ 2 and 1, wanted ≥ 2"],
     )
     contradiction = ["x: reads: better (2 × rival) and worse (0.5 × rival)"]
-    assert report.disagreements(first, {"x": {"comparisons": [compared([5], [10])]}}) == (contradiction, [])
+    lost = {"x": {"comparisons": [compared([5], [10])], "bars": first["x"]["bars"]}}
+    assert report.disagreements(first, lost) == (contradiction, [])
     assert report.disagreements(first, {}) == (["x: ran and absent"], [])
     assert report.disagreements({}, {"x": {"bars": []}}) == (["x: absent and ran"], [])
     assert report.disagreements({"x": {"bars": []}}, {"x": {"failed": "no disk"}}) == (["x: ran and failed"], [])
+
+
+def test_runs_differ_in_bars_and_in_systems_that_ran() -> None:
+    runs = [
+        {"x": {"bars": [{"what": f"reads: penstock / best rival ({rival})", "value": value, "at_least": 1.0}], "missing": missing}}
+        for rival, value, missing in (("lance", 1.5, {}), ("lmdb", 0.5, {"lance": "failed"}), ("lmdb", 1.2, {}))
+    ]
+    assert report.disagreements(runs[0], runs[2]) == ([], [])
+    changed = ["x: bar reads: penstock / best rival: 1.5, wanted ≥ 1.0 and 0.5, wanted ≥ 1.0", "x: lance ran in one run only"]
+    assert report.disagreements(runs[0], runs[1]) == ([], changed)
+    one = {"x": {"bars": []}}
+    assert report.disagreements(runs[0], one) == ([], ["x: bar reads: penstock / best rival: 1.5, wanted ≥ 1.0 and not measured"])
 
 
 @pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -53,7 +53,7 @@ def _array(o: Any, system: Any, name: str) -> Any:
     if kind == "paged":
         paged = {"page_buf_size": max(o.cache, size_bytes)}
     file = system.open(f"{o.bucket}/hdf5/{name}-{o.variant if kind == 'paged' else 'plain'}.h5", **options)
-    return h5py.File(file, "r", rdcc_nbytes=o.cache, rdcc_nslots=100_003, rdcc_w0=1.0, **paged)["x"]
+    return h5py.File(file, "r", rdcc_nbytes=o.cache, rdcc_nslots=100_003, **paged)["x"]
 
 
 def _connected(o: Any, other: str) -> Any:

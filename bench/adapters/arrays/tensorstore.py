@@ -48,7 +48,7 @@ def volume_write(o: Any) -> Any:
 
 def _ready(o: Any, spec: dict[str, Any]) -> Any:
     """Return a context with an open connection, and an empty cache pool of the budget."""
-    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": o.cache}})
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": o.cache}, "s3_request_concurrency": {"limit": 64}})
     tensorstore.KvStore.open(spec["kvstore"], context=context).result().read("nothing").result()
     return context
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import shutil
 from typing import Any
 
 import drawn
@@ -81,19 +82,13 @@ def text(o: Any) -> Any:
 
 
 def remote_epoch(o: Any) -> Any:
-    """Each turn begins with an empty folder for downloaded chunks, which the workload removes."""
+    """Each process begins with an empty folder for downloaded chunks. Its workers start, and connect, in its turn."""
+    shutil.rmtree(o.scratch, ignore_errors=True)
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # It has no option for endpoints without TLS.
-
-    def turn() -> Any:
-        dataset = Bodies(
-            f"s3://{o.bucket}/litdata",
-            cache_dir=o.scratch,
-            shuffle=True,
-            storage_options={"endpoint_url": o.endpoint, "region_name": "us-east-1"},
-        )
-        return litdata.StreamingDataLoader(dataset, batch_size=o.batch, num_workers=o.threads, collate_fn=list)
-
-    return turn
+    storage = {"endpoint_url": o.endpoint, "region_name": "us-east-1"}
+    dataset = Bodies(f"s3://{o.bucket}/litdata", cache_dir=o.scratch, shuffle=True, storage_options=storage)
+    loader = litdata.StreamingDataLoader(dataset, batch_size=o.batch, num_workers=o.threads, collate_fn=list)
+    return lambda: loader
 
 
 if __name__ == "__main__":

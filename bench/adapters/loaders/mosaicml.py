@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 from typing import Any
 
 import crops
@@ -61,16 +62,14 @@ def photos(o: Any) -> Any:
 
 
 def remote_epoch(o: Any) -> Any:
-    """Each turn begins with an empty folder for downloaded files, which the workload removes."""
-
-    def turn() -> Any:
-        streaming.base.util.clean_stale_shared_memory()
-        dataset = Bodies(remote=f"s3://{o.bucket}/mosaicml", local=o.scratch, shuffle=True, batch_size=o.batch)
-        for stream in dataset.streams:
-            stream._downloader.clean_up()  # Forked workers would share its connection, and wait for replies that others have read.
-        return torch.utils.data.DataLoader(dataset, o.batch, num_workers=o.threads, collate_fn=list)
-
-    return turn
+    """Each process begins with an empty folder for downloaded files. Its workers start, and connect, in its turn."""
+    shutil.rmtree(o.scratch, ignore_errors=True)
+    streaming.base.util.clean_stale_shared_memory()
+    dataset = Bodies(remote=f"s3://{o.bucket}/mosaicml", local=o.scratch, shuffle=True, batch_size=o.batch)
+    for stream in dataset.streams:
+        stream._downloader.clean_up()  # Forked workers would share its connection, and wait for replies that others have read.
+    loader = torch.utils.data.DataLoader(dataset, o.batch, num_workers=o.threads, collate_fn=list)
+    return lambda: loader
 
 
 if __name__ == "__main__":

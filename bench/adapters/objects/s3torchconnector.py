@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import serving
@@ -26,8 +27,11 @@ def remote_epoch(o: Any) -> Any:
         transform=_read,
         s3client_config=S3ClientConfig(force_path_style=True),
     )
+    # Its client does not survive a fork. Workers are forked from a server that has only imported torch, so that they start quickly.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "s3torchconnector", "serving"])
     loader = torch.utils.data.DataLoader(
-        dataset, o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True, collate_fn=list, multiprocessing_context="spawn"
+        dataset, o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True, collate_fn=list, multiprocessing_context=context
     )
     return lambda: loader
 

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import serving
 
+PLAIN = {"lance-encoding:compression": "none"}
+
 
 def _remote(o: Any, name: str) -> tuple[str, dict[str, str]]:
     return f"s3://{o.bucket}/{name}", {"endpoint": o.endpoint, "allow_http": "true", "region": "us-east-1"}
@@ -46,8 +48,8 @@ def samples(o: Any) -> Any:
 
 
 def _bodies(o: Any) -> Any:
-    """Return a stream of batches of 256 photographs, so that reading them overlaps with writing."""
-    files, schema = drawn.photographs(o), pa.schema([("image", pa.large_binary())])
+    """Return a stream of batches of 256 photographs, so that reading them overlaps with writing. JPEGs are not compressed again."""
+    files, schema = drawn.photographs(o), pa.schema([pa.field("image", pa.large_binary(), metadata=PLAIN)])
     parts = (files[start : start + 256] for start in range(0, len(files), 256))
     batches = (pa.record_batch([pa.array([path.read_bytes() for path in part], pa.large_binary())], schema=schema) for part in parts)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -67,7 +69,7 @@ def jpegs(o: Any) -> Any:
 
 def _plain(table: Any) -> Any:
     """Return a table whose columns Lance does not compress."""
-    fields = [field.with_metadata({"lance-encoding:compression": "none"}) for field in table.schema]
+    fields = [field.with_metadata(PLAIN) for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
