@@ -10,6 +10,7 @@ import pathlib
 import random
 import shutil
 import statistics
+import tempfile
 import zlib
 
 import harness
@@ -50,18 +51,27 @@ def _make(kind: str, number: int) -> bytes:
 
 def _write(job: tuple[str, int, pathlib.Path]) -> None:
     kind, number, path = job
-    path.write_bytes(_make(kind, number))
+    new = path.with_suffix(".new")
+    new.write_bytes(_make(kind, number))
+    new.replace(path)  # A full disk leaves no half of a photograph to the next benchmark.
+
+
+@functools.cache
+def _kept(scratch: pathlib.Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder beside those of the benchmarks, for the photographs of a whole run. It is removed when the run ends."""
+    return tempfile.TemporaryDirectory(prefix="penstock-bench-photographs-", dir=scratch)
 
 
 def made(kind: str, place: pathlib.Path, count: int) -> list[pathlib.Path]:
-    """Make the first photographs of a set. A quarter are distinct; each is linked under four names."""
+    """Make the first photographs of a set, or link those made before. A quarter are distinct; each is linked under four names."""
     place.mkdir(parents=True)
-    paths = [place / f"{number:06d}.jpg" for number in range(count)]
-    distinct = -(-count // 4)
+    kept, distinct = pathlib.Path(_kept(place.parent.parent).name), -(-count // 4)
+    sources = [kept / f"{kind}-{number:06d}.jpg" for number in range(distinct)]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        pool.map(_write, [(kind, number, path) for number, path in enumerate(paths[:distinct])], chunksize=50)
-    for number, path in enumerate(paths[distinct:]):
-        os.link(paths[number % distinct], path)
+        pool.map(_write, [(kind, number, path) for number, path in enumerate(sources) if not path.exists()], chunksize=50)
+    paths = [place / f"{number:06d}.jpg" for number in range(count)]
+    for number, path in enumerate(paths):
+        os.link(sources[number % distinct], path)
     return paths
 
 

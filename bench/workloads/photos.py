@@ -44,7 +44,7 @@ SYSTEMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "spdl": ("loaders/spdl", [{"threads": 2, "path": "processes"}, {"threads": 3, "path": "tensor"}, {"threads": 3, "path": "ffmpeg"}]),
 }
 # How many batches a choice is judged by: 2 and 3 workers share them evenly.
-CHOICE_BATCHES = {"large": 12}
+CHOICE_BATCHES = 12
 # Decoding takes nearly all of the time on large photographs, so of these systems, which decode alike, only torchvision runs.
 ONLY_SMALL = {*WORKERS, "litdata"} - {"torchvision"}
 # Systems that read the files as they are.
@@ -101,7 +101,7 @@ def _set(name: str, files: list[pathlib.Path], batch: int, place: pathlib.Path) 
         if system not in missing:
             known = next((chosen[other] for other in WORKERS if system in WORKERS and other in chosen), None)
             made = [Entry(system, adapter, "photos", {**options, **one}) for one in ([known] if known else choices)]
-            best = fastest(made, missing, CHOICE_BATCHES.get(name, 18))
+            best = fastest(made, missing, CHOICE_BATCHES)
             if best:
                 entries.append(best)
                 chosen[system] = {key: best.options[key] for key in choices[0]}

@@ -35,7 +35,7 @@ def loader_transforms(folder: pathlib.Path, _photos: pathlib.Path | None) -> dic
             missing,
         )
         entries = [Entry("penstock", "loaders/penstock", "transforms", {**options, "case": case}, 1), *([other] if other else [])]
-        found = rows[case] = race(start(entries, missing), missing)
+        found = rows[case] = race(start(entries, missing), missing, 3)
         lines += told(found, f"{case}: ") + [f"{case}: torchvision is fastest with {other.options['path']}" for _ in range(bool(other))]
         comparisons.append(comparison(case, "images/s", {name: row["rates"] for name, row in found.items()}))
         if "torchvision" in found:

@@ -26,8 +26,8 @@ def shuffled(o: Any, count: int) -> list[Any]:
 
 
 def takes(o: Any, count: int, read: Any) -> Any:
-    """Read shuffled batches of rows by `read`, in as many threads as `threads`."""
-    batches = shuffled(o, count)
+    """Read shuffled batches of rows by `read`, in as many threads as `threads`, for as many epochs as `epochs`."""
+    batches = [batch for _ in range(o.epochs) for batch in shuffled(o, count)]
     return Parallel(map(read, batches[thread :: o.threads]) for thread in range(o.threads)) if o.threads > 1 else map(read, batches)
 
 
