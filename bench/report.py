@@ -228,8 +228,11 @@ def disagreements(first: dict[str, dict[str, Any]], second: dict[str, dict[str, 
             if any(bar is None for bar in pair) or _met(pair[0]) != _met(pair[1]):
                 told = " and ".join(f"{short(bar['value'])}, wanted {_wanted(bar)}" if bar else "not measured" for bar in pair)
                 near.append(f"{name}: bar {what}: {told}")
-        absent = [set(run.get("missing", {})) for run in runs]
-        near += [f"{name}: {system} ran in one run only" for system in sorted(absent[0] ^ absent[1])]
+        ran = [
+            {(one["what"], system) for one in run.get("comparisons", []) for system, values in one["systems"].items() if values}
+            for run in runs
+        ]
+        near += [f"{name}: {what}: {system} ran in one run only" for what, system in sorted(ran[0] ^ ran[1])]
     return wrong, near
 
 

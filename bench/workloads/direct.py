@@ -51,10 +51,10 @@ class Limit:
     `tried` holds all that was measured to choose, `values` what `turn` measured afterwards.
     """
 
-    def __init__(self, folder: pathlib.Path, pattern: str, sizes: tuple[int, ...]) -> None:
+    def __init__(self, folder: pathlib.Path, pattern: str, sizes: tuple[int, ...], depths: tuple[int, ...] = DEPTHS) -> None:
         self.files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > max(sizes)]
         self.pattern, self.values = pattern, []
-        settings = [one for one in itertools.product(sizes, DEPTHS, JOBS) if len(self.files) % one[2] == 0]
+        settings = [one for one in itertools.product(sizes, depths, JOBS) if len(self.files) % one[2] == 0]
         self.tried = {setting: [fio(self.files, pattern, setting, 0.5)] for setting in settings}
         best = sorted(settings, key=lambda setting: -self.tried[setting][0])[:4]
         for _ in range(rounds(3)):
@@ -216,7 +216,7 @@ def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> dict[str, Any]
         limit, found = Limit(place, pattern, sizes), {}
         for reads in buffered.values():
             one_reader(reads()[:5])  # Memory that is used again is made here.
-        for _ in range(rounds()):
+        for _ in range(rounds(4)):
             limit.turn()
             for way, (system, reads) in itertools.product((one_reader, readers), {"penstock": ours, **buffered}.items()):
                 evict(folder)

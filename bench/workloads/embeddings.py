@@ -27,7 +27,7 @@ from race import Entry, Missing, failed, once
 
 Result = dict[str, Any]
 Ids = npt.NDArray[np.int64]
-ROUNDS = 5
+ROUNDS = 4
 # A turn has at least so many rows, so that it takes a tenth of a second.
 TURN_ROWS = 131_072
 # A turn of a slow system ends after this time. Its rate is that of the batches so far.
@@ -130,7 +130,7 @@ def _large_child(place: str, answers: Any) -> None:
 def _large(folder: pathlib.Path) -> dict[str, float]:
     """Run in processes of their own, so that their memory can be measured. The median of three."""
     context, found = multiprocessing.get_context("spawn"), []
-    for turn in range(rounds(ROUNDS)):
+    for turn in range(rounds(3)):
         answers = context.Queue()
         child = context.Process(target=_large_child, args=(str(folder / f"large{turn}"), answers))
         child.start()

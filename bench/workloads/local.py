@@ -15,7 +15,7 @@ from race import Entry, empty_place, race, start, told, written
 Result = dict[str, Any]
 SAMPLES = 50_000
 # Epochs in a turn, which would be over in 30 ms otherwise. A fresh handle has one, in which it verifies.
-EPOCHS = 5
+EPOCHS = 3
 
 
 def takes(workload: str, common: dict[str, Any], first: tuple[str, ...], rivals: tuple[str, ...]) -> Result:

@@ -324,7 +324,7 @@ def minio_epochs(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
                 ]
                 best = fastest(made, store.missing, settle=settle)
                 entries += [best] if best else []
-            rows = race(start(entries, store.missing, settle, "go 8"), store.missing, ROUNDS, settle)
+            rows = race(start(entries, store.missing, settle), store.missing, ROUNDS, settle)
             ranges = [[(f"files/{path.name}", 0, path.stat().st_size) for path in files]]
             plain, best_plain = store.fastest_plain(ranges)
             rates = {name: [rate * total / count / 1e6 for rate in row["rates"]] for name, row in rows.items()}

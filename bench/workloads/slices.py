@@ -81,7 +81,7 @@ def slices(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         for case, (workload, options, _) in CASES.items():
             systems = {**SYSTEMS, OTHER_TILES: ("penstock", {"side": 0})} if case == BESIDE else SYSTEMS
             results[case] = {name: {"requests": [], "bytes": [], "seconds": [], "digest": []} for name in systems if name not in missing}
-            for number in range(rounds(3)):
+            for number in range(rounds(2 if case in ("open", "one sample") else 3)):
                 names = list(results[case])
                 for name in [*names[number:], *names[:number]]:
                     row, (adapter, variant) = results[case][name], systems[name]

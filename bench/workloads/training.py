@@ -108,10 +108,6 @@ def loader_starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Resul
     }  # fmt: skip
 
 
-# Where the tensors of `loader_whole_direct` are.
-PLACES = {"dataset": "big", "npy in place": "npy"}
-
-
 def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     """Load raw tensors of 140 MB without the page cache, from a dataset and from NPY files in place, against fio."""
     from workloads import direct
@@ -133,12 +129,14 @@ def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> R
             for batch in loader.stream(epochs):
                 touch(next(value for value in batch.values() if isinstance(value, np.ndarray) and value.nbytes > 1000))
 
-    limits = {name: direct.Limit(folder / place, "read", (1 << 20, 4 << 20)) for name, place in PLACES.items()}
-    rates: dict[str, list[float]] = {name: [] for name in PLACES}
+    limits = {"dataset": direct.Limit(folder / "big", "read", (1 << 20, 4 << 20))}
+    size, depth, _ = limits["dataset"].best
+    limits["npy in place"] = direct.Limit(folder / "npy", "read", (size,), (depth,))  # The same bytes on the same disk.
+    rates: dict[str, list[float]] = {name: [] for name in limits}
     read: dict[str, int] = {}
-    for _ in range(rounds()):
-        for name in PLACES:
-            limits[name].turn()
+    for _ in range(rounds(4)):
+        for name, limit in limits.items():
+            limit.turn()
             view = ps.open(folder / "big", io="direct") if name == "dataset" else ps.files(folder / "npy" / "*.npy", io="direct")
             evict(folder)
             before, began = device_bytes(), time.perf_counter()
@@ -149,7 +147,7 @@ def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> R
     fio = {name: statistics.median(limit.values) for name, limit in limits.items()}
     return {
         "what": f"{count} tensors of 140 MB, {epochs} epochs per round; the device read in the last round " + ", ".join(f"{size / 1e9:.2f} GB ({name})" for name, size in read.items()), "bytes_per_second": rates,
-        "comparisons": [comparison(name, "GB/s", {"penstock": [v / 1e9 for v in rates[name]], "limit: fio at its best": [v / 1e9 for v in limits[name].values]}) for name in PLACES],
+        "comparisons": [comparison(name, "GB/s", {"penstock": [v / 1e9 for v in rates[name]], "limit: fio at its best": [v / 1e9 for v in limits[name].values]}) for name in limits],
         "lines": [f"{name}: {value / 1e9:.2f} GB/s, fio {fio[name] / 1e9:.2f} with {limits[name].name(limits[name].best)}" for name, value in medians.items()],
-        "bars": [{"what": f"{name} / fio", "value": medians[name] / fio[name], "at_least": 1.0} for name in PLACES],
+        "bars": [{"what": f"{name} / fio", "value": medians[name] / fio[name], "at_least": 1.0} for name in limits],
     }  # fmt: skip

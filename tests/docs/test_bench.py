@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 BENCH = ROOT / "bench"
 sys.path[:0] = [str(BENCH), str(BENCH / "adapters" / "common")]
 
+import harness  # noqa: E402
 import race  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
@@ -113,13 +114,18 @@ def test_runs_agree_unless_a_winner_becomes_a_loser() -> None:
 
 def test_runs_differ_in_bars_and_in_systems_that_ran() -> None:
     runs = [
-        {"x": {"bars": [{"what": f"reads: penstock / best rival ({rival})", "value": value, "at_least": 1.0}], "missing": missing}}
-        for rival, value, missing in (("lance", 1.5, {}), ("lmdb", 0.5, {"lance": "failed"}), ("lmdb", 1.2, {}))
+        {
+            "x": {
+                "bars": [{"what": f"reads: penstock / best rival ({rival})", "value": value, "at_least": 1.0}],
+                "comparisons": [harness.comparison("reads", "1/s", {"penstock": [3], "lmdb": [1], "lance": lance})],
+            }
+        }
+        for rival, value, lance in (("lance", 1.5, [2]), ("lmdb", 0.5, []), ("lmdb", 1.2, [1]))
     ]
     assert report.disagreements(runs[0], runs[2]) == ([], [])
-    changed = ["x: bar reads: penstock / best rival: 1.5, wanted ≥ 1.0 and 0.5, wanted ≥ 1.0", "x: lance ran in one run only"]
+    changed = ["x: bar reads: penstock / best rival: 1.5, wanted ≥ 1.0 and 0.5, wanted ≥ 1.0", "x: reads: lance ran in one run only"]
     assert report.disagreements(runs[0], runs[1]) == ([], changed)
-    one = {"x": {"bars": []}}
+    one = {"x": {"bars": [], "comparisons": runs[0]["x"]["comparisons"]}}
     assert report.disagreements(runs[0], one) == ([], ["x: bar reads: penstock / best rival: 1.5, wanted ≥ 1.0 and not measured"])
 
 
