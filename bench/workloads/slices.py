@@ -115,13 +115,10 @@ def _is_slow(rows: dict[str, dict[str, list[float]]], name: str, number: int) ->
 
     Its row keeps the values that it has.
     """
-    if number == 0 or SYSTEMS.get(name, ("penstock",))[0] == "penstock" or not rows[name]["seconds"]:
+    fastest = {other: min(row["seconds"]) for other, row in rows.items() if other not in ("penstock", OTHER_TILES) and row["seconds"]}
+    if number == 0 or name not in fastest:
         return False
-    own = min(rows[name]["seconds"])
-    best = min(
-        (min(row["seconds"]) for other, row in rows.items() if SYSTEMS.get(other, ("penstock",))[0] != "penstock" and row["seconds"]),
-        default=0.0,
-    )
+    own, best = fastest[name], min(fastest.values())
     return own > 2 * best if number == 2 else own > max(4 * best, LONG_TURN_SECONDS)
 
 
@@ -136,8 +133,8 @@ def _report(results: dict[str, dict[str, dict[str, list[float]]]], missing: dict
             times = f"{row['bytes'] / needed:.2f} × the bytes needed, " if needed > 1 else ""
             lines.append(f"{case}: {name}: {row['requests']:,.0f} requests, {times}{row['seconds']:.2f} s")
         # Requests are compared only with systems that fetch at most 1.5 × the least bytes, or as many as Penstock: few requests that fetch much more are not better.
-        least = max(min(row["bytes"] for row in median.values()), median["penstock"]["bytes"] / 1.5)
-        lean = {name for name, row in median.items() if row["bytes"] <= 1.5 * least or needed == 1}
+        most = max(1.5 * min(row["bytes"] for row in median.values()), median["penstock"]["bytes"])
+        lean = {name for name, row in median.items() if row["bytes"] <= most or needed == 1}
         for what, unit in (("seconds", "s"), ("requests", "requests"), ("bytes", "bytes")):
             values = {name if what != "requests" or name in lean else f"({name}: many bytes)": row[what] for name, row in rows.items()}
             comparisons.append(comparison(f"{case}: {what}", unit, values, "lowest"))
