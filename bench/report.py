@@ -55,8 +55,8 @@ def spread(values: list[float]) -> tuple[float, float]:
 def outcome(comparison: dict[str, Any]) -> tuple[str, str, float] | None:
     """Return whether Penstock is better, tied or worse, a rival, and our ratio to it: above 1 is better. None without rivals.
 
-    It is worse if it is worse than any rival, and better if it is better than all. It is tied with a rival if the ranges of both overlap.
-    Single values are tied if they differ by less than 3 %, unless they are counts.
+    It is worse if it is worse than any rival, and better if it is better than all. It is tied with a rival if the ranges of both overlap,
+    or if the medians differ by less than 3 %: two runs of the same programs differ by as much. Counts have no noise.
     """
     ours, others = comparison["systems"].get("penstock"), rivals(comparison)
     if not others:
@@ -70,8 +70,8 @@ def outcome(comparison: dict[str, Any]) -> tuple[str, str, float] | None:
         above, below = (mine, other) if highest else (other, mine)
         ratio = above / below if below else 1.0 if not above else float("inf")
         (low, high), (least, most) = spread(ours), spread(theirs)
-        near = comparison["unit"] not in COUNTS and len(ours) == len(theirs) == 1 and abs(ratio - 1) < 0.03
-        if ratio == 1 or near or (low <= most and least <= high and comparison["unit"] not in COUNTS):
+        near = abs(ratio - 1) < 0.03 or (low <= most and least <= high)
+        if ratio == 1 or (near and comparison["unit"] not in COUNTS):
             return TIED, ratio
         return BETTER if ratio > 1 else WORSE, ratio
 
