@@ -23,7 +23,7 @@ BUCKET = servers.BUCKET
 FAULTS = os.environ.get("PS_FAULTS", "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20")
 
 
-STORES = ["azure", "buffered", "direct", "proxy", "s3", "versity"]
+STORES = ["azure", "buffered", "cached", "direct", "proxy", "s3", "versity"]
 
 
 def pytest_addoption(parser):
@@ -161,7 +161,12 @@ def root(tmp_path, request, store, monkeypatch):
         import penstock.dataset
 
         plain = penstock.dataset.open
-        monkeypatch.setattr("penstock.open", lambda *given, io=store, **more: plain(*given, io=io, **more))
+        if store == "cached":
+            # Small enough that pages are evicted all the time.
+            cache = f"{tmp_path / 'cache'}:3MB"
+            monkeypatch.setattr("penstock.open", lambda *given, cache=cache, **more: plain(*given, cache=cache, **more))
+        else:
+            monkeypatch.setattr("penstock.open", lambda *given, io=store, **more: plain(*given, io=io, **more))
     return tmp_path / "dataset"
 
 

@@ -84,6 +84,7 @@ def open(
     tag: str | None = None,
     as_of: datetime.datetime | str | None = None,
     io: str = "auto",
+    cache: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Open a dataset at the newest snapshot of a branch, or at a given snapshot, tag or time.
@@ -100,6 +101,10 @@ def open(
     `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
     "auto" and "mapped" map them, "buffered" reads only the ranges that a call to `take` needs, and "direct" does the same without
     the page cache.
+
+    `cache` keeps what is read on local drives: a folder and its size, such as "/nvme/penstock:200GB", several of them with commas
+    between, or "memory:8GB". All processes of this machine share it. Its default for object stores is the variable PENSTOCK_CACHE.
+    `cache=""` uses none. A full or failing drive never fails a read.
 
     `storage_options` for S3: endpoint_url, region, profile, access_key_id, secret_access_key, session_token, anonymous (bool),
     virtual_hosted (bool), ca_bundle (path to a PEM file). An omitted option is taken from its AWS_… variable or the profile.
@@ -127,6 +132,8 @@ def open(
     if tag is not None:
         text_of(tag, "tag", "open a dataset")
     options, access = _options(storage_options), text_of(io, "io", "open a dataset")
+    if cache is not None:
+        options.append(("cache", text_of(os.fspath(cache), "cache", "open a dataset")))
     opened = Dataset(_core.open(_uri(uri), snapshot, options, access, tag=tag, branch=(branch, _microseconds(as_of))))
     opened._fixed = any(given is not None for given in (snapshot, tag, as_of))
     return opened

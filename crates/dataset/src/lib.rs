@@ -47,5 +47,6 @@ pub use store::context::{Context, Incomplete, file_cache_bytes};
 pub use upkeep::diff::{Diff, Difference, Happened};
 pub use upkeep::doctor::{Finding, examine};
 pub use upkeep::verify::{Problem, Report, check_text, verify};
+pub use upkeep::warm::warm;
 pub use write::check::Input;
 pub use write::media::{Media, Validate, check as check_media};

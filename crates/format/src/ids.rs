@@ -212,6 +212,12 @@ pub fn place_of(name: &str) -> Place {
     if ours { Place::Ours } else { Place::Foreign }
 }
 
+/// Return whether an object has a random id as its name. Such objects never change.
+pub fn is_immutable(name: &str) -> bool {
+    let folders = ["d", "p", "r", "w", "c", "x", "o", "n", "s", "a"];
+    name.split_once('/').is_some_and(|(folder, id)| folders.contains(&folder) && Id::parse(id).is_some())
+}
+
 /// Return the name of a log's hint.
 pub fn hint_name(folder: &str) -> String {
     format!("{folder}/hint")

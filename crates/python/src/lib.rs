@@ -1,5 +1,6 @@
 //! The Python module `penstock._core`, with one file per concept. It converts values and makes no decisions.
 
+mod cache;
 mod config;
 mod errors;
 mod input;
@@ -53,6 +54,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(versions::branches::cherry_pick, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::reset, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::cache_status, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::cache_verify, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::cache_evict, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
     module.add_function(wrap_pyfunction!(media::image_sizes, module)?)?;

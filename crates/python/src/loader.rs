@@ -314,6 +314,12 @@ impl Loader {
         )
     }
 
+    /// Return the bytes that an epoch from this step on would find in caches, and those that it would fetch, or None without a cache.
+    fn foreseen(&self, py: Python<'_>, begin: u64) -> PyResult<Option<(u64, u64)>> {
+        let foreseen = py.detach(|| penstock_loader::engine::ahead::foreseen(&self.recipe, begin)).or_raise(py)?;
+        Ok(foreseen.map(|foreseen| (foreseen.cached_bytes, foreseen.cold_bytes)))
+    }
+
     /// Return the current counters, in nanoseconds and bytes.
     fn stats(&self) -> BTreeMap<&'static str, u64> {
         let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;

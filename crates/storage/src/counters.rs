@@ -47,7 +47,13 @@ counters!(
     requests,
     received_bytes,
     retries,
-    hedges
+    hedges,
+    // Reads through a cache: those that it answered, and those that also needed bytes of the store.
+    cache_hits,
+    cache_hit_bytes,
+    cache_misses,
+    cache_cold_bytes,
+    cache_corrupt_pages
 );
 
 /// Add to a counter.

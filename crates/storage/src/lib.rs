@@ -27,14 +27,14 @@ pub use access::{Access, Pattern};
 pub use allocator::Returning;
 pub use buffer::{Frozen, Recycled, Slot};
 pub use certain::{CERTAIN_TRIES, create_certainly};
-pub use counters::{Counters, Counts};
+pub use counters::{Counters, Counts, add};
 pub use listing::{Entry, Page};
 pub use local::{Disk, File, FileSystem, Journal, Local, check_length};
 pub use memory::Memory;
 pub use options::{Io, Options};
 pub use ranges::{Piece, RangeRequest, RequestCost, Then};
 pub use remote::Remote;
-pub use storage::{Created, ObjectWriter, Storage};
+pub use storage::{Created, ObjectWriter, Storage, Turn};
 
 /// Open the store at a URI: a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
 pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {

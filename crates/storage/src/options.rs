@@ -20,6 +20,7 @@ const KNOWN: &[(&str, bool, &[&str])] = &[
     ("ca_bundle", false, &["AWS_CA_BUNDLE", "SSL_CERT_FILE"]),
     ("timeout_seconds", false, &[]),
     ("hedge", false, &[]),
+    ("cache", false, &[]),
     ("connection_string", true, &["AZURE_STORAGE_CONNECTION_STRING"]),
 ];
 

@@ -1,5 +1,6 @@
 //! The operations of a store of named objects.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -42,6 +43,19 @@ impl Drop for Turn {
 pub trait Storage: Send + Sync + Debug {
     /// Return the root, as shown in messages.
     fn uri(&self) -> &str;
+
+    /// Return a text that differs between two stores of different objects, without secrets. A cache uses it in its keys.
+    fn identity(&self) -> String {
+        self.uri().to_owned()
+    }
+
+    /// Return the cache through which reads go, or None. The crate `cache` knows its type.
+    fn cache(&self) -> Option<&(dyn Any + Send + Sync)> {
+        None
+    }
+
+    /// Report that a read of these bytes returned damaged ones, so that the next read does not return a cached copy of them.
+    fn distrust(&self, _name: &str, _begin: u64, _bytes: u64) {}
 
     /// Read a whole object. Cost: one request.
     fn read(&self, name: &str) -> Result<Bytes>;

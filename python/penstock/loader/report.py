@@ -71,6 +71,9 @@ def explained(loader: Loader) -> dict[str, str]:
         f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
+    if (foreseen := loader._core.foreseen(loader._step)) is not None:
+        cached, cold = foreseen
+        answer["cache"] = f"{size_text(cached)} of the next epoch are in the cache, {size_text(cold)} will be fetched"
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:
         names = ", ".join(f"`{name}`" for name in loose)

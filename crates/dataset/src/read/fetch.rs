@@ -194,6 +194,25 @@ impl Reader {
         Ok(())
     }
 
+    /// Call `visit` with each stored block that a sample needs: the sample's place in the plan, the data file and its length, and the
+    /// block's first and last byte. Whole small files are left out. Cost: reads unopened tails.
+    pub fn each_need(&mut self, columns: &[&ColumnSpec], mut visit: impl FnMut(u32, Id, u64, u64, u64)) -> Result<()> {
+        self.open(columns)?;
+        self.each_readable(columns, |_, source| {
+            let (entry, file) = (source.entry(), &source.file);
+            if file.in_memory() {
+                return;
+            }
+            for (row, place) in source.rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
+                for block in entry.blocks_of(*row) {
+                    let begin = entry.offset.get(block);
+                    visit(*place, file.id, file.file_bytes, begin, begin + entry.stored_bytes.get(block));
+                }
+            }
+        });
+        Ok(())
+    }
+
     /// Return the blocks that a plan reads, by fragment and column. Tiles and streamed samples are left out,
     /// because other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::Result;
+use penstock_format::ids::data_name;
 use penstock_storage::{Frozen, Piece};
 
 use super::blocks::{Fetched, Wanted};
@@ -56,7 +57,8 @@ impl Fetched {
         let wanted = Arc::new(wanted);
         let failed = self.fill_once(context, &wanted, cache)?;
         // The network may have damaged some bytes, so blocks that fail verification are requested again, but only once.
-        let again = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
+        let again: Vec<Wanted> = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
+        again.iter().for_each(|block| context.storage.distrust(&data_name(block.key.0), block.offset, block.bytes));
         self.fill_once(context, &Arc::new(again), cache)?;
         Ok(())
     }

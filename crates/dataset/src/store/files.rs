@@ -42,7 +42,15 @@ impl Context {
             return DataFile::open(storage, file, samples);
         }
         let pieces = storage.fetch(vec![tail_range(file)]).into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
-        open(file, samples, access, pieces)
+        open(file, samples, access, pieces).inspect_err(|error| self.distrust_tail(file, error))
+    }
+
+    /// Make the next read of a damaged tail ask the store, because the network may have damaged a cached one.
+    fn distrust_tail(&self, file: &FileRef, error: &Error) {
+        if error.kind() == Kind::Corrupt && file.is_object() {
+            let range = tail_range(file);
+            self.storage.distrust(&range.name, range.begin, range.end() - range.begin);
+        }
     }
 
     /// Cache the data files that a record has, so that reading them costs no request.
@@ -114,7 +122,10 @@ impl Context {
                     let _ = duty.insert(file.clone());
                     opened.push(file);
                 }
-                Err(error) => passable(error)?,
+                Err(error) => {
+                    self.distrust_tail(file, &error);
+                    passable(error)?;
+                }
             }
         }
         for (file, samples) in others {

@@ -20,7 +20,8 @@ impl Context {
         if object.check(name, &body).is_ok() {
             return Ok(body);
         }
-        let body = read()?; // The network may have damaged the first response.
+        self.storage.distrust(name, 0, body.len() as u64); // The network may have damaged the first response.
+        let body = read()?;
         object.check(name, &body)?;
         Ok(body)
     }

@@ -3,3 +3,4 @@
 pub mod diff;
 pub mod doctor;
 pub mod verify;
+pub mod warm;

@@ -1,5 +1,7 @@
 //! The blocks of one column in one data file, with methods that locate rows and checksum units. `tail` parses and checks chunks.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use penstock_tensor::slice::Grid;
 use penstock_tensor::{Dtype, Shape};
@@ -74,6 +76,14 @@ impl Chunk {
                 let block = first.last_at_most(row, guess as usize).unwrap_or(0);
                 (block, row - first.get(block))
             }
+        }
+    }
+
+    /// Return the blocks that have a row's values: all tiles of a tiled sample, otherwise one block, which may have other rows as well.
+    pub fn blocks_of(&self, row: u64) -> Range<usize> {
+        match &self.first_tile {
+            Some(first) => first.get(row as usize) as usize..first.get(row as usize + 1) as usize,
+            None => self.locate(row).0..self.locate(row).0 + 1,
         }
     }
 

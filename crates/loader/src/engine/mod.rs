@@ -1,6 +1,7 @@
 //! Threads that make batches. A recipe defines the content of batches, jobs are unfinished batches, and slots enforce the
 //! budget.
 
+pub mod ahead;
 pub mod job;
 pub mod recipe;
 pub mod slots;

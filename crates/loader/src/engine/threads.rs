@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use penstock_cache::Plan;
 use penstock_codec::pixels::Pool;
 use penstock_dataset::generation;
 use penstock_error::{Error, Result};
@@ -17,6 +18,7 @@ use penstock_storage::process;
 
 use crate::batch::Batch;
 use crate::caught::caught;
+use crate::engine::ahead::plans;
 use crate::engine::job::{Job, Needs};
 use crate::engine::recipe::Recipe;
 use crate::engine::slots::{InProgress, Slot, Slots, Task, too_large};
@@ -70,6 +72,9 @@ struct Inner {
     stop: Arc<AtomicBool>,
     stats: Arc<Stats>,
     fetches: bool,
+    /// Plans of the caches through which sources are read.
+    plans: Vec<Plan>,
+    begin: u64,
     /// Reusable memory for decoded pixels.
     pool: Pool,
 }
@@ -79,6 +84,7 @@ impl Engine {
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.sources.iter().any(|source| !source.snapshot.is_mapped());
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
+        let plans = plans(&recipe, begin, stride)?;
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = Slots {
             begin,
@@ -101,6 +107,8 @@ impl Engine {
             stop: Arc::default(),
             stats,
             fetches,
+            plans,
+            begin,
             pool: Pool::new((budget.memory_bytes / SPARE_PART) as usize),
         });
         let engine = Engine { inner, threads: Mutex::default(), generation: generation() };
@@ -228,7 +236,13 @@ impl Inner {
     /// Run a fetching thread's loop.
     fn fetch(&self) {
         while let Some(step) = self.wait(|state| state.admits(self.room_bytes()).then(|| state.begin())) {
-            let started = self.timed(&self.stats.fetch_ns, || caught(|| self.recipe.start(step, [])));
+            let started = self.timed(&self.stats.fetch_ns, || {
+                let number = (step - self.begin) / self.lock().stride;
+                self.plans.iter().for_each(|plan| plan.before(number));
+                let started = caught(|| self.recipe.start(step, []));
+                self.plans.iter().for_each(|plan| plan.after(number));
+                started
+            });
             let slot = match started {
                 Ok(started) => Slot::Fetched(started),
                 Err(error) => Slot::Done(Err(error)),

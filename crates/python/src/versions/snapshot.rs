@@ -7,9 +7,11 @@ use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
 use penstock_dataset::{Context, Incomplete, Part, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
+use penstock_format::ids::is_immutable;
 use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Io, Options};
+use penstock_storage::{Io, Options, Storage};
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -31,6 +33,15 @@ fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Re
     Options::new(given.unwrap_or_default(), Io::parse(io)?)
 }
 
+/// Open a store behind its cache. If the cache fails, warn and read without it.
+fn opened(uri: &str, options: &Options) -> penstock_error::Result<Box<dyn Storage>> {
+    penstock_cache::open(uri, options, is_immutable, |error| {
+        let text = std::ffi::CString::new(format!("{}; reads go to the store", error.message())).unwrap_or_default();
+        // A filter may turn the warning into an exception, but nothing is wrong with the dataset.
+        let _ = Python::attach(|py| PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1));
+    })
+}
+
 /// Create a dataset. `columns` contains the columns of the schema, as JSON.
 #[pyfunction]
 // Over 6 parameters: Python passes each by name.
@@ -48,7 +59,7 @@ pub fn create(
         .map_err(|error| Error::new("invalid-schema", format!("cannot create dataset: {error}")))
         .or_raise(py)?;
     let options = options(storage_options, io).or_raise(py)?;
-    let made = py.detach(|| penstock_dataset::create(penstock_storage::open(uri, &options)?, columns, message, author));
+    let made = py.detach(|| penstock_dataset::create(opened(uri, &options)?, columns, message, author));
     Ok(Snapshot { inner: Arc::new(made.or_raise(py)?), options })
 }
 
@@ -70,7 +81,7 @@ pub fn open(
     let options = options(storage_options, io).or_raise(py)?;
     let opened = py.detach(|| {
         let incomplete = if incomplete { Incomplete::Permit } else { Incomplete::Refuse };
-        let context = Context::with(penstock_storage::open(uri, &options)?, incomplete);
+        let context = Context::with(opened(uri, &options)?, incomplete);
         match (snapshot, tag, &branch) {
             (Some(id), ..) => penstock_dataset::Snapshot::open_at(context, id),
             (_, Some(tag), _) => penstock_dataset::Snapshot::open_tag(context, tag),
@@ -90,6 +101,18 @@ pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, St
 }
 
 type Found = (&'static str, Option<bool>, Option<(f64, &'static str)>, String, String);
+
+impl Snapshot {
+    /// Return the same snapshot without a cache, to verify the objects of the store.
+    fn uncached(&self) -> penstock_error::Result<Arc<penstock_dataset::Snapshot>> {
+        let Context { storage, incomplete, .. } = self.inner.context.as_ref();
+        if storage.cache().is_none() {
+            return Ok(self.inner.clone());
+        }
+        let context = Context::with(penstock_storage::open(storage.uri(), &self.options)?, *incomplete);
+        penstock_dataset::Snapshot::at(context, self.inner.entry.clone()).map(Arc::new)
+    }
+}
 
 #[pymethods]
 impl Snapshot {
@@ -225,13 +248,35 @@ impl Snapshot {
         Log::new(self.inner.clone())
     }
 
+    /// Return the identity of the store in the keys of caches.
+    fn identity(&self) -> String {
+        self.inner.context.storage.identity()
+    }
+
+    /// Read all data files, so that the cache has them. Calls `progress(data_files, data_bytes)` periodically. Returns the last counts.
+    #[pyo3(signature = (progress=None))]
+    fn warm(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<(u64, u64)> {
+        let mut failed: Option<PyErr> = None;
+        let warmed = py.detach(|| {
+            penstock_dataset::warm(&self.inner, |files, bytes| {
+                if let (Some(progress), true) = (&progress, failed.is_none()) {
+                    failed = Python::attach(|py| progress.call1(py, (files, bytes)).err());
+                }
+            })
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => warmed.or_raise(py),
+        }
+    }
+
     /// Check every byte and call `progress(data_files, data_bytes)` periodically.
     #[pyo3(signature = (progress=None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
         let mut failed: Option<PyErr> = None;
         let report: Report = py
             .detach(|| {
-                penstock_dataset::verify(&self.inner, |report| {
+                penstock_dataset::verify(self.uncached()?.as_ref(), |report| {
                     if let (Some(progress), true) = (&progress, failed.is_none()) {
                         failed = Python::attach(|py| progress.call1(py, (report.data_files, report.data_bytes)).err());
                     }

@@ -56,6 +56,7 @@ pub struct Remote {
     pub(super) place: Place,
     /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
     pub(super) service: String,
+    endpoint: Option<String>,
     pub(super) traffic: Arc<Traffic>,
     live: PerProcess<Result<Arc<Live>>, Connect>,
     pub(super) hedge: bool,
@@ -98,6 +99,7 @@ impl Remote {
         let remote = Remote {
             place,
             service,
+            endpoint: options.get("endpoint_url"),
             traffic,
             live: PerProcess::new(reconnect),
             hedge: options.flag("hedge")?,
@@ -161,6 +163,13 @@ impl Remote {
 impl Storage for Remote {
     fn uri(&self) -> &str {
         &self.place.uri
+    }
+
+    fn identity(&self) -> String {
+        match &self.endpoint {
+            Some(endpoint) => format!("{} at {}", self.place.uri, endpoint.trim_end_matches('/')),
+            None => self.place.uri.clone(),
+        }
     }
 
     fn access_of_all(&self) -> Option<Access> {

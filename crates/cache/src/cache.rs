@@ -1,0 +1,123 @@
+//! A cache over a store: its drives, and which of them holds an object. `cached` implements the operations of a store for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use penstock_error::{Error, Result};
+use penstock_storage::Storage;
+
+use crate::drive::{Drive, Unusable};
+use crate::extent::Key;
+use crate::place::{Place, place};
+use crate::room;
+use crate::spec::Spec;
+
+/// Returns whether an object never changes, so that its bytes may be kept.
+pub type Keeps = fn(&str) -> bool;
+
+/// A store whose immutable objects are cached. Clones share everything.
+#[derive(Debug, Clone)]
+pub struct Cached {
+    pub(crate) cold: Arc<dyn Storage>,
+    /// The identity of the cold store, in the keys of its objects.
+    pub(crate) store: Arc<str>,
+    drives: Arc<Drives>,
+    pub(crate) keeps: Keeps,
+    /// Number of plans that run in this process. While one runs, it alone decides what is kept.
+    plans: Arc<AtomicUsize>,
+}
+
+/// The drives of a cache.
+#[derive(Debug)]
+pub struct Drives {
+    pub drives: Vec<Drive>,
+    places: Vec<Place>,
+    /// Drives that failed when they were opened, and why.
+    pub failed: Vec<(std::path::PathBuf, std::io::Error)>,
+}
+
+impl Drives {
+    /// Return the number of the drive that holds an extent.
+    pub(crate) fn number_of(&self, key: &Key) -> usize {
+        place(key.hash(), &self.places).unwrap_or(0)
+    }
+
+    /// Open the drives of a cache. Fails only if a folder must not be used. A drive that fails is listed in `failed`.
+    pub fn open(spec: &Spec) -> Result<Drives> {
+        let (mut drives, mut failed) = (Vec::new(), Vec::new());
+        for drive in &spec.drives {
+            match Drive::open(drive) {
+                Ok(drive) => match room::shrink(&drive) {
+                    Ok(()) => drives.push(drive),
+                    Err(error) => failed.push((drive.folder().into(), error)),
+                },
+                Err(Unusable::Refused(error)) => return Err(error),
+                Err(Unusable::Failed(error)) => failed.push((drive.folder.clone(), error)),
+            }
+        }
+        if drives.is_empty() {
+            // Reads then go to the store. The folder is tried again when the store is opened next.
+            let why: Vec<String> = failed.iter().map(|(folder, error)| format!("`{}`: {error}", folder.display())).collect();
+            return Err(
+                Error::new("storage-failed", format!("cannot use cache {}", why.join(", "))).hint("open the dataset with cache=\"\"")
+            );
+        }
+        Ok(Drives { places: drives.iter().map(|drive| drive.place).collect(), drives, failed })
+    }
+}
+
+/// A plan that runs.
+pub(crate) struct Planned(Arc<AtomicUsize>);
+
+impl Drop for Planned {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Cached {
+    /// Cache the objects of a store for which `keeps` returns true. `dataset_bytes` limits what each drive keeps of this store.
+    pub fn over(cold: Box<dyn Storage>, drives: Drives, dataset_bytes: Option<u64>, keeps: Keeps) -> Cached {
+        let store = cold.identity();
+        for drive in drives.drives.iter().filter(|_| dataset_bytes.is_some()) {
+            // A drive that cannot write its counts fails for reads, too, and is left alone then.
+            let _ = room::limit_store(drive, &store, dataset_bytes.unwrap_or(0));
+        }
+        Cached { cold: cold.into(), store: store.into(), drives: Arc::new(drives), keeps, plans: Arc::default() }
+    }
+
+    /// Return the cache of a store, or None if it has none.
+    pub fn of(storage: &dyn Storage) -> Option<&Cached> {
+        storage.cache()?.downcast_ref()
+    }
+
+    /// Return the same cache over another store of the same objects.
+    pub(crate) fn with_cold(&self, cold: Box<dyn Storage>) -> Cached {
+        Cached { cold: cold.into(), ..self.clone() }
+    }
+
+    pub fn drives(&self) -> &Drives {
+        &self.drives
+    }
+
+    /// Return the key of a part of an object.
+    pub(crate) fn key(&self, name: &str, extent: u32) -> Key {
+        Key::new(&self.store, name, "", extent)
+    }
+
+    /// Return the drive that holds an extent.
+    pub(crate) fn drive_of(&self, key: &Key) -> &Drive {
+        &self.drives.drives[self.drives.number_of(key)]
+    }
+
+    /// Let a plan decide what is kept, until the guard is dropped.
+    pub(crate) fn planned(&self) -> Planned {
+        self.plans.fetch_add(1, Relaxed);
+        Planned(self.plans.clone())
+    }
+
+    /// Return whether reads may keep what they fetch.
+    pub(crate) fn keeps_reads(&self) -> bool {
+        self.plans.load(Relaxed) == 0
+    }
+}

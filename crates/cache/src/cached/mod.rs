@@ -1,0 +1,255 @@
+//! A store over a store: objects that never change are kept on the drives of a cache. All other operations pass through.
+
+use std::any::Any;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest, RequestCost, Storage, Then, Turn};
+
+use crate::cache::Cached;
+use crate::evict;
+use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
+use crate::fill::Fill;
+use crate::room;
+
+impl Cached {
+    /// Read an object of at most one extent from the cache, whatever its length. Returns None if not all of it is cached.
+    fn whole(&self, name: &str) -> Option<Bytes> {
+        let key = self.key(name, 0);
+        let drive = self.drive_of(&key);
+        let extent = drive.find(&key, None).ok().flatten().filter(|extent| drive.is_usable() && extent.object_bytes() <= EXTENT_BYTES)?;
+        let table = extent.table(0..extent.pages()).ok()?;
+        let mut body = vec![0; extent.data_bytes() as usize];
+        let good = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
+        good.then(|| body.into())
+    }
+
+    /// Keep an object that was read whole, if it fits into one extent and no other operation is storing it.
+    fn keep(&self, name: &str, body: &Bytes) -> std::io::Result<()> {
+        let key = self.key(name, 0);
+        let drive = self.drive_of(&key);
+        let bytes = body.len() as u64;
+        if !(1..=EXTENT_BYTES).contains(&bytes) || !drive.is_writable() || !self.keeps_reads() {
+            return Ok(());
+        }
+        let Some(extent) = room::make(drive, &key, bytes)? else { return Ok(()) };
+        let Some(flight) = drive.flight()? else { return Ok(()) };
+        if !flight.try_lock(extent.hash(), 0..extent.pages())? || !extent.is_linked() {
+            return Ok(());
+        }
+        let absent = extent.table(0..extent.pages())?.iter().filter(|crc| **crc == 0).count() as u64;
+        let reserved = absent * PAGE_BYTES;
+        if room::reserve(drive, &self.store, reserved)? {
+            extent.write(0, body).inspect_err(|_| drop(drive.usage.release(&self.store, reserved, 0)))?;
+        }
+        Ok(())
+    }
+
+    /// Remove the cached parts of an object.
+    fn forget(&self, name: &str) {
+        for number in 0.. {
+            let key = self.key(name, number);
+            let drive = self.drive_of(&key);
+            let Ok(Some(extent)) = drive.find(&key, None) else { return };
+            // A part that another operation uses is evicted later.
+            let _ = evict::remove(drive, &extent, |_| true);
+        }
+    }
+}
+
+impl Storage for Cached {
+    fn uri(&self) -> &str {
+        self.cold.uri()
+    }
+
+    fn identity(&self) -> String {
+        self.store.to_string()
+    }
+
+    fn read(&self, name: &str) -> Result<Bytes> {
+        if !(self.keeps)(name) {
+            return self.cold.read(name);
+        }
+        if let Some(body) = self.whole(name) {
+            return Ok(body);
+        }
+        let body = self.cold.read(name)?;
+        if let Err(error) = self.keep(name, &body) {
+            self.drive_of(&self.key(name, 0)).failed(&error);
+        }
+        Ok(body)
+    }
+
+    fn cache(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
+    }
+
+    fn distrust(&self, name: &str, begin: u64, bytes: u64) {
+        if !(self.keeps)(name) || bytes == 0 {
+            return;
+        }
+        for number in begin / EXTENT_BYTES..=(begin + bytes - 1) / EXTENT_BYTES {
+            let key = self.key(name, number as u32);
+            let (drive, base) = (self.drive_of(&key), number * EXTENT_BYTES);
+            let pages =
+                (begin.saturating_sub(base) / PAGE_BYTES) as u32..(begin + bytes - base).min(EXTENT_BYTES).div_ceil(PAGE_BYTES) as u32;
+            // Pages that another operation uses were fetched anew.
+            let _ = drive.find(&key, None).map(|found| found.map(|extent| evict::clear(drive, &extent, pages)));
+        }
+    }
+
+    fn access_of_all(&self) -> Option<Access> {
+        Some(Access::Ranged)
+    }
+
+    fn range_bytes(&self) -> u64 {
+        self.cold.range_bytes()
+    }
+
+    fn request_cost(&self) -> RequestCost {
+        self.cold.request_cost()
+    }
+
+    fn fills_slots(&self) -> bool {
+        true
+    }
+
+    fn moves(&self) -> bool {
+        self.cold.moves()
+    }
+
+    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
+        let with = |cold: Box<dyn Storage>| Box::new(self.with_cold(cold)) as Box<dyn Storage>;
+        Ok(self.cold.held()?.map(with))
+    }
+
+    fn in_place(&self) -> bool {
+        self.cold.in_place()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.cold.deadline()
+    }
+
+    fn clock_skew(&self) -> Option<Duration> {
+        self.cold.clock_skew()
+    }
+
+    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
+        let pieces: Vec<usize> = ranges.iter().map(|range| range.pieces.len()).collect();
+        let kept =
+            |range: &RangeRequest| (self.keeps)(&range.name) && range.object_bytes.is_some_and(|bytes| bytes > 0 && range.end() <= bytes);
+        let (mut ours, others): (Vec<_>, Vec<_>) = ranges.into_iter().enumerate().partition(|(_, range)| kept(range));
+        let mut answers: Vec<Result<Vec<Bytes>>> = pieces.iter().map(|count| Ok(vec![Bytes::new(); *count])).collect();
+        let (numbers, others): (Vec<usize>, Vec<RangeRequest>) = others.into_iter().unzip();
+        if !others.is_empty() {
+            let (numbered, inner) = (numbers.clone(), then.clone());
+            let passed: Then = Arc::new(move |range, piece, bytes| inner(numbered[range], piece, bytes));
+            for (number, answer) in numbers.into_iter().zip(self.cold.fetch_then(others, passed)) {
+                answers[number] = answer;
+            }
+        }
+        if !ours.is_empty() {
+            Fill::new(self, &mut ours).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
+                (Ok(bytes), Ok(pieces)) => {
+                    then(range, piece, &bytes);
+                    pieces[piece] = bytes;
+                }
+                (Err(error), whole) => *whole = Err(error),
+                _ => {}
+            });
+        }
+        answers
+    }
+
+    fn newest(&self, folder: &str) -> Result<Option<Vec<String>>> {
+        self.cold.newest(folder)
+    }
+
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        if bytes == 0 || !(self.keeps)(name) {
+            return self.cold.map(name, bytes);
+        }
+        let pieces = self.fetch(vec![RangeRequest::plain(name, 0, bytes, Some(bytes))]).into_iter().next();
+        let pieces = pieces.unwrap_or_else(|| Err(Error::new("internal", "the cache gave no answer")))?;
+        Ok(pieces.into_iter().next().unwrap_or_default())
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.cold.exists(name)
+    }
+
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
+        self.cold.list_page(folder, after)
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<Entry>> {
+        self.cold.list(folder)
+    }
+
+    fn put(&self, name: &str, body: &[u8]) -> Result<()> {
+        self.cold.put(name, body)
+    }
+
+    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        self.cold.writer(name)
+    }
+
+    fn place(&self) -> Option<u64> {
+        self.cold.place()
+    }
+
+    fn lists(&self) -> bool {
+        self.cold.lists()
+    }
+
+    fn sync(&self, folders: &[&str]) -> Result<()> {
+        self.cold.sync(folders)
+    }
+
+    fn turn(&self, folder: &str) -> Turn {
+        self.cold.turn(folder)
+    }
+
+    fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
+        self.cold.create(name, body)
+    }
+
+    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
+        self.cold.overwrite(name, body)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.cold.delete(name)?;
+        if (self.keeps)(name) {
+            self.forget(name);
+        }
+        Ok(())
+    }
+
+    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+        self.cold.survey(see)
+    }
+
+    fn initialise(&self) -> Result<()> {
+        self.cold.initialise()
+    }
+
+    fn prove(&self) -> Result<()> {
+        self.cold.prove()
+    }
+
+    fn writable(&self) -> Result<()> {
+        self.cold.writable()
+    }
+
+    fn counters(&self) -> &penstock_storage::Counters {
+        self.cold.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests;

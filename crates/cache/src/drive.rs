@@ -1,0 +1,237 @@
+//! One folder of a cache: its extents, its counts, and how it fares. A failing drive is left alone for a while; reads then go to the store.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
+
+use penstock_error::Error;
+use penstock_storage::process::PerProcess;
+use quick_cache::sync::Cache;
+
+use crate::extent::{Extent, Key};
+use crate::flight::Flight;
+use crate::place::{Place, mix};
+use crate::registry;
+use crate::spec::DriveSpec;
+use crate::usage::{Counts, Usage, cut};
+
+/// The first line of the file that marks a folder as a cache, and the version of the files in it.
+const MARKER: &str = "penstock cache, format 1\n";
+const MARKER_NAME: &str = "penstock-cache";
+/// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
+const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
+/// Maximum number of extents that a process keeps open on each drive.
+const OPEN_EXTENTS: usize = 512;
+/// A drive is left alone for the first of these times after a failure. Each further failure doubles the time, up to the second.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// After a write failed for lack of space, nothing is written for this long.
+const FULL_PAUSE: Duration = Duration::from_secs(10);
+
+/// A folder of a cache, open in this process.
+#[derive(Debug)]
+pub struct Drive {
+    folder: PathBuf,
+    pub place: Place,
+    pub usage: Usage,
+    open: PerProcess<Cache<Key, Arc<Extent>>>,
+    began: Instant,
+    /// Milliseconds since `began` until which the drive is left alone, and until which nothing is written.
+    alone_until: AtomicU64,
+    full_until: AtomicU64,
+    /// Number of failures since the last success.
+    failures: AtomicU64,
+}
+
+/// Why a folder cannot be used as a cache.
+#[derive(Debug)]
+pub enum Unusable {
+    /// The user must choose another folder.
+    Refused(Error),
+    /// The drive fails. Reads go to the store.
+    Failed(io::Error),
+}
+
+impl Drive {
+    /// Open a folder as a cache, and create it if it is missing. Cost: a few calls, whatever the folder holds.
+    pub fn open(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
+        let folder = &spec.folder;
+        check_marker(folder)?;
+        let usage = Usage::open(&folder.join("usage")).map_err(Unusable::Failed)?;
+        if let Some(bytes) = spec.budget_bytes {
+            let set = usage.set_budget(None, bytes);
+            set.map_err(Unusable::Failed)?;
+        }
+        let budget = usage.total().map_err(Unusable::Failed)?.budget_bytes;
+        if budget == 0 {
+            let text = format!("cannot use cache `{}`: it has no size yet", folder.display());
+            return Err(Unusable::Refused(
+                Error::new("invalid-argument", text)
+                    .hint(format!("write the size when it is used first, such as {}:200GB", folder.display())),
+            ));
+        }
+        let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, folder.as_os_str().as_encoded_bytes());
+        Ok(Drive {
+            folder: folder.clone(),
+            place: Place { name, weight: budget as f64 },
+            usage,
+            open: PerProcess::new(|| Cache::new(OPEN_EXTENTS)),
+            began: Instant::now(),
+            alone_until: AtomicU64::new(0),
+            full_until: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Return the folder with the extents of a store.
+    pub fn store_folder(&self, store: &str) -> PathBuf {
+        let hash = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, cut(store).as_bytes());
+        self.stores_folder().join(format!("{:016x}", mix(hash)))
+    }
+
+    pub fn stores_folder(&self) -> PathBuf {
+        self.folder.join("stores")
+    }
+
+    pub fn path(&self, key: &Key) -> PathBuf {
+        let name = format!("{:016x}", mix(key.hash()));
+        // 4,096 folders, so that ten million extents make folders of a few thousand.
+        self.store_folder(key.store()).join(&name[..3]).join(&name[3..])
+    }
+
+    /// Begin an operation that changes what the drive holds. Returns None while another process counts again.
+    pub fn flight(&self) -> io::Result<Option<Flight>> {
+        Flight::enter(&self.locks())
+    }
+
+    pub fn plans_folder(&self) -> PathBuf {
+        self.folder.join("plans")
+    }
+
+    /// Return the bytes that a loader may add to a store: those that are free, and those of stores that no running plan reads.
+    pub fn room_bytes(&self, store: &str) -> io::Result<u64> {
+        let running = registry::running(&self.plans_folder())?;
+        let total = self.usage.total()?;
+        let (mut idle_bytes, mut own) = (0, Counts::default());
+        for record in self.usage.stores()? {
+            if record.store == cut(store) {
+                own = record.counts;
+            } else if !running.iter().any(|store| cut(store) == record.store) {
+                idle_bytes += record.counts.bytes;
+            }
+        }
+        let room_bytes = (total.budget_bytes + idle_bytes).saturating_sub(total.bytes);
+        Ok(if own.budget_bytes == 0 { room_bytes } else { room_bytes.min(own.budget_bytes.saturating_sub(own.bytes)) })
+    }
+
+    pub fn locks(&self) -> PathBuf {
+        self.folder.join("fetching")
+    }
+
+    /// Return an extent if it exists. Cost: two calls the first time.
+    pub fn find(&self, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Arc<Extent>>> {
+        let fits = |extent: &Arc<Extent>| object_bytes.is_none_or(|bytes| bytes == extent.object_bytes());
+        if let Some(extent) = self.open.get().get(key).filter(fits) {
+            return Ok(Some(extent));
+        }
+        let found = Extent::open(&self.path(key), key, object_bytes)?.map(Arc::new);
+        if let Some(extent) = &found {
+            self.keep_open(extent);
+        }
+        Ok(found)
+    }
+
+    /// Remove an extent's file and free its space, also if other processes have the file open. The caller holds its locks.
+    pub fn unlink(&self, extent: &Extent) -> io::Result<()> {
+        extent.empty()?;
+        self.forget(extent.key());
+        std::fs::remove_file(self.path(extent.key()))
+    }
+
+    /// Keep an extent open.
+    pub fn keep_open(&self, extent: &Arc<Extent>) {
+        self.open.get().insert(extent.key().clone(), extent.clone());
+    }
+
+    /// Forget an open extent, because its file is damaged or gone.
+    pub fn forget(&self, key: &Key) {
+        self.open.get().remove(key);
+    }
+
+    /// Return whether the drive may be read now.
+    pub fn is_usable(&self) -> bool {
+        self.now_ms() >= self.alone_until.load(Relaxed)
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.is_usable() && self.now_ms() >= self.full_until.load(Relaxed)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// Note that the drive works.
+    pub fn worked(&self) {
+        if self.failures.load(Relaxed) > 0 {
+            self.failures.store(0, Relaxed);
+        }
+    }
+
+    /// Note a failure. The drive is left alone for a while, but only for writes if it is full.
+    pub fn failed(&self, error: &io::Error) {
+        if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EROFS)) {
+            self.full_until.store(self.now_ms() + FULL_PAUSE.as_millis() as u64, Relaxed);
+            return;
+        }
+        let failures = self.failures.fetch_add(1, Relaxed).min(16) as u32;
+        let pause = PAUSES.0.saturating_mul(1 << failures).min(PAUSES.1);
+        self.alone_until.store(self.now_ms() + pause.as_millis() as u64, Relaxed);
+    }
+}
+
+/// Return the time in seconds since 1970, as stamps have it.
+pub fn now_seconds() -> u32 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs() as u32)
+}
+
+/// Check that a folder is a cache of this version, or make an empty or missing folder one.
+fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
+    let refuse = |why: String| {
+        let error = Error::new("invalid-argument", format!("cannot use cache `{}`: {why}", folder.display()));
+        Unusable::Refused(error.hint("choose an empty folder, or delete this one if it is an old cache"))
+    };
+    let marker = folder.join(MARKER_NAME);
+    match std::fs::read_to_string(&marker) {
+        Ok(found) if found == MARKER => return Ok(()),
+        Ok(found) => return Err(refuse(format!("the folder is of another version: `{}`", found.lines().next().unwrap_or_default()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(refuse("it is not a folder".into())),
+        Err(error) => return Err(Unusable::Failed(error)),
+    }
+    make_folder(folder).map_err(Unusable::Failed)?.then_some(()).ok_or_else(|| refuse("the folder has other files".into()))
+}
+
+/// Make an empty or missing folder a cache. Returns false if the folder has other files.
+fn make_folder(folder: &Path) -> io::Result<bool> {
+    std::fs::create_dir_all(folder)?;
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let ours = name.to_string_lossy().starts_with(MARKER_NAME) || name == "CACHEDIR.TAG" || name == "lost+found";
+        if !ours {
+            // Another process may be making the same folder a cache.
+            return Ok(std::fs::read_to_string(folder.join(MARKER_NAME)).is_ok_and(|found| found == MARKER));
+        }
+    }
+    std::fs::write(folder.join("CACHEDIR.TAG"), TAG)?;
+    // Other processes must not see a part of the marker.
+    let new = folder.join(format!("{MARKER_NAME}.{}", std::process::id()));
+    std::fs::write(&new, MARKER)?;
+    std::fs::rename(&new, folder.join(MARKER_NAME))?;
+    Ok(true)
+}

@@ -1,0 +1,313 @@
+//! An extent: a sparse file with the cached pages of up to 256 MiB of one object, at the same offsets as in the object.
+//!
+//! Behind the data are a checksum for each page (0: not cached), the time of last use for each block, the object's identity, and a footer.
+//! A page counts only if its checksum matches, so damage of any kind reads as "not cached". This file knows nothing of budgets and locks.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::place::mix;
+
+/// The smallest piece that is fetched, kept and verified: one block of the file system, the unit in which space is freed.
+pub const PAGE_BYTES: u64 = 4096;
+/// The unit whose time of last use is known.
+pub const BLOCK_BYTES: u64 = 1 << 20;
+pub const EXTENT_BYTES: u64 = 256 << 20;
+pub const BLOCK_PAGES: u32 = (BLOCK_BYTES / PAGE_BYTES) as u32;
+
+const MAGIC: &[u8; 8] = b"PSEXT\0\0\x01";
+const FOOTER_BYTES: u64 = 32;
+/// Times of last use are written again only after this many seconds.
+const STAMP_SECONDS: u32 = 16;
+/// Limit on an identity: an S3 key has at most 1,024 bytes, and a store's root is a path or a URI.
+const MOST_IDENTITY_BYTES: u64 = 16 << 10;
+
+/// The identity of a part of an object: its store, name and version, and its place in the object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Store, name and version, on a line each.
+    pub identity: String,
+    pub extent: u32,
+}
+
+impl Key {
+    pub fn new(store: &str, name: &str, version: &str, extent: u32) -> Key {
+        Key { identity: format!("{store}\n{name}\n{version}"), extent }
+    }
+
+    /// Return a hash for the place of the extent. Two keys with the same hash only push each other out, because the footer has the identity.
+    pub fn hash(&self) -> u64 {
+        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, self.identity.as_bytes()) ^ mix(u64::from(self.extent))
+    }
+
+    pub fn store(&self) -> &str {
+        self.identity.split('\n').next().unwrap_or_default()
+    }
+
+    pub fn name(&self) -> &str {
+        self.identity.split('\n').nth(1).unwrap_or_default()
+    }
+}
+
+/// Where the parts of an extent's file begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Layout {
+    data_bytes: u64,
+    table: u64,
+    stamps: u64,
+    identity: u64,
+    footer: u64,
+}
+
+impl Layout {
+    fn of(object_bytes: u64, extent: u32, identity_bytes: u64) -> Option<Layout> {
+        let data_bytes = object_bytes.checked_sub(u64::from(extent) * EXTENT_BYTES)?.min(EXTENT_BYTES);
+        let table = data_bytes.next_multiple_of(8);
+        let stamps = table + 4 * data_bytes.div_ceil(PAGE_BYTES);
+        let identity = stamps + 4 * data_bytes.div_ceil(BLOCK_BYTES);
+        let layout = Layout { data_bytes, table, stamps, identity, footer: identity + identity_bytes };
+        (data_bytes > 0 && identity_bytes <= MOST_IDENTITY_BYTES).then_some(layout)
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.footer + FOOTER_BYTES
+    }
+}
+
+/// An open extent.
+#[derive(Debug)]
+pub struct Extent {
+    file: File,
+    layout: Layout,
+    object_bytes: u64,
+    key: Key,
+    hash: u64,
+    /// The time of last use of each block, as this process wrote it last.
+    stamped: Vec<AtomicU32>,
+}
+
+impl Extent {
+    /// Open an existing extent. Returns None if the file is missing, damaged, or of another object.
+    pub fn open(path: &Path, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Extent>> {
+        let found = Extent::open_any(path)?;
+        Ok(found.filter(|extent| extent.key == *key && object_bytes.is_none_or(|bytes| bytes == extent.object_bytes)))
+    }
+
+    /// Open the extent at a path, whatever object it is of.
+    pub fn open_any(path: &Path) -> io::Result<Option<Extent>> {
+        let file = match File::options().read(true).write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let Some(footer_at) = file.metadata()?.len().checked_sub(FOOTER_BYTES) else { return Ok(None) };
+        let mut footer = [0; FOOTER_BYTES as usize];
+        if !is_read(file.read_exact_at(&mut footer, footer_at))? {
+            return Ok(None);
+        }
+        let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
+        let object_bytes = u64::from(number(8)) | u64::from(number(12)) << 32;
+        let (extent, identity_bytes, crc) = (number(16), u64::from(number(20)), number(28));
+        let Some(layout) = Layout::of(object_bytes, extent, identity_bytes).filter(|layout| layout.footer == footer_at) else {
+            return Ok(None);
+        };
+        let mut identity = vec![0; identity_bytes as usize];
+        if !is_read(file.read_exact_at(&mut identity, layout.identity))? {
+            return Ok(None);
+        }
+        if &footer[..8] != MAGIC || crc != crc_of_footer(&identity, &footer) {
+            return Ok(None);
+        }
+        let Ok(identity) = String::from_utf8(identity) else { return Ok(None) };
+        Ok(Some(Extent::with(file, layout, object_bytes, Key { identity, extent })))
+    }
+
+    fn with(file: File, layout: Layout, object_bytes: u64, key: Key) -> Extent {
+        let (hash, blocks) = (key.hash(), layout.data_bytes.div_ceil(BLOCK_BYTES));
+        Extent { file, layout, object_bytes, key, hash, stamped: (0..blocks).map(|_| AtomicU32::new(0)).collect() }
+    }
+
+    /// Create the file of an extent, without any pages. The caller holds the extent's lock, and has reserved `overhead_bytes`.
+    pub fn create(path: &Path, key: &Key, object_bytes: u64) -> io::Result<Extent> {
+        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        let mut tail = key.identity.as_bytes().to_vec();
+        let mut footer = Vec::with_capacity(FOOTER_BYTES as usize);
+        footer.extend_from_slice(MAGIC);
+        footer.extend_from_slice(&object_bytes.to_le_bytes());
+        footer.extend_from_slice(&key.extent.to_le_bytes());
+        footer.extend_from_slice(&(key.identity.len() as u32).to_le_bytes());
+        footer.extend_from_slice(&[0; 4]);
+        footer.extend_from_slice(&crc_of_footer(&tail, &footer).to_le_bytes());
+        tail.extend_from_slice(&footer);
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+        file.write_all_at(&tail, layout.identity)?;
+        Ok(Extent::with(file, layout, object_bytes, key.clone()))
+    }
+
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    pub fn object_bytes(&self) -> u64 {
+        self.object_bytes
+    }
+
+    /// Return the number of bytes of the object that belong to this extent.
+    pub fn data_bytes(&self) -> u64 {
+        self.layout.data_bytes
+    }
+
+    pub fn pages(&self) -> u32 {
+        self.layout.data_bytes.div_ceil(PAGE_BYTES) as u32
+    }
+
+    /// Return the bytes that the file uses beside its pages, rounded up to whole blocks of the file system.
+    pub fn overhead_bytes(object_bytes: u64, key: &Key) -> u64 {
+        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64);
+        layout.map_or(0, |layout| (layout.file_bytes() - layout.table).next_multiple_of(PAGE_BYTES) + PAGE_BYTES)
+    }
+
+    /// Return whether the file still has its name.
+    pub fn is_linked(&self) -> bool {
+        self.file.metadata().is_ok_and(|found| found.nlink() > 0)
+    }
+
+    /// Return the stored checksum of each page. 0 means that the page is not cached.
+    pub fn table(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * pages.len()];
+        self.read_at(&mut bytes, self.layout.table + 4 * u64::from(pages.start))?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect())
+    }
+
+    /// Read pages whose stored checksums are given into `out`, which ends where the data ends. Returns how many of the first pages match
+    /// their checksums.
+    pub fn read(&self, first: u32, crcs: &[u32], out: &mut [u8]) -> io::Result<usize> {
+        self.read_at(out, u64::from(first) * PAGE_BYTES)?;
+        let pages = out.chunks(PAGE_BYTES as usize).zip(first..).zip(crcs);
+        Ok(pages.take_while(|((page, number), crc)| **crc != 0 && self.crc(*number, page) == **crc).count())
+    }
+
+    /// Return the pages of a range that are stored but do not match their checksums. Cost: reads all of them.
+    pub fn corrupt(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
+        let mut found = Vec::new();
+        let mut data = vec![0; (u64::from(BLOCK_PAGES) * PAGE_BYTES) as usize];
+        for first in pages.clone().step_by(BLOCK_PAGES as usize) {
+            let group = first..pages.end.min(first + BLOCK_PAGES);
+            let table = self.table(group.clone())?;
+            let bytes = (group.len() as u64 * PAGE_BYTES).min(self.layout.data_bytes - u64::from(first) * PAGE_BYTES) as usize;
+            self.read_at(&mut data[..bytes], u64::from(first) * PAGE_BYTES)?;
+            let each = data[..bytes].chunks(PAGE_BYTES as usize).zip(group).zip(&table);
+            found
+                .extend(each.filter(|((page, number), crc)| **crc != 0 && self.crc(*number, page) != **crc).map(|((_, number), _)| number));
+        }
+        Ok(found)
+    }
+
+    /// Read bytes of the file. Behind its end are zeros, because a removed extent is cut to nothing.
+    fn read_at(&self, mut out: &mut [u8], mut at: u64) -> io::Result<()> {
+        while !out.is_empty() {
+            match self.file.read_at(out, at) {
+                Ok(0) => break,
+                Ok(read) => (out, at) = (&mut out[read..], at + read as u64),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        out.fill(0);
+        Ok(())
+    }
+
+    /// Announce that these bytes will be read soon.
+    pub fn will_need(&self, pages: Range<u32>) {
+        let (begin, bytes) = (u64::from(pages.start) * PAGE_BYTES, pages.len() as u64 * PAGE_BYTES);
+        // SAFETY: the file is open, and the advice changes no data.
+        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), begin as i64, bytes as i64, libc::POSIX_FADV_WILLNEED) };
+    }
+
+    /// Store whole pages, first the data and then the checksums. The caller holds the lock on these pages and has reserved their bytes.
+    pub fn write(&self, first: u32, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, u64::from(first) * PAGE_BYTES)?;
+        let crcs = data.chunks(PAGE_BYTES as usize).zip(first..).flat_map(|(page, number)| self.crc(number, page).to_le_bytes());
+        self.file.write_all_at(&crcs.collect::<Vec<u8>>(), self.layout.table + 4 * u64::from(first))
+    }
+
+    /// Forget pages and free their space, first the checksums and then the data. The caller holds the lock on these pages.
+    pub fn clear(&self, pages: Range<u32>) -> io::Result<()> {
+        self.file.write_all_at(&vec![0; 4 * pages.len()], self.layout.table + 4 * u64::from(pages.start))?;
+        let begin = u64::from(pages.start) * PAGE_BYTES;
+        // The last page may share a block of the file system with the table.
+        let end = (u64::from(pages.end) * PAGE_BYTES).min(self.layout.data_bytes / PAGE_BYTES * PAGE_BYTES);
+        if begin < end { punch(&self.file, begin, end - begin) } else { Ok(()) }
+    }
+
+    /// Free all space. Other processes that have the file open read it as not cached.
+    pub fn empty(&self) -> io::Result<()> {
+        self.file.set_len(0)
+    }
+
+    /// Note that a block was used now. Costs a call only if the last note is old.
+    pub fn stamp(&self, block: u32, now_seconds: u32) {
+        let Some(stamped) = self.stamped.get(block as usize) else { return };
+        if now_seconds.saturating_sub(stamped.load(Relaxed)) >= STAMP_SECONDS {
+            stamped.store(now_seconds, Relaxed);
+            // A lost stamp only makes the block look older.
+            let _ = self.file.write_all_at(&now_seconds.to_le_bytes(), self.layout.stamps + 4 * u64::from(block));
+        }
+    }
+
+    /// Return the time of last use of each block, in seconds since 1970.
+    pub fn stamps(&self) -> io::Result<Vec<u32>> {
+        let mut bytes = vec![0; (self.layout.identity - self.layout.stamps) as usize];
+        self.read_at(&mut bytes, self.layout.stamps)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|stamp| u32::from_le_bytes(*stamp)).collect())
+    }
+
+    /// Return the stored checksum of a page: its crc32c, changed by its place so that a page at a wrong place fails.
+    fn crc(&self, page: u32, data: &[u8]) -> u32 {
+        let place = mix(self.hash ^ u64::from(page)) as u32;
+        // 0 means that the page is not cached.
+        (crc_fast::crc32_iscsi(data) ^ place).max(1)
+    }
+}
+
+/// Return whether all bytes were read. Another process may have cut the file.
+fn is_read(read: io::Result<()>) -> io::Result<bool> {
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+fn crc_of_footer(identity: &[u8], footer: &[u8]) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    digest.update(identity);
+    digest.update(&footer[..28]);
+    digest.finalize() as u32
+}
+
+/// Free a range of a file. A file system without holes gets zeros.
+fn punch(file: &File, begin: u64, bytes: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the file is open, and the call takes no pointers.
+        match unsafe { libc::fallocate(file.as_raw_fd(), mode, begin as i64, bytes as i64) } {
+            0 => return Ok(()),
+            _ if io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP) => return Err(io::Error::last_os_error()),
+            _ => {}
+        }
+    }
+    let zeros = vec![0; (1 << 20).min(bytes as usize)];
+    (0..bytes).step_by(zeros.len()).try_for_each(|at| file.write_all_at(&zeros[..zeros.len().min((bytes - at) as usize)], begin + at))
+}
+
+#[cfg(test)]
+mod tests;

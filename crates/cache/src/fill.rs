@@ -1,0 +1,394 @@
+//! One read of many ranges through the cache: read what is cached, fetch what is missing once, keep it, and assemble the pieces.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use penstock_error::{Error, Result};
+use penstock_storage::{Piece, RangeRequest, Slot, add};
+
+use crate::cache::Cached;
+use crate::drive::now_seconds;
+use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
+use crate::flight::Flight;
+use crate::part::Part;
+use crate::usage::Counts;
+
+/// Pages that are read and verified together, so that they are still in the processor's cache when they are copied.
+const GROUP_PAGES: u32 = 16;
+/// Cold pages are joined into requests of at most this length.
+const JOINED_BYTES: u64 = 8 << 20;
+/// A piece that claims to be longer gets its memory as its bytes arrive.
+const MOST_RESERVED_BYTES: usize = 8 << 20;
+
+/// A piece that is being assembled.
+struct Wanted {
+    range: usize,
+    piece: usize,
+    begin: u64,
+    bytes: usize,
+    /// Index of the part that has the first byte. A piece that crosses extents continues in the parts that follow.
+    part: usize,
+    target: Target,
+}
+
+/// Where the bytes of a piece go.
+enum Target {
+    Slot(Slot),
+    Memory(Vec<u8>),
+}
+
+impl Target {
+    fn filled(&self) -> usize {
+        match self {
+            Target::Slot(slot) => slot.filled(),
+            Target::Memory(memory) => memory.len(),
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        match self {
+            Target::Slot(slot) => slot.push(bytes),
+            Target::Memory(memory) => memory.extend_from_slice(bytes),
+        }
+    }
+
+    fn freeze(self) -> Bytes {
+        match self {
+            Target::Slot(slot) => slot.freeze(),
+            Target::Memory(memory) => memory.into(),
+        }
+    }
+}
+
+/// Pages that this operation has locked and must fetch.
+struct Fetch {
+    part: usize,
+    pages: Range<u32>,
+    /// Whether the bytes may be kept, because there is room for them.
+    keep: bool,
+}
+
+/// The pieces of a range: for each one, the number of its `Fetch` and its pages.
+type Pieces = Vec<(usize, Range<u32>)>;
+
+/// A read of many ranges.
+pub struct Fill<'a> {
+    cached: &'a Cached,
+    parts: Vec<Part<'a>>,
+    wanted: Vec<Wanted>,
+    scratch: Vec<u8>,
+    now_seconds: u32,
+    /// Whether fetched pages may be kept.
+    keeps: bool,
+}
+
+impl<'a> Fill<'a> {
+    /// Divide ranges of objects that the cache may keep into pieces and parts.
+    pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> Fill<'a> {
+        let mut fill = Fill::empty(cached, cached.keeps_reads());
+        for (index, range) in ranges {
+            let object_bytes = range.object_bytes.unwrap_or(0);
+            let mut begin = range.begin;
+            let mut slots = std::mem::take(&mut range.slots).into_iter();
+            for (number, piece) in range.pieces.iter().enumerate() {
+                begin += piece.skip;
+                let part = fill.parts_of(&range.name, object_bytes, begin, piece.bytes as u64);
+                let target = match slots.next().flatten() {
+                    Some(slot) => Target::Slot(slot),
+                    None => Target::Memory(Vec::with_capacity(piece.bytes.min(MOST_RESERVED_BYTES))),
+                };
+                fill.wanted.push(Wanted { range: *index, piece: number, begin, bytes: piece.bytes, part, target });
+                begin += piece.bytes as u64;
+            }
+        }
+        fill
+    }
+
+    fn empty(cached: &'a Cached, keeps: bool) -> Fill<'a> {
+        let scratch = vec![0; (u64::from(GROUP_PAGES) * PAGE_BYTES) as usize];
+        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps }
+    }
+
+    /// Fetch and keep pages for a plan: each with its object's name and length, its extent and its pages. Cost: one request per run of pages.
+    pub fn warm(cached: &'a Cached, runs: impl Iterator<Item = (Arc<str>, u64, u32, Range<u32>)>) -> Result<()> {
+        let mut fill = Fill::empty(cached, true);
+        for (name, object_bytes, extent, pages) in runs {
+            let begin = u64::from(extent) * EXTENT_BYTES + u64::from(pages.start) * PAGE_BYTES;
+            let part = fill.parts_of(&name, object_bytes, begin, 1);
+            fill.parts[part].missing.push(pages);
+        }
+        let began = Instant::now();
+        loop {
+            let wanted: Vec<Vec<Range<u32>>> = fill.parts.iter().map(|part| part.missing.clone()).collect();
+            let busy = fill.fetch_missing(began)?;
+            fill.parts.iter_mut().for_each(|part| part.fetched.clear());
+            if !busy {
+                fill.note_events();
+                return Ok(());
+            }
+            // Pages that another operation was fetching are cached now, unless it failed.
+            fill.parts.iter_mut().zip(wanted).for_each(|(part, missing)| part.missing = missing);
+        }
+    }
+
+    fn note_events(&self) {
+        for part in self.parts.iter().filter(|part| part.events != Counts::default()) {
+            let (events, counters) = (&part.events, self.cached.cold.counters());
+            for (counter, amount) in [
+                (&counters.cache_hits, events.hits),
+                (&counters.cache_hit_bytes, events.hit_bytes),
+                (&counters.cache_misses, events.misses),
+                (&counters.cache_cold_bytes, events.cold_bytes),
+                (&counters.cache_corrupt_pages, events.corrupt_pages),
+            ] {
+                add(counter, amount);
+            }
+            // The counts of the drive matter less than reads.
+            let _ = part.drive.usage.note(part.key.store(), events);
+        }
+    }
+
+    /// Return the first part of a piece, and add the parts that are new.
+    fn parts_of(&mut self, name: &str, object_bytes: u64, begin: u64, bytes: u64) -> usize {
+        let extents = (begin / EXTENT_BYTES) as u32..=((begin + bytes.max(1) - 1) / EXTENT_BYTES) as u32;
+        let first = *extents.start();
+        // Ranges of one object follow each other, so its parts are the last ones.
+        let known = |part: &Part<'_>| part.key.extent == first && part.key.name() == name && part.object_bytes == object_bytes;
+        let at = self.parts.iter().rposition(known);
+        let at = at.filter(|at| {
+            extents
+                .clone()
+                .zip(*at..)
+                .all(|(extent, at)| self.parts.get(at).is_some_and(|part| part.key.extent == extent && part.key.name() == name))
+        });
+        at.unwrap_or_else(|| {
+            let at = self.parts.len();
+            for extent in extents {
+                let key = self.cached.key(name, extent);
+                let drive = self.cached.drive_of(&key);
+                self.parts.push(Part::new(drive, key, object_bytes));
+            }
+            at
+        })
+    }
+
+    /// Read all pieces, and pass each one to `done` when it is complete.
+    pub fn run(mut self, done: &mut dyn FnMut(usize, usize, Result<Bytes>)) {
+        let mut open = std::mem::take(&mut self.wanted);
+        open.retain_mut(|wanted| !self.complete(wanted, true, done));
+        let began = Instant::now();
+        let mut failure: Option<Error> = None;
+        while !open.is_empty() && failure.is_none() {
+            open.iter().for_each(|wanted| self.note_missing(wanted));
+            let busy = self.fetch_missing(began).unwrap_or_else(|error| {
+                failure = Some(error);
+                false
+            });
+            open.retain_mut(|wanted| !self.complete(wanted, false, done));
+            if !busy {
+                break;
+            }
+        }
+        // Pages that another operation removed in the meantime, or that it is still fetching after the deadline.
+        for wanted in open {
+            let answer = match &failure {
+                Some(error) => Err(error.clone()),
+                None => self.straight(wanted.part, wanted.begin, wanted.bytes),
+            };
+            done(wanted.range, wanted.piece, answer);
+        }
+        self.note_events();
+    }
+
+    /// Fill a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
+    fn complete(&mut self, wanted: &mut Wanted, first: bool, done: &mut dyn FnMut(usize, usize, Result<Bytes>)) -> bool {
+        while wanted.target.filled() < wanted.bytes {
+            let at = wanted.begin + wanted.target.filled() as u64;
+            let end = wanted.begin + wanted.bytes as u64;
+            let part = wanted.part + (at / EXTENT_BYTES - wanted.begin / EXTENT_BYTES) as usize;
+            let base = at / EXTENT_BYTES * EXTENT_BYTES;
+            if !self.push(part, at - base, (end - base).min(EXTENT_BYTES), &mut wanted.target) {
+                return false;
+            }
+        }
+        let events = &mut self.parts[wanted.part].events;
+        if first {
+            events.hits += 1;
+            events.hit_bytes += wanted.bytes as u64;
+        } else {
+            events.misses += 1;
+        }
+        let target = std::mem::replace(&mut wanted.target, Target::Memory(Vec::new()));
+        done(wanted.range, wanted.piece, Ok(target.freeze()));
+        true
+    }
+
+    /// Push the bytes from `begin` to at most `end` of a part into a target. Returns false if no byte could be pushed.
+    fn push(&mut self, part: usize, begin: u64, end: u64, target: &mut Target) -> bool {
+        let Part { drive, extent, fetched, events, key, corrupt, .. } = &mut self.parts[part];
+        let page = (begin / PAGE_BYTES) as u32;
+        let after = fetched.partition_point(|(first, _)| *first <= page);
+        if let Some((first, bytes)) = after.checked_sub(1).map(|at| &fetched[at]) {
+            let skip = begin - u64::from(*first) * PAGE_BYTES;
+            if skip < bytes.len() as u64 {
+                let until = (end - begin + skip).min(bytes.len() as u64);
+                target.push(&bytes[skip as usize..until as usize]);
+                return true;
+            }
+        }
+        let Some(found) = extent.clone() else { return false };
+        let next_fetched = fetched.get(after).map_or(u32::MAX, |(first, _)| *first);
+        let last = (end.div_ceil(PAGE_BYTES) as u32).min(page + GROUP_PAGES).min(next_fetched);
+        let mut read = || -> std::io::Result<Option<(usize, usize)>> {
+            let table = found.table(page..last)?;
+            let pages = table.iter().take_while(|crc| **crc != 0).count();
+            if pages == 0 {
+                return Ok(None);
+            }
+            let base = u64::from(page) * PAGE_BYTES;
+            let bytes = (pages as u64 * PAGE_BYTES).min(found.data_bytes() - base) as usize;
+            let good = found.read(page, &table[..pages], &mut self.scratch[..bytes])?;
+            Ok(Some((good, bytes)))
+        };
+        match read() {
+            Ok(Some((0, _))) => {
+                // The other corrupt pages up to the end are found now, so that they are fetched together.
+                let more = found.corrupt(page..end.div_ceil(PAGE_BYTES) as u32).unwrap_or_else(|_| vec![page]);
+                let new = more.into_iter().filter(|page| !corrupt.contains(page)).collect::<Vec<u32>>();
+                events.corrupt_pages += new.len() as u64;
+                corrupt.extend(new);
+                false
+            }
+            Ok(Some((good, bytes))) => {
+                let base = u64::from(page) * PAGE_BYTES;
+                let until = ((good as u64 * PAGE_BYTES).min(bytes as u64)).min(end - base);
+                target.push(&self.scratch[(begin - base) as usize..until as usize]);
+                found.stamp((begin / BLOCK_BYTES) as u32, self.now_seconds);
+                drive.worked();
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                drive.failed(&error);
+                drive.forget(key);
+                *extent = None;
+                false
+            }
+        }
+    }
+
+    /// Add the pages of a piece that are neither fetched nor cached.
+    fn note_missing(&mut self, wanted: &Wanted) {
+        let (begin, end) = (wanted.begin + wanted.target.filled() as u64, wanted.begin + wanted.bytes as u64);
+        for extent in begin / EXTENT_BYTES..=(end - 1) / EXTENT_BYTES {
+            let part = &mut self.parts[wanted.part + (extent - wanted.begin / EXTENT_BYTES) as usize];
+            let base = extent * EXTENT_BYTES;
+            let pages = (begin.saturating_sub(base) / PAGE_BYTES) as u32..((end - base).min(EXTENT_BYTES)).div_ceil(PAGE_BYTES) as u32;
+            part.missing.push(pages);
+        }
+    }
+
+    /// Fetch missing pages that no other operation is fetching, and keep them. Returns whether others are fetching some of them.
+    fn fetch_missing(&mut self, began: Instant) -> Result<bool> {
+        let deadline = self.cached.cold.deadline();
+        let (mut fetches, mut flights, mut busy) = (Vec::new(), Vec::new(), None);
+        for index in 0..self.parts.len() {
+            let part = &mut self.parts[index];
+            let missing = part.wanted_runs();
+            if missing.is_empty() {
+                continue;
+            }
+            let (locked, flight, waiting) = part.lock(&missing, self.keeps).unwrap_or_else(|error| {
+                part.drive.failed(&error);
+                (missing, None, None)
+            });
+            busy = busy.or(waiting.map(|pages| (index, pages)));
+            let runs = match flight {
+                Some(_) => part.reserve(locked),
+                None => locked.into_iter().map(|pages| (pages, false)).collect(),
+            };
+            fetches.extend(runs.into_iter().map(|(pages, keep)| Fetch { part: index, pages, keep }));
+            flights.extend(flight);
+        }
+        let fetched = self.fetch(fetches);
+        drop(flights);
+        fetched?;
+        let Some((part, pages)) = busy else { return Ok(false) };
+        // This operation holds no lock now, so it may wait for others.
+        let Part { drive, extent, .. } = &self.parts[part];
+        let hash = extent.as_ref().map_or(0, |extent| extent.hash());
+        let patience = deadline.saturating_sub(began.elapsed());
+        let lock = Flight::new(&drive.locks()).and_then(|flight| flight.lock(hash, pages, patience));
+        Ok(lock.unwrap_or(false))
+    }
+
+    /// Fetch pages from the store, and keep those for which there is room.
+    fn fetch(&mut self, fetches: Vec<Fetch>) -> Result<()> {
+        let (ranges, order) = self.plan(&fetches);
+        let answers = self.cached.cold.fetch(ranges);
+        let mut failure = None;
+        for (answer, numbers) in answers.into_iter().zip(order) {
+            match answer {
+                Ok(pieces) => {
+                    for (bytes, (number, pages)) in pieces.into_iter().zip(numbers) {
+                        let Fetch { part, keep, .. } = fetches[number];
+                        self.parts[part].took(pages, bytes, keep);
+                    }
+                }
+                Err(error) => {
+                    for (number, pages) in numbers.into_iter().filter(|(number, _)| fetches[*number].keep) {
+                        self.parts[fetches[number].part].give_back(pages);
+                    }
+                    failure = failure.or(Some(error));
+                }
+            }
+        }
+        self.parts.iter_mut().for_each(|part| part.fetched.sort_unstable_by_key(|(first, _)| *first));
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Join runs of pages into ranges. Returns the ranges, and for each of their pieces the number of its run and its pages.
+    fn plan(&self, fetches: &[Fetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
+        let (gap_bytes, most) = (self.cached.cold.request_cost().gap_bytes, self.cached.cold.range_bytes().min(JOINED_BYTES));
+        let (mut ranges, mut order): (Vec<RangeRequest>, Vec<Pieces>) = (Vec::new(), Vec::new());
+        for (number, fetch) in fetches.iter().enumerate() {
+            let part = &self.parts[fetch.part];
+            let base = u64::from(part.key.extent) * EXTENT_BYTES;
+            let step = ((most / PAGE_BYTES).max(1)) as usize;
+            for first in fetch.pages.clone().step_by(step) {
+                let begin = base + u64::from(first) * PAGE_BYTES;
+                let pages = first..fetch.pages.end.min(first.saturating_add(step as u32));
+                let end = (base + u64::from(pages.end) * PAGE_BYTES).min(part.object_bytes);
+                let joins = |range: &RangeRequest| {
+                    range.name == part.key.name() && begin >= range.end() && begin - range.end() <= gap_bytes && end - range.begin <= most
+                };
+                match (ranges.last_mut().filter(|range| joins(range)), order.last_mut()) {
+                    (Some(range), Some(order)) => {
+                        range.pieces.push(Piece { skip: begin - range.end(), bytes: (end - begin) as usize });
+                        order.push((number, pages));
+                    }
+                    _ => {
+                        let plain = RangeRequest::plain(part.key.name(), begin, end - begin, Some(part.object_bytes));
+                        ranges.push(RangeRequest { shared: true, ..plain });
+                        order.push(vec![(number, pages)]);
+                    }
+                }
+            }
+        }
+        (ranges, order)
+    }
+
+    /// Read a piece from the store, past the cache.
+    fn straight(&mut self, part: usize, begin: u64, bytes: usize) -> Result<Bytes> {
+        let part = &mut self.parts[part];
+        part.events.misses += 1;
+        part.events.cold_bytes += bytes as u64;
+        part.events.bypassed_bytes += bytes as u64;
+        let range = RangeRequest::plain(part.key.name(), begin, bytes as u64, Some(part.object_bytes));
+        let pieces = self.cached.cold.fetch(vec![range]).into_iter().next();
+        let pieces = pieces.unwrap_or_else(|| Err(Error::new("internal", "the store gave no answer")))?;
+        Ok(pieces.into_iter().next().unwrap_or_default())
+    }
+}

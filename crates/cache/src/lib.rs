@@ -1,0 +1,55 @@
+//! A cache of blocks on local drives, in front of any store. Bytes are verified on every read, and a failing cache never fails a read.
+//!
+//! [`Cached`] is the store that callers use. A `drive` is a folder with `extent`s, which are sparse files with the cached pages of an object.
+//! `fill` reads through the cache, `flight` lets only one operation of this machine fetch a page, `usage` counts bytes, and `evict` frees them.
+//! `place` decides which drive holds an extent. Nothing here depends on formats (docs/design/0020-cache.md).
+
+mod cache;
+mod cached;
+mod drive;
+mod evict;
+mod extent;
+mod fill;
+mod flight;
+mod part;
+mod place;
+mod plan;
+mod registry;
+mod room;
+mod spec;
+pub mod upkeep;
+mod usage;
+
+use penstock_error::{Error, Kind, Result};
+use penstock_storage::{Options, Storage};
+
+pub use cache::{Cached, Drives, Keeps};
+pub use drive::Drive;
+pub use plan::units::{Need, Object};
+pub use plan::{Foreseen, Future, Plan, Progress};
+pub use spec::{DriveSpec, Spec, size_bytes};
+pub use usage::{Counts, Record};
+
+/// The variable that names a cache for all stores that are reached over a network.
+pub const VARIABLE: &str = "PENSTOCK_CACHE";
+
+/// Open the store at a URI, behind the cache that the option `cache` or the environment names. The variable has no effect on local folders
+/// and on memory, and the option `cache` with an empty text switches it off. If all drives fail, the store is opened without a cache, and
+/// `note` gets the reason.
+pub fn open(uri: &str, options: &Options, keeps: Keeps, note: impl FnOnce(Error)) -> Result<Box<dyn Storage>> {
+    let store = penstock_storage::open(uri, options)?;
+    let is_remote = uri.split_once("://").is_some_and(|(scheme, _)| !matches!(scheme, "file" | "memory"));
+    let from_environment = || std::env::var(VARIABLE).ok().filter(|_| is_remote);
+    let Some(text) = options.given("cache").map(str::to_owned).or_else(from_environment).filter(|text| !text.is_empty()) else {
+        return Ok(store);
+    };
+    let spec = Spec::parse(&text)?;
+    match Drives::open(&spec) {
+        Ok(drives) => Ok(Box::new(Cached::over(store, drives, spec.dataset_bytes, keeps))),
+        Err(error) if error.kind() == Kind::InvalidInput => Err(error),
+        Err(error) => {
+            note(error);
+            Ok(store)
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The part of a read that concerns one extent: which pages are missing, their locks and their space, and how fetched pages are stored.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::drive::Drive;
+use crate::extent::{BLOCK_PAGES, Extent, Key, PAGE_BYTES};
+use crate::flight::Flight;
+use crate::room;
+use crate::usage::Counts;
+
+/// The pieces of one extent that a read wants.
+pub struct Part<'a> {
+    pub drive: &'a Drive,
+    pub key: Key,
+    pub object_bytes: u64,
+    pub extent: Option<Arc<Extent>>,
+    /// Runs of pages that were fetched by this read, in ascending order.
+    pub fetched: Vec<(u32, Bytes)>,
+    /// Pages that open pieces still need.
+    pub missing: Vec<Range<u32>>,
+    /// Pages whose stored checksum did not match. Their bytes are reserved already.
+    pub corrupt: BTreeSet<u32>,
+    pub events: Counts,
+}
+
+/// The runs that an operation has locked, its locks, and pages that another operation has locked.
+pub type Locked = (Vec<Range<u32>>, Option<Flight>, Option<Range<u32>>);
+
+impl<'a> Part<'a> {
+    /// Begin a read of an extent that may be missing.
+    pub fn new(drive: &'a Drive, key: Key, object_bytes: u64) -> Part<'a> {
+        let found = if drive.is_usable() { drive.find(&key, Some(object_bytes)) } else { Ok(None) };
+        let extent = found.unwrap_or_else(|error| {
+            drive.failed(&error);
+            None
+        });
+        let (fetched, missing, corrupt, events) = Default::default();
+        Part { drive, key, object_bytes, extent, fetched, missing, corrupt, events }
+    }
+
+    /// Take the runs of pages that open pieces need, without repetitions.
+    pub fn wanted_runs(&mut self) -> Vec<Range<u32>> {
+        let mut missing = std::mem::take(&mut self.missing);
+        missing.sort_unstable_by_key(|pages| pages.start);
+        let mut runs: Vec<Range<u32>> = Vec::new();
+        for pages in missing {
+            match runs.last_mut() {
+                Some(last) if pages.start <= last.end => last.end = last.end.max(pages.end),
+                _ => runs.push(pages),
+            }
+        }
+        self.lacking(&runs, self.extent.as_deref())
+    }
+
+    /// Return the pages of these runs that are neither fetched nor cached.
+    fn lacking(&self, runs: &[Range<u32>], extent: Option<&Extent>) -> Vec<Range<u32>> {
+        let mut lacking: Vec<Range<u32>> = Vec::new();
+        for run in runs {
+            let table = extent.and_then(|extent| extent.table(run.clone()).ok());
+            for page in run.clone() {
+                let is_cached =
+                    table.as_ref().is_some_and(|table| table[(page - run.start) as usize] != 0 && !self.corrupt.contains(&page));
+                if is_cached || self.has_fetched(page) {
+                    continue;
+                }
+                match lacking.last_mut() {
+                    Some(last) if last.end == page => last.end += 1,
+                    _ => lacking.push(page..page + 1),
+                }
+            }
+        }
+        lacking
+    }
+
+    fn has_fetched(&self, page: u32) -> bool {
+        let after = self.fetched.partition_point(|(first, _)| *first <= page);
+        after.checked_sub(1).is_some_and(|at| {
+            let (first, bytes) = &self.fetched[at];
+            u64::from(page - first) * PAGE_BYTES < bytes.len() as u64
+        })
+    }
+
+    /// Lock the pages that no other operation has locked, and leave out those that were cached in the meantime. Without locks, the pages
+    /// are fetched but not kept.
+    pub fn lock(&mut self, missing: &[Range<u32>], keeps: bool) -> std::io::Result<Locked> {
+        let unlocked = || Ok((missing.to_vec(), None, None));
+        if !self.drive.is_writable() || !keeps {
+            return unlocked();
+        }
+        let Some(extent) = room::make(self.drive, &self.key, self.object_bytes)? else { return unlocked() };
+        let Some(flight) = self.drive.flight()? else { return unlocked() };
+        let (mut locked, mut busy): (Vec<Range<u32>>, Option<Range<u32>>) = (Vec::new(), None);
+        for pages in missing {
+            if flight.try_lock(extent.hash(), pages.clone())? {
+                locked.push(pages.clone());
+                continue;
+            }
+            for page in pages.clone() {
+                if !flight.try_lock(extent.hash(), page..page + 1)? {
+                    busy.get_or_insert(page..page + 1);
+                    continue;
+                }
+                match locked.last_mut() {
+                    Some(last) if last.end == page => last.end += 1,
+                    _ => locked.push(page..page + 1),
+                }
+            }
+        }
+        if !extent.is_linked() {
+            // It was removed after it was opened.
+            self.drive.forget(&self.key);
+            return unlocked();
+        }
+        let lacking = self.lacking(&locked, Some(&extent));
+        self.extent = Some(extent);
+        Ok((lacking, Some(flight), busy))
+    }
+
+    /// Return the bytes to reserve for pages. Those of corrupt pages are reserved already.
+    fn reserved_bytes(&self, pages: &Range<u32>) -> u64 {
+        pages.clone().filter(|page| !self.corrupt.contains(page)).count() as u64 * PAGE_BYTES
+    }
+
+    /// Reserve the bytes of locked pages as far as there is room. Returns runs of pages, and whether each one may be kept.
+    pub fn reserve(&self, locked: Vec<Range<u32>>) -> Vec<(Range<u32>, bool)> {
+        let bytes = locked.iter().map(|pages| self.reserved_bytes(pages)).sum();
+        if self.has_room(bytes) {
+            return locked.into_iter().map(|pages| (pages, true)).collect();
+        }
+        let mut has_room = true;
+        let cut = locked
+            .iter()
+            .flat_map(|pages| pages.clone().step_by(BLOCK_PAGES as usize).map(|first| first..pages.end.min(first + BLOCK_PAGES)));
+        let reserve = |pages: Range<u32>| {
+            has_room = has_room && self.has_room(self.reserved_bytes(&pages));
+            (pages, has_room)
+        };
+        cut.map(reserve).collect()
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        room::reserve(self.drive, self.key.store(), bytes).unwrap_or_else(|error| {
+            self.drive.failed(&error);
+            false
+        })
+    }
+
+    /// Release the bytes of pages that were reserved but not stored.
+    pub fn give_back(&self, pages: Range<u32>) {
+        if let Err(error) = self.drive.usage.release(self.key.store(), self.reserved_bytes(&pages), 0) {
+            self.drive.failed(&error);
+        }
+    }
+
+    /// Take fetched pages, and store them if there is room for them.
+    pub fn took(&mut self, pages: Range<u32>, bytes: Bytes, keep: bool) {
+        self.events.cold_bytes += bytes.len() as u64;
+        let stored = match self.extent.as_ref().filter(|_| keep) {
+            None => Ok(false),
+            Some(extent) => extent.write(pages.start, &bytes).map(|()| true).inspect_err(|_| {
+                // Space without a checksum would not be counted.
+                let _ = extent.clear(pages.clone());
+            }),
+        };
+        match stored {
+            Ok(true) => {}
+            Ok(false) => self.events.bypassed_bytes += bytes.len() as u64,
+            Err(error) => {
+                self.drive.failed(&error);
+                self.events.bypassed_bytes += bytes.len() as u64;
+                self.give_back(pages.clone());
+            }
+        }
+        self.fetched.push((pages.start, bytes));
+    }
+}

@@ -1,0 +1,76 @@
+//! The running plans of a drive: a locked file for each, with the store that the plan reads. The kernel releases the lock of a process that dies.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::flight::{Flight, WHOLE};
+
+/// A plan that is registered until this is dropped.
+#[derive(Debug)]
+pub struct Registered {
+    path: PathBuf,
+    _lock: Flight,
+}
+
+impl Registered {
+    /// Register a plan that reads a store.
+    pub fn new(folder: &Path, store: &str) -> io::Result<Registered> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        std::fs::create_dir_all(folder)?;
+        let path = folder.join(format!("{}.{}", std::process::id(), NUMBER.fetch_add(1, Relaxed)));
+        let lock = Flight::new(&path)?;
+        lock.try_lock(0, WHOLE)?;
+        File::create(&path)?.write_all(store.as_bytes())?;
+        Ok(Registered { path, _lock: lock })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path); // A file that remains is not locked.
+    }
+}
+
+/// Return the stores that running plans read, and remove the files of dead processes.
+pub fn running(folder: &Path) -> io::Result<HashSet<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
+        other => other?,
+    };
+    let mut stores = HashSet::new();
+    for entry in entries {
+        let path = entry?.path();
+        let Ok(mut file) = File::options().read(true).write(true).open(&path) else { continue };
+        if Flight::new(&path)?.try_lock(0, WHOLE)? {
+            let _ = std::fs::remove_file(&path); // Another process may have removed it.
+            continue;
+        }
+        let mut store = String::new();
+        file.read_to_string(&mut store)?;
+        stores.insert(store);
+    }
+    Ok(stores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_running_jobs_count() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let plans = folder.path().join("plans");
+        assert!(running(&plans)?.is_empty());
+        let (one, _two) = (Registered::new(&plans, "s3://one")?, Registered::new(&plans, "s3://two")?);
+        // What a process that was killed leaves behind.
+        std::fs::write(plans.join("1.0"), "s3://dead")?;
+        assert_eq!(running(&plans)?, ["s3://one", "s3://two"].map(str::to_owned).into());
+        assert!(!plans.join("1.0").exists());
+        drop(one);
+        assert_eq!(running(&plans)?, ["s3://two".to_owned()].into());
+        Ok(())
+    }
+}

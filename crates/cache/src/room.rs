@@ -1,0 +1,103 @@
+//! Room on a drive: bytes are reserved within budgets, and old blocks make room for new ones.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::drive::Drive;
+use crate::evict;
+use crate::extent::{Extent, Key};
+use crate::flight::{FILE, Flight};
+use crate::usage::cut;
+
+/// The unit in which the kernel reports the space of files.
+const STAT_BLOCK_BYTES: u64 = 512;
+/// A process waits this long for another one that creates or removes the same file.
+const FILE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Evict what exceeds the budget, which may have been reduced.
+pub fn shrink(drive: &Drive) -> io::Result<()> {
+    loop {
+        let total = drive.usage.total()?;
+        let excess_bytes = total.bytes.saturating_sub(total.budget_bytes);
+        // What running plans read is left to them, and nothing is added meanwhile.
+        if excess_bytes == 0 || evict::from_all(drive, excess_bytes)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Set the budget of a store, and evict what exceeds it.
+pub fn limit_store(drive: &Drive, store: &str, bytes: u64) -> io::Result<()> {
+    drive.usage.set_budget(Some(store), bytes)?;
+    loop {
+        let own = drive.usage.stores()?.into_iter().find(|record| record.store == cut(store)).unwrap_or_default().counts;
+        let excess_bytes = own.bytes.saturating_sub(bytes);
+        if excess_bytes == 0 || evict::from_store(drive, store, excess_bytes)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Return an extent, and create its file if it is missing. Returns None if it does not fit. The caller holds no lock.
+pub fn make(drive: &Drive, key: &Key, object_bytes: u64) -> io::Result<Option<Arc<Extent>>> {
+    if let Some(extent) = drive.find(key, Some(object_bytes))?.filter(|extent| extent.is_linked()) {
+        return Ok(Some(extent));
+    }
+    drive.forget(key);
+    let overhead = Extent::overhead_bytes(object_bytes, key);
+    let Some(flight) = drive.flight()? else { return Ok(None) };
+    if !reserve(drive, key.store(), overhead)? {
+        return Ok(None);
+    }
+    let made = make_file(drive, key, object_bytes, &flight);
+    if !matches!(made, Ok(Some((_, true)))) {
+        drive.usage.release(key.store(), overhead, 0)?;
+    }
+    let Some((extent, _)) = made? else { return Ok(None) };
+    let extent = Arc::new(extent);
+    drive.keep_open(&extent);
+    Ok(Some(extent))
+}
+
+/// Create an extent's file, and return whether this call created it. Returns None if another process holds its lock for too long.
+fn make_file(drive: &Drive, key: &Key, object_bytes: u64, flight: &Flight) -> io::Result<Option<(Extent, bool)>> {
+    let path = drive.path(key);
+    if !flight.lock(key.hash(), FILE, FILE_PATIENCE)? {
+        return Ok(None);
+    }
+    if let Some(extent) = Extent::open(&path, key, Some(object_bytes))? {
+        return Ok(Some((extent, false)));
+    }
+    // A damaged file, or that of another object with the same hash, gives way. The space that it used was counted.
+    if let Ok(found) = std::fs::metadata(&path) {
+        drive.usage.release(key.store(), found.blocks() * STAT_BLOCK_BYTES, 0)?;
+    }
+    match Extent::create(&path, key, object_bytes) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            Ok(Some((Extent::create(&path, key, object_bytes)?, true)))
+        }
+        other => Ok(Some((other?, true))),
+    }
+}
+
+/// Reserve bytes for a store, and evict as much as needed. Returns false if they do not fit.
+pub fn reserve(drive: &Drive, store: &str, bytes: u64) -> io::Result<bool> {
+    // Another process may take the room that this one made.
+    for _ in 0..3 {
+        match drive.usage.reserve(store, bytes)? {
+            Some((0, 0)) => return Ok(true),
+            None => return Ok(false),
+            Some((of_drive, of_store)) => {
+                let freed =
+                    if of_store > 0 { evict::from_store(drive, store, of_store.max(of_drive))? } else { evict::from_all(drive, of_drive)? };
+                if freed == 0 {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+    Ok(false)
+}

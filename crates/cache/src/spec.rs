@@ -1,0 +1,113 @@
+//! The text that names a cache: `/nvme/penstock:200GB`, or several drives with a comma between them.
+
+use std::path::PathBuf;
+
+use penstock_error::{Error, Result};
+
+/// A cache as the user describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    pub drives: Vec<DriveSpec>,
+    /// The most bytes that one dataset may use on each drive, or None for no limit of its own.
+    pub dataset_bytes: Option<u64>,
+}
+
+/// One folder of a cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriveSpec {
+    pub folder: PathBuf,
+    /// The most bytes that the folder may hold. None keeps the budget that the folder already has.
+    pub budget_bytes: Option<u64>,
+}
+
+/// The folder of caches in memory, which all processes of this machine share.
+const MEMORY_FOLDER: &str = "/dev/shm/penstock";
+
+impl Spec {
+    /// Parse `FOLDER:SIZE[,FOLDER:SIZE…][?dataset=SIZE]`. `memory:SIZE` is a folder in shared memory.
+    pub fn parse(text: &str) -> Result<Spec> {
+        let refuse = |why: String| {
+            Error::new("invalid-argument", format!("cannot use cache `{text}`: {why}"))
+                .hint("write a folder and its size, such as /nvme/penstock:200GB, or memory:8GB; separate several folders by commas")
+        };
+        let (folders, limits) = text.split_once('?').unwrap_or((text, ""));
+        let dataset_bytes = match limits.split_once('=') {
+            None if limits.is_empty() => None,
+            Some(("dataset", size)) => Some(size_bytes(size).ok_or_else(|| refuse(format!("`{size}` is not a size")))?),
+            _ => return Err(refuse(format!("`{limits}` is unknown, expected dataset=SIZE"))),
+        };
+        let drive = |part: &str| {
+            let (folder, size) = match part.rsplit_once(':') {
+                Some((folder, size)) => (folder, Some(size)),
+                None => (part, None),
+            };
+            let budget_bytes = match size {
+                None => None,
+                Some(size) => Some(size_bytes(size).ok_or_else(|| refuse(format!("`{size}` is not a size above 0")))?),
+            };
+            match folder {
+                "memory" => {
+                    // SAFETY: the call takes no arguments and cannot fail.
+                    let user = unsafe { libc::getuid() };
+                    Ok(DriveSpec { folder: format!("{MEMORY_FOLDER}-{user}").into(), budget_bytes })
+                }
+                "" => Err(refuse("a folder is empty".into())),
+                folder if folder.contains('\0') => Err(refuse("a folder has a null character".into())),
+                folder => Ok(DriveSpec { folder: folder.into(), budget_bytes }),
+            }
+        };
+        let drives = folders.split(',').map(drive).collect::<Result<Vec<_>>>()?;
+        let repeated = drives.iter().enumerate().find(|(index, drive)| drives[..*index].iter().any(|other| other.folder == drive.folder));
+        match repeated {
+            Some((_, drive)) => Err(refuse(format!("`{}` is named twice", drive.folder.display()))),
+            None => Ok(Spec { drives, dataset_bytes }),
+        }
+    }
+}
+
+/// Parse a size such as `200GB`, `1.5TiB` or `4096`. Returns None for another text, and for sizes below 1 or above 2^60.
+pub fn size_bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit: f64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return None,
+    };
+    let number = digits.trim_end().parse::<f64>().ok().filter(|_| digits.starts_with(|digit: char| digit.is_ascii_digit()))?;
+    let bytes = number * unit;
+    (1.0..=(1u64 << 60) as f64).contains(&bytes).then_some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_folders_are_parsed() -> Result<()> {
+        let spec = Spec::parse("/nvme:1/penstock:200GB,/two:1.5TiB?dataset=10MB")?;
+        let drive = |folder: &str, bytes| DriveSpec { folder: folder.into(), budget_bytes: Some(bytes) };
+        assert_eq!(spec.drives, [drive("/nvme:1/penstock", 200_000_000_000), drive("/two", 3 << 39)]);
+        assert_eq!(spec.dataset_bytes, Some(10_000_000));
+        assert_eq!(Spec::parse("/nvme")?.drives, [DriveSpec { folder: "/nvme".into(), budget_bytes: None }]);
+        for size in ["", "GB", "-1GB", "0", "1XB", "1e30", "nan", "inf", "1 2", "0x10", "2PB"] {
+            assert_eq!(size_bytes(size), None, "{size}");
+        }
+        assert_eq!(size_bytes("4096"), Some(4096));
+        assert_eq!(size_bytes("2 kib"), Some(2048));
+        Ok(())
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in ["", ":1GB", "/a:1GB,", "/a:x", "/a:1GB,/a:2GB", "/a:1GB?x=1", "/a:1GB?dataset=", "/a:1GB?dataset=0", "/a\0:1GB"] {
+            assert_eq!(Spec::parse(text).err().map(|error| error.code()), Some("invalid-argument"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Upkeep of a drive: walk its extents, verify each page, remove what nobody can use, and count again.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::drive::Drive;
+use crate::evict;
+use crate::extent::{Extent, PAGE_BYTES};
+use crate::flight::Flight;
+use crate::usage::cut;
+
+/// Counting again waits this long for reads that are storing pages.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What `verify` found on a drive.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checked {
+    pub extents: u64,
+    pub pages: u64,
+    /// Pages whose checksums do not match. They are removed.
+    pub corrupt_pages: u64,
+    /// Files that are damaged or not of a cache. They are removed.
+    pub other_files: u64,
+    /// Bytes counted before, and bytes found. The difference is what processes that were killed had reserved.
+    pub counted_bytes: u64,
+    pub bytes: u64,
+}
+
+/// Call `see` with the path of each file in the stores' folders, until it breaks.
+fn walk(drive: &Drive, see: &mut dyn FnMut(PathBuf) -> io::Result<ControlFlow<()>>) -> io::Result<ControlFlow<()>> {
+    let mut folders = vec![drive.stores_folder()];
+    while let Some(folder) = folders.pop() {
+        let entries = match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            } else if see(entry.path())?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Verify each page of a drive, remove damaged ones, and count the bytes again. `see` gets the counts so far after each extent. If it breaks,
+/// the rest is not verified, and nothing is counted.
+pub fn verify(drive: &Drive, see: &mut dyn FnMut(&Checked) -> ControlFlow<()>) -> io::Result<Checked> {
+    let mut checked = Checked { counted_bytes: drive.usage.total()?.bytes, ..Checked::default() };
+    let walked = walk(drive, &mut |path| {
+        match Extent::open_any(&path)? {
+            None => {
+                // Another process may have removed it, or be about to write its footer.
+                checked.other_files += u64::from(is_old(&path) && std::fs::remove_file(&path).is_ok());
+            }
+            Some(extent) => {
+                checked.extents += 1;
+                verify_extent(drive, &extent, &mut checked)?;
+            }
+        }
+        Ok(see(&checked))
+    })?;
+    if walked.is_continue()
+        && let Some(_alone) = Flight::alone(&drive.locks(), PATIENCE)?
+    {
+        checked.bytes = recount(drive)?;
+    }
+    Ok(checked)
+}
+
+fn is_old(path: &std::path::Path) -> bool {
+    let age = std::fs::metadata(path).and_then(|found| found.modified()).ok().and_then(|time| time.elapsed().ok());
+    age.is_some_and(|age| age > Duration::from_secs(60))
+}
+
+fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::Result<()> {
+    checked.pages += extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
+    for page in extent.corrupt(0..extent.pages())? {
+        checked.corrupt_pages += 1;
+        evict::clear(drive, extent, page..page + 1)?;
+    }
+    Ok(())
+}
+
+/// Count the bytes of all extents. The caller keeps other operations out. Returns the total.
+fn recount(drive: &Drive) -> io::Result<u64> {
+    let mut bytes: HashMap<String, u64> = HashMap::new();
+    let _ = walk(drive, &mut |path| {
+        if let Some(extent) = Extent::open_any(&path)? {
+            let pages = extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
+            let all = pages * PAGE_BYTES + Extent::overhead_bytes(extent.object_bytes(), extent.key());
+            *bytes.entry(cut(extent.key().store()).to_owned()).or_default() += all;
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    drive.usage.recount(|store| bytes.get(store).copied().unwrap_or(0))?;
+    Ok(bytes.values().sum())
+}
+
+/// Remove all extents of a store, or of all stores. Returns the bytes that were freed. Extents that another operation uses remain.
+pub fn clear(drive: &Drive, store: Option<&str>) -> io::Result<u64> {
+    let mut freed = 0;
+    let _ = walk(drive, &mut |path| {
+        if let Some(extent) = Extent::open_any(&path)?.filter(|extent| store.is_none_or(|store| extent.key().store() == store)) {
+            freed += evict::remove(drive, &extent, |_| true)?;
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(freed)
+}

@@ -1,0 +1,327 @@
+//! How many bytes a drive and each store on it use, and what all processes have read so far: one small file per drive, changed under a lock.
+//!
+//! Bytes are reserved before they are written and released after they were removed. A process that dies in between leaves a count
+//! that is too high, never too low.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_storage::process::PerProcess;
+
+use crate::flight::{Flight, WHOLE};
+
+const RECORD_BYTES: usize = 512;
+const NAME_BYTES: usize = 256;
+/// Number of stores with a record of their own. The others share the last record.
+const STORES: usize = 1023;
+/// A lock on these counts is held for a few calls. A process that waits longer than this gives up, and its read is not counted.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+macro_rules! fields {
+    ($($name:ident),*) => {
+        /// Counts of a drive, or of one store on it.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Counts { $(pub $name: u64),* }
+
+        impl Counts {
+            const COUNT: usize = [$(stringify!($name)),*].len();
+
+            /// Return the name and value of each count.
+            pub fn entries(&self) -> [(&'static str, u64); Counts::COUNT] {
+                [$((stringify!($name), self.$name)),*]
+            }
+
+            fn from_array(values: [u64; Counts::COUNT]) -> Counts {
+                let [$($name),*] = values;
+                Counts { $($name),* }
+            }
+
+            /// Add the events of `other`. Sizes and budgets are not events.
+            fn add(&mut self, other: &Counts) {
+                let sizes = (self.bytes, self.budget_bytes);
+                $(self.$name = self.$name.saturating_add(other.$name);)*
+                (self.bytes, self.budget_bytes) = sizes;
+            }
+        }
+    };
+}
+
+fields!(
+    // Sizes: bytes reserved, and the most that may be reserved (0: no limit).
+    bytes,
+    budget_bytes,
+    // Events since the cache was created.
+    hits,
+    hit_bytes,
+    misses,
+    cold_bytes,
+    // Pages whose checksum did not match.
+    corrupt_pages,
+    evicted_bytes,
+    // Bytes that were fetched but not kept, because there was no room or the drive failed.
+    bypassed_bytes
+);
+
+/// A record of the file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Record {
+    /// The store's root, or an empty text in the drive's record. A long root is cut.
+    pub store: String,
+    pub counts: Counts,
+}
+
+impl Record {
+    fn parse(bytes: &[u8]) -> Record {
+        let name_bytes = u16::from_le_bytes([bytes[0], bytes[1]]) as usize;
+        let store = String::from_utf8_lossy(&bytes[2..2 + name_bytes.min(NAME_BYTES)]).into_owned();
+        let numbers = bytes[2 + NAME_BYTES..].as_chunks::<8>().0;
+        Record { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) }
+    }
+
+    fn bytes(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        let name = cut(&self.store).as_bytes();
+        bytes[..2].copy_from_slice(&(name.len() as u16).to_le_bytes());
+        bytes[2..2 + name.len()].copy_from_slice(name);
+        for (place, (_, value)) in bytes[2 + NAME_BYTES..].chunks_exact_mut(8).zip(self.counts.entries()) {
+            place.copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// Return as much of a store's root as a record holds.
+pub fn cut(store: &str) -> &str {
+    let end = (0..=NAME_BYTES.min(store.len())).rev().find(|end| store.is_char_boundary(*end));
+    &store[..end.unwrap_or(0)]
+}
+
+/// The counts of one drive.
+#[derive(Debug)]
+pub struct Usage {
+    file: File,
+    path: PathBuf,
+    /// The number of each store's record that this process has found so far.
+    known: PerProcess<Mutex<Vec<(String, u64)>>>,
+}
+
+impl Usage {
+    pub fn open(path: &Path) -> io::Result<Usage> {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        Ok(Usage { file, path: path.into(), known: PerProcess::new(Mutex::default) })
+    }
+
+    fn record(&self, number: u64) -> io::Result<Record> {
+        let mut bytes = [0; RECORD_BYTES];
+        let (mut filled, at) = (0, number * RECORD_BYTES as u64);
+        // Records behind the end of the file are empty.
+        while filled < RECORD_BYTES {
+            match self.file.read_at(&mut bytes[filled..], at + filled as u64)? {
+                0 => break,
+                more => filled += more,
+            }
+        }
+        Ok(Record::parse(&bytes))
+    }
+
+    /// Return the counts of the drive. Cost: one call.
+    pub fn total(&self) -> io::Result<Counts> {
+        Ok(self.record(0)?.counts)
+    }
+
+    /// Return the records of all stores.
+    pub fn stores(&self) -> io::Result<Vec<Record>> {
+        let count = (self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 2);
+        let records = (1..count).map(|number| self.record(number)).collect::<io::Result<Vec<Record>>>()?;
+        Ok(records.into_iter().filter(|record| record.counts != Counts::default()).collect())
+    }
+
+    /// Change the counts of the drive and of a store under the lock. The change is written unless it returns None, and None is returned if
+    /// another process holds the lock for too long.
+    pub fn change<T>(&self, store: &str, change: impl FnOnce(&mut Counts, &mut Counts) -> Option<T>) -> io::Result<Option<T>> {
+        let flight = Flight::new(&self.path)?;
+        if !flight.lock(0, WHOLE, PATIENCE)? {
+            return Ok(None);
+        }
+        let number = self.number_of(store)?;
+        let (mut total, mut own) = (self.record(0)?, self.record(number)?);
+        own.store = cut(store).to_owned();
+        let before = total.counts.bytes;
+        let Some(result) = change(&mut total.counts, &mut own.counts) else { return Ok(None) };
+        let write = |number: u64, record: &Record| self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64);
+        // A process that dies between the two calls must not leave a total below the sum of its parts.
+        if total.counts.bytes >= before {
+            write(0, &total)?;
+            write(number, &own)?;
+        } else {
+            write(number, &own)?;
+            write(0, &total)?;
+        }
+        Ok(Some(result))
+    }
+
+    /// Find the record of a store, or the first empty one. The caller holds the lock.
+    fn number_of(&self, store: &str) -> io::Result<u64> {
+        let store = cut(store);
+        let mut known = self.known.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, number)) = known.iter().find(|(name, _)| name == store)
+            && self.record(*number)?.store == store
+        {
+            return Ok(*number);
+        }
+        known.retain(|(name, _)| name != store);
+        for number in 1..=STORES as u64 {
+            let found = self.record(number)?;
+            if found.store == store || found == Record::default() {
+                known.push((store.to_owned(), number));
+                return Ok(number);
+            }
+        }
+        Ok(STORES as u64 + 1)
+    }
+
+    /// Replace the bytes of the drive and of all stores. The caller keeps all other operations out.
+    pub fn recount(&self, mut bytes_of: impl FnMut(&str) -> u64) -> io::Result<()> {
+        let mut total = 0;
+        for number in 1..=(self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 1) {
+            let mut record = self.record(number)?;
+            if record != Record::default() {
+                record.counts.bytes = bytes_of(&record.store);
+                total += record.counts.bytes;
+                self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64)?;
+            }
+        }
+        self.change_total(|counts| counts.bytes = total)
+    }
+
+    /// Set the budget of the drive, or of a store.
+    pub fn set_budget(&self, store: Option<&str>, bytes: u64) -> io::Result<()> {
+        match store {
+            None if self.total()?.budget_bytes == bytes => Ok(()),
+            None => self.change_total(|total| total.budget_bytes = bytes),
+            Some(store) => self
+                .change(store, |_, own| {
+                    own.budget_bytes = bytes;
+                    Some(())
+                })
+                .map(drop),
+        }
+    }
+
+    fn change_total(&self, change: impl FnOnce(&mut Counts)) -> io::Result<()> {
+        let flight = Flight::new(&self.path)?;
+        if !flight.lock(0, WHOLE, PATIENCE)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut total = self.record(0)?;
+        change(&mut total.counts);
+        self.file.write_all_at(&total.bytes(), 0)
+    }
+
+    /// Reserve bytes for a store. Returns how many bytes must be evicted first (0: they are reserved now), from the drive and from the store.
+    pub fn reserve(&self, store: &str, bytes: u64) -> io::Result<Option<(u64, u64)>> {
+        self.change(store, |total, own| {
+            let over = |counts: &Counts| match counts.budget_bytes {
+                0 => 0,
+                budget => (counts.bytes + bytes).saturating_sub(budget),
+            };
+            let lacking = (over(total), over(own));
+            if lacking == (0, 0) {
+                total.bytes += bytes;
+                own.bytes += bytes;
+            }
+            Some(lacking)
+        })
+    }
+
+    /// Release bytes of a store, of which `evicted` were removed to make room.
+    pub fn release(&self, store: &str, bytes: u64, evicted: u64) -> io::Result<()> {
+        let release = |counts: &mut Counts| {
+            counts.bytes = counts.bytes.saturating_sub(bytes);
+            counts.evicted_bytes += evicted;
+        };
+        self.change(store, |total, own| {
+            release(total);
+            release(own);
+            Some(())
+        })
+        .map(drop)
+    }
+
+    /// Add events of a store.
+    pub fn note(&self, store: &str, events: &Counts) -> io::Result<()> {
+        self.change(store, |total, own| {
+            total.add(events);
+            own.add(events);
+            Some(())
+        })
+        .map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(folder: &Path) -> io::Result<Usage> {
+        Usage::open(&folder.join("usage"))
+    }
+
+    #[test]
+    fn bytes_are_reserved_up_to_both_budgets() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let usage = usage(folder.path())?;
+        usage.set_budget(None, 100)?;
+        usage.set_budget(Some("a"), 60)?;
+        assert_eq!(usage.reserve("a", 60)?, Some((0, 0)));
+        assert_eq!(usage.reserve("a", 1)?, Some((0, 1)));
+        assert_eq!(usage.reserve("b", 41)?, Some((1, 0)));
+        assert_eq!(usage.reserve("b", 40)?, Some((0, 0)));
+        assert_eq!(usage.reserve("a", 3)?, Some((3, 3)));
+        usage.release("a", 5, 5)?;
+        assert_eq!(usage.reserve("a", 5)?, Some((0, 0)));
+        let total = usage.total()?;
+        assert_eq!((total.bytes, total.evicted_bytes), (100, 5));
+        let stores: Vec<(String, u64)> = usage.stores()?.into_iter().map(|record| (record.store, record.counts.bytes)).collect();
+        assert_eq!(stores, [("a".to_owned(), 60), ("b".to_owned(), 40)]);
+        Ok(())
+    }
+
+    #[test]
+    fn threads_and_handles_count_every_event() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let shared = usage(folder.path())?;
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (shared, own) = (&shared, usage(folder.path()));
+                scope.spawn(move || {
+                    let own = own.ok();
+                    for _ in 0..100 {
+                        let events = Counts { hits: 1, bytes: 9, ..Counts::default() };
+                        let usage = if thread % 2 == 0 { Some(shared) } else { own.as_ref() };
+                        usage.map(|usage| usage.note(&format!("store {}", thread % 3), &events));
+                    }
+                });
+            }
+        });
+        assert_eq!((shared.total()?.hits, shared.total()?.bytes), (400, 0));
+        assert_eq!(shared.stores()?.iter().map(|record| record.counts.hits).sum::<u64>(), 400);
+        Ok(())
+    }
+
+    #[test]
+    fn a_long_root_is_cut_between_characters() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let usage = usage(folder.path())?;
+        let root = "é".repeat(300);
+        usage.reserve(&root, 7)?;
+        usage.reserve(&root, 8)?;
+        let stores = usage.stores()?;
+        assert_eq!((stores.len(), stores[0].counts.bytes, stores[0].store.len()), (1, 15, 256));
+        Ok(())
+    }
+}

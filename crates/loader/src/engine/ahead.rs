@@ -1,0 +1,83 @@
+//! What a cache must know to read ahead for a loader: the bytes that each sample needs, and the samples of each step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_cache::{Cached, Foreseen, Future, Need, Object, Plan};
+use penstock_dataset::{OnCorrupt, Reader};
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
+
+use crate::engine::recipe::Recipe;
+
+/// Samples whose bytes are looked up at a time.
+const LOOKED_UP: u64 = 4096;
+/// A larger source is read without a plan, because a plan keeps about 100 bytes for each sample.
+const MOST_SAMPLES: u64 = 16 << 20;
+
+/// The future of one source of a loader.
+struct SourceFuture {
+    recipe: Arc<Recipe>,
+    source: usize,
+    /// The engine makes every `stride`-th step.
+    begin: u64,
+    stride: u64,
+}
+
+/// Return the sources that are read through a cache, each with its cache and its future. `begin` and `stride` are those of the engine's steps.
+fn futures(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> impl Iterator<Item = (&Cached, SourceFuture)> {
+    recipe.sources.iter().enumerate().filter_map(move |(source, of)| {
+        let cached = Cached::of(of.snapshot.context.storage.as_ref())?;
+        let is_planned = of.len() <= MOST_SAMPLES && recipe.windows[source].is_none() && recipe.cut.steps() > 0;
+        is_planned.then(|| (cached, SourceFuture { recipe: recipe.clone(), source, begin, stride }))
+    })
+}
+
+/// Start a plan for each source that is read through a cache.
+pub fn plans(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> Result<Vec<Plan>> {
+    futures(recipe, begin, stride).map(|(cached, future)| Plan::start(cached.clone(), Arc::new(future))).collect()
+}
+
+/// Return the bytes that an epoch from step `begin` on would find in caches, and those that it would fetch. Returns None if no source is read
+/// through a cache with a plan. Cost: reads the tails of all data files.
+pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Foreseen>> {
+    let each = futures(recipe, begin, 1).map(|(cached, future)| Plan::foresee(cached, &future)).collect::<Result<Vec<Foreseen>>>()?;
+    let sum = |of: fn(&Foreseen) -> u64| each.iter().map(of).sum();
+    Ok((!each.is_empty()).then(|| Foreseen { cached_bytes: sum(|one| one.cached_bytes), cold_bytes: sum(|one| one.cold_bytes) }))
+}
+
+impl Future for SourceFuture {
+    fn samples(&self) -> u32 {
+        self.recipe.sources[self.source].len() as u32
+    }
+
+    fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)> {
+        let source = &self.recipe.sources[self.source];
+        let columns: Vec<&ColumnSpec> = self.recipe.specs[self.source].iter().filter(|spec| source.files_of(spec).is_none()).collect();
+        let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) = (Vec::new(), HashMap::new(), Vec::new());
+        for first in (0..source.len()).step_by(LOOKED_UP as usize) {
+            if penstock_storage::process::interrupted() {
+                return Err(Error::new("interrupted", "the loader was closed"));
+            }
+            let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
+            let mut reader = Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?;
+            reader.each_need(&columns, |place, file, file_bytes, begin, end| {
+                let object = *numbers.entry(file).or_insert_with(|| {
+                    objects.push(Object { name: penstock_format::ids::data_name(file).into(), bytes: file_bytes });
+                    objects.len() as u32 - 1
+                });
+                needs.push(Need { sample: first as u32 + place, object, begin, end });
+            })?;
+        }
+        Ok((objects, needs))
+    }
+
+    fn epoch_steps(&self) -> u64 {
+        self.recipe.cut.steps().div_ceil(self.stride)
+    }
+
+    fn samples_of(&self, step: u64) -> Vec<u32> {
+        let (_, _, places, _) = self.recipe.places(self.begin + step * self.stride);
+        places.into_iter().filter(|place| place.source == self.source).map(|place| place.position as u32).collect()
+    }
+}

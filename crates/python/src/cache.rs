@@ -1,0 +1,89 @@
+//! The caches of this machine: their counts and their upkeep. Datasets use them through `open`.
+
+use std::ops::ControlFlow;
+
+use penstock_cache::upkeep::{self, Checked};
+use penstock_cache::{Counts, Drive, Drives, Spec};
+use penstock_error::Error;
+use pyo3::prelude::*;
+
+use crate::errors::{OrRaise, interrupted};
+
+/// Names and values.
+type Numbers = Vec<(&'static str, u64)>;
+
+/// The folder of a drive, its counts, and those of each store on it.
+type Status = (String, Numbers, Vec<(String, Numbers)>);
+
+fn failed(drive: &Drive, error: std::io::Error) -> Error {
+    Error::new("storage-failed", format!("cannot use cache `{}`: {error}", drive.folder().display()))
+}
+
+/// Open the drives of an existing cache. A drive that fails is an error here.
+fn opened(cache: &str) -> penstock_error::Result<Drives> {
+    let drives = Drives::open(&Spec::parse(cache)?)?;
+    match drives.failed.first() {
+        Some((folder, error)) => Err(Error::new("storage-failed", format!("cannot use cache `{}`: {error}", folder.display()))),
+        None => Ok(drives),
+    }
+}
+
+/// Return the folder of each drive, its counts, and the counts of each store on it.
+#[pyfunction]
+pub fn cache_status(py: Python<'_>, cache: &str) -> PyResult<Vec<Status>> {
+    let status = py.detach(|| {
+        let numbers = |counts: &Counts| counts.entries().to_vec();
+        let of_drive = |drive: &Drive| {
+            let (total, stores) =
+                drive.usage.total().and_then(|total| Ok((total, drive.usage.stores()?))).map_err(|error| failed(drive, error))?;
+            let stores = stores.iter().map(|record| (record.store.clone(), numbers(&record.counts))).collect();
+            Ok((drive.folder().display().to_string(), numbers(&total), stores))
+        };
+        opened(cache)?.drives.iter().map(of_drive).collect::<penstock_error::Result<Vec<_>>>()
+    });
+    status.or_raise(py)
+}
+
+/// Verify each page of each drive, and count again. Calls `progress(extents, pages)` after each extent. Returns the folder of each drive and
+/// what was found.
+#[pyfunction]
+#[pyo3(signature = (cache, progress=None))]
+pub fn cache_verify(py: Python<'_>, cache: &str, progress: Option<Py<PyAny>>) -> PyResult<Vec<(String, Numbers)>> {
+    let mut stopped: Option<PyErr> = None;
+    let verified = py.detach(|| {
+        let mut see = |checked: &Checked| {
+            if let Some(progress) = &progress {
+                stopped = Python::attach(|py| progress.call1(py, (checked.extents, checked.pages)).err());
+            }
+            if stopped.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let mut of_drive = |drive: &Drive| {
+            let found = upkeep::verify(drive, &mut see).map_err(|error| failed(drive, error))?;
+            let numbers = vec![
+                ("extents", found.extents),
+                ("pages", found.pages),
+                ("corrupt_pages", found.corrupt_pages),
+                ("other_files", found.other_files),
+                ("counted_bytes", found.counted_bytes),
+                ("bytes", found.bytes),
+            ];
+            Ok((drive.folder().display().to_string(), numbers))
+        };
+        opened(cache)?.drives.iter().map(&mut of_drive).collect::<penstock_error::Result<Vec<_>>>()
+    });
+    match stopped {
+        Some(error) => Err(error),
+        None => verified.or_raise(py),
+    }
+}
+
+/// Remove what a cache holds of a store, or of all stores. Returns the bytes that were freed.
+#[pyfunction]
+#[pyo3(signature = (cache, store=None))]
+pub fn cache_evict(py: Python<'_>, cache: &str, store: Option<&str>) -> PyResult<u64> {
+    let freed = py.detach(|| {
+        let of_drive = |drive: &Drive| upkeep::clear(drive, store).map_err(|error| failed(drive, error));
+        opened(cache)?.drives.iter().map(of_drive).sum::<penstock_error::Result<u64>>()
+    });
+    freed.or_raise(py)
+}

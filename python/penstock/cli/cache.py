@@ -1,0 +1,139 @@
+"""`penstock cache`: the caches of this machine."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from penstock.cli.terminal import at
+
+app = typer.Typer(no_args_is_help=True, help="Show, fill, check or empty a cache of this machine.")
+
+CACHE: str = typer.Option("", "--cache", "-c", help="The cache, such as /nvme/penstock:200GB; PENSTOCK_CACHE by default.")
+AS_JSON: bool = typer.Option(False, "--json", help="Print JSON.")
+
+
+def _cache(given: str) -> str:
+    cache = given or os.environ.get("PENSTOCK_CACHE", "")
+    if not cache:
+        raise typer.BadParameter("give --cache, or set PENSTOCK_CACHE")
+    return cache
+
+
+@app.command()
+def status(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
+    """Show what a cache holds, and what was read through it since it was created."""
+    from penstock import _core
+    from penstock.cli.terminal import show
+
+    drives = [
+        (folder, dict(counts), [(store, dict(own)) for store, own in stores])
+        for folder, counts, stores in _core.cache_status(_cache(cache))
+    ]
+    if as_json:
+        show.print_json(
+            [
+                {"folder": folder, **counts, "stores": [{"store": store, **own} for store, own in stores]}
+                for folder, counts, stores in drives
+            ]
+        )
+        return
+    for folder, counts, stores in drives:
+        sizes = {name: show.size_text(counts[f"{name}_bytes"]) for name in ("hit", "cold", "bypassed", "evicted")}
+        print(f"{folder}: {show.size_text(counts['bytes'])} of {show.size_text(counts['budget_bytes'])}")
+        print(f"{counts['hits']:,} hits gave {sizes['hit']}; {counts['misses']:,} misses; {sizes['cold']} fetched")
+        print(f"{sizes['bypassed']} not kept; {sizes['evicted']} evicted; {counts['corrupt_pages']:,} corrupt pages")
+        if not stores:
+            continue
+        table = show.table("", "store", "cached", "limit", "from the cache", "fetched")
+        for store, own in stores:
+            limit = show.size_text(own["budget_bytes"]) if own["budget_bytes"] else "-"
+            table.add_row(
+                show.plain(store), show.size_text(own["bytes"]), limit, show.size_text(own["hit_bytes"]), show.size_text(own["cold_bytes"])
+            )
+        show.console.print(table)
+
+
+# Over 6 parameters: each is an option of the command line.
+@app.command()
+def warm(
+    uri: str = typer.Argument(help="A dataset."),
+    branch: str = at.BRANCH,
+    snapshot: str = at.SNAPSHOT,
+    tag: str = at.TAG,
+    as_of: str = at.AS_OF,
+    cache: str = CACHE,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Read all data files of a snapshot into a cache."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    import penstock
+    from penstock.cli.terminal import show
+
+    at.check(snapshot, tag, as_of, branch)
+    dataset = penstock.open(
+        uri,
+        branch=branch,
+        snapshot=snapshot or None,
+        tag=tag or None,
+        as_of=as_of or None,
+        cache=_cache(cache),
+        storage_options=at.storage_options or None,
+    )
+    console = Console(stderr=True)
+    total = dataset.structure()["data_bytes"]
+    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task("warming", total=total)
+        files, read_bytes = dataset._snapshot.warm(lambda _files, done: progress.update(task, completed=done))
+    if as_json:
+        show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot, "data_files": files, "data_bytes": read_bytes})
+    else:
+        print(f"read {show.count(files, 'data file')}, {show.size_text(read_bytes)}")
+
+
+@app.command()
+def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
+    """Verify every page of a cache, remove damaged ones, and count again."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from penstock import _core
+    from penstock.cli.terminal import show
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task("verifying", total=None)
+        found = _core.cache_verify(_cache(cache), lambda _extents, pages: progress.update(task, completed=pages))
+    if as_json:
+        show.print_json([{"folder": folder, **dict(counts)} for folder, counts in found])
+        return
+    for folder, numbers in found:
+        counts = dict(numbers)
+        print(
+            f"{folder}: {show.count(counts['extents'], 'extent')}, {counts['pages']:,} pages, {counts['corrupt_pages']:,} corrupt, "
+            f"{counts['other_files']:,} other files; {show.size_text(counts['bytes'])}, counted before: {show.size_text(counts['counted_bytes'])}"
+        )
+
+
+@app.command()
+def evict(
+    uri: str = typer.Argument("", help="A dataset; everything by default."),
+    cache: str = CACHE,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Remove a dataset, or everything, from a cache."""
+    import penstock
+    from penstock import _core
+    from penstock.cli.terminal import show
+
+    chosen = _cache(cache)
+    store = penstock.open(uri, cache="", storage_options=at.storage_options or None)._snapshot.identity() if uri else None
+    freed = _core.cache_evict(chosen, store)
+    if as_json:
+        show.print_json({"evicted_bytes": freed})
+    else:
+        print(f"evicted {show.size_text(freed)}")

@@ -1,0 +1,190 @@
+"""The cache through Python and the command line: each byte is fetched once, whatever process reads it, and a failing cache never fails a read."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import penstock as ps
+import pytest
+from typer.testing import CliRunner
+
+SAMPLES, LENGTH = 120, 40_000
+
+
+def samples():
+    random = np.random.default_rng(5)
+    return [random.bytes(LENGTH + int(random.integers(20_000))) for _ in range(SAMPLES)]
+
+
+@pytest.fixture
+def filled(bucket):
+    """Return the place of a dataset in MinIO with 120 samples of 40 to 60 kB, and their bytes."""
+    ds = ps.create(bucket, {"blob": ps.Bytes(), "number": "int32"})
+    blobs = samples()
+    ds.append({"blob": blobs, "number": range(SAMPLES)})
+    return bucket, blobs
+
+
+def received(ds, work):
+    """Run `work` and return how many bytes this handle received from the store."""
+    before = ds.stats()["received_bytes"]
+    work()
+    return ds.stats()["received_bytes"] - before
+
+
+def check(ds, blobs):
+    assert ds[:]["blob"] == blobs
+    order = np.random.default_rng(1).permutation(SAMPLES)
+    assert ds[order]["blob"] == [blobs[position] for position in order]
+
+
+def counts(cache):
+    """Return the counts of a cache's first drive."""
+    result = CliRunner().invoke(_app(), ["cache", "status", "--cache", str(cache), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)[0]
+
+
+def _app():
+    from penstock.cli import app
+
+    return app
+
+
+def test_another_process_reads_from_the_cache(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    cache = f"{tmp_path / 'cache'}:50MB"
+    check(ps.open(uri, cache=cache), blobs)
+    first = counts(tmp_path / "cache")
+    total = sum(map(len, blobs))
+    assert total <= first["cold_bytes"] <= total + 100_000
+    program = """
+import sys, penstock as ps
+ds = ps.open(sys.argv[1], cache=sys.argv[2])
+before = ds.stats()
+print(sum(map(len, ds[:]["blob"])), ds.stats()["ranges"] - before["ranges"], ds.stats()["reads"] - before["reads"])
+"""
+    found = subprocess.run([sys.executable, "-c", program, uri, cache], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(total), "0", "0"]
+    assert counts(tmp_path / "cache")["cold_bytes"] == first["cold_bytes"]
+
+
+def test_epochs_after_the_first_fetch_nothing(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    ps.configure(memory_bytes=16 << 20)  # The block cache must not hide the cache.
+    ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:50MB")
+    loader = ds.loader(batch_size=16, shuffle=True, seed=3, columns=["blob", "number"])
+
+    def epoch():
+        for batch in loader:
+            assert all(blob == blobs[number] for blob, number in zip(batch["blob"], batch["number"], strict=True))
+
+    assert received(ds, epoch) >= sum(map(len, blobs))
+    assert [received(ds, epoch) for _ in range(2)] == [0, 0]
+    loader.close()
+    ps.configure(memory_bytes=512 << 20)
+
+
+def test_a_small_cache_keeps_within_its_budget(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:1MB")
+    for _ in range(3):
+        check(ds, blobs)
+        found = counts(tmp_path / "cache")
+        assert found["bytes"] <= found["budget_bytes"] == 1_000_000
+        used = sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache" / "stores").rglob("*") if path.is_file())
+        assert used <= 1_000_000
+
+
+def test_the_limit_of_a_dataset_holds(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    check(ps.open(uri, cache=f"{tmp_path / 'cache'}:50MB?dataset=2MB"), blobs)
+    (store,) = counts(tmp_path / "cache")["stores"]
+    assert store["bytes"] <= store["budget_bytes"] == 2_000_000
+    assert store["bytes"] > 1_000_000
+
+
+def test_flipped_bits_and_lost_files_are_fetched_again(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    cache = tmp_path / "cache"
+    check(ps.open(uri, cache=f"{cache}:50MB"), blobs)
+    random = np.random.default_rng(2)
+    for path in [path for path in (cache / "stores").rglob("*") if path.is_file()]:
+        body = bytearray(path.read_bytes())
+        for at in random.integers(len(body), size=40):
+            body[at] ^= 1 << int(random.integers(8))
+        path.write_bytes(body)
+    check(ps.open(uri, cache=str(cache)), blobs)
+    for path in [path for path in (cache / "stores").rglob("*") if path.is_file()]:
+        path.unlink()
+    check(ps.open(uri, cache=str(cache)), blobs)
+
+
+def test_a_cache_that_fails_is_a_warning(filled):
+    uri, blobs = filled
+    with pytest.warns(RuntimeWarning, match="reads go to the store"):
+        ds = ps.open(uri, cache="/proc/penstock/cache:1MB")
+    check(ds, blobs)
+
+
+@pytest.mark.parametrize("text", ["", "/a:", ":1GB", "/a:1GB,/a:1GB", "/a:1XB"])
+def test_wrong_caches_are_refused(filled, tmp_path, text):
+    uri, blobs = filled
+    if not text:
+        return check(ps.open(uri, cache=text), blobs)
+    with pytest.raises(ps.InvalidInputError, match="cannot use cache"):
+        ps.open(uri, cache=text)
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ps.InvalidInputError, match="the folder has other files"):
+        ps.open(uri, cache=f"{tmp_path}:1MB")
+
+
+def test_the_variable_caches_stores_but_not_folders(filled, tmp_path, monkeypatch, empty_cache):
+    uri, blobs = filled
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("PENSTOCK_CACHE", f"{cache}:50MB")
+    local = ps.create(tmp_path / "local", {"number": "int32"})
+    local.append({"number": range(1000)})
+    assert ps.open(tmp_path / "local")[5]["number"] == 5
+    assert not cache.exists()
+    check(ps.open(uri), blobs)
+    assert counts(cache)["cold_bytes"] > 0
+
+
+def test_verify_reads_the_store_and_not_the_cache(filled, tmp_path, minio, empty_cache):
+    uri, blobs = filled
+    ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:50MB")
+    check(ds, blobs)
+    assert ds.verify()["problems"] == []
+    bucket, prefix = str(uri).removeprefix("s3://").split("/", 1)
+    for name in minio.names(bucket, f"{prefix}/d/"):
+        minio.remove(bucket, name)
+    check(ds, blobs)
+    assert ds.verify()["problems"]
+
+
+def test_the_command_line_warms_verifies_and_evicts(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    cache = tmp_path / "cache"
+    run = CliRunner()
+    warmed = run.invoke(_app(), ["cache", "warm", uri, "--cache", f"{cache}:50MB", "--json"])
+    assert warmed.exit_code == 0, warmed.output
+    report = json.loads(warmed.stdout)
+    assert report["data_files"] >= 1 and report["data_bytes"] >= sum(map(len, blobs))
+    ds = ps.open(uri, cache=str(cache))
+    assert received(ds, lambda: check(ds, blobs)) == 0
+    (path, *_) = sorted((path for path in (cache / "stores").rglob("*") if path.is_file()), key=lambda path: -path.stat().st_size)
+    body = bytearray(path.read_bytes())
+    body[10_000] ^= 1
+    path.write_bytes(body)
+    verified = run.invoke(_app(), ["cache", "verify", "--cache", str(cache), "--json"])
+    assert verified.exit_code == 0, verified.output
+    (found,) = json.loads(verified.stdout)
+    assert (found["corrupt_pages"], found["counted_bytes"] - found["bytes"]) == (1, 4096)
+    assert found["bytes"] == counts(cache)["bytes"]
+    text = run.invoke(_app(), ["cache", "status", "--cache", str(cache)])
+    assert text.exit_code == 0 and "corrupt pages" in text.output and "fetched" in text.output
+    evicted = run.invoke(_app(), ["cache", "evict", uri, "--cache", str(cache)])
+    assert evicted.exit_code == 0 and counts(cache)["bytes"] == 0
+    assert run.invoke(_app(), ["cache", "status"]).exit_code == 2
