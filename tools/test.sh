@@ -55,7 +55,7 @@ export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 set -m
 { start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --ignore tests/docs --doctest-modules -m "$select" --durations=5; } &
 lanes=($!)
-{ start others tests/dataset tests/cli tests/importers -m "$select"; stores buffered,direct; } &
+{ start others tests/dataset tests/cli tests/importers -m "$select"; stores buffered,cached,direct; } &
 lanes+=($!)
 set +m
 
@@ -72,7 +72,7 @@ start docs tests/docs -m "$select"
 SHOW=40 step "demo" .venv/bin/python examples/demo.py
 wait "${lanes[@]}"
 lanes=()
-for name in most others docs buffered,direct s3,proxy,versity,azure; do count_of "$name"; done
+for name in most others docs buffered,cached,direct s3,proxy,versity,azure; do count_of "$name"; done
 
 if [ "${CI:-}" = true ] && [ "$skipped" -gt 0 ]; then
   allowed=$(grep -cvE '^\s*(#|$)' tests/skips.txt || true)

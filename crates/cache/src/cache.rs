@@ -1,8 +1,9 @@
 //! A cache over a store: its drives, and which of them holds an object. `cached` implements the operations of a store for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_storage::Storage;
 
@@ -12,8 +13,16 @@ use crate::place::{Place, place};
 use crate::room;
 use crate::spec::Spec;
 
-/// Returns whether an object never changes, so that its bytes may be kept.
-pub type Keeps = fn(&str) -> bool;
+/// What the owner of a store decides.
+#[derive(Debug, Clone, Copy)]
+pub struct Policy {
+    /// Returns whether an object never changes, so that its bytes may be kept.
+    pub keeps: fn(&str) -> bool,
+    /// Returns how many bytes of whole objects this process may hold in memory.
+    pub memory_bytes: fn() -> u64,
+    /// Called after the held bytes have changed.
+    pub changed: fn(),
+}
 
 /// A store whose immutable objects are cached. Clones share everything.
 #[derive(Debug, Clone)]
@@ -22,9 +31,36 @@ pub struct Cached {
     /// The identity of the cold store, in the keys of its objects.
     pub(crate) store: Arc<str>,
     drives: Arc<Drives>,
-    pub(crate) keeps: Keeps,
+    policy: Policy,
     /// Number of plans that run in this process. While one runs, it alone decides what is kept.
     plans: Arc<AtomicUsize>,
+}
+
+/// Bytes of whole objects that this process holds in memory.
+static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// A whole object in memory.
+struct Held {
+    bytes: Bytes,
+    changed: fn(),
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD_BYTES.fetch_sub(self.bytes.len() as u64, Relaxed);
+        (self.changed)();
+    }
+}
+
+/// Return how many bytes of whole objects this process holds in memory.
+pub fn held_bytes() -> u64 {
+    HELD_BYTES.load(Relaxed)
 }
 
 /// The drives of a cache.
@@ -76,14 +112,14 @@ impl Drop for Planned {
 }
 
 impl Cached {
-    /// Cache the objects of a store for which `keeps` returns true. `dataset_bytes` limits what each drive keeps of this store.
-    pub fn over(cold: Box<dyn Storage>, drives: Drives, dataset_bytes: Option<u64>, keeps: Keeps) -> Cached {
+    /// Cache the objects of a store that `policy` allows. `dataset_bytes` limits what each drive keeps of this store.
+    pub fn over(cold: Box<dyn Storage>, drives: Drives, dataset_bytes: Option<u64>, policy: Policy) -> Cached {
         let store = cold.identity();
         for drive in drives.drives.iter().filter(|_| dataset_bytes.is_some()) {
             // A drive that cannot write its counts fails for reads, too, and is left alone then.
             let _ = room::limit_store(drive, &store, dataset_bytes.unwrap_or(0));
         }
-        Cached { cold: cold.into(), store: store.into(), drives: Arc::new(drives), keeps, plans: Arc::default() }
+        Cached { cold: cold.into(), store: store.into(), drives: Arc::new(drives), policy, plans: Arc::default() }
     }
 
     /// Return the cache of a store, or None if it has none.
@@ -94,6 +130,23 @@ impl Cached {
     /// Return the same cache over another store of the same objects.
     pub(crate) fn with_cold(&self, cold: Box<dyn Storage>) -> Cached {
         Cached { cold: cold.into(), ..self.clone() }
+    }
+
+    /// Return whether the bytes of an object may be kept.
+    pub(crate) fn keeps(&self, name: &str) -> bool {
+        (self.policy.keeps)(name)
+    }
+
+    /// Count the bytes of a whole object until the last copy of the result is dropped.
+    pub(crate) fn hold(&self, bytes: Bytes) -> Bytes {
+        HELD_BYTES.fetch_add(bytes.len() as u64, Relaxed);
+        (self.policy.changed)();
+        Bytes::from_owner(Held { bytes, changed: self.policy.changed })
+    }
+
+    /// Return whether an object of this length may be held in memory.
+    pub(crate) fn may_hold(&self, bytes: u64) -> bool {
+        HELD_BYTES.load(Relaxed).saturating_add(bytes) <= (self.policy.memory_bytes)()
     }
 
     pub fn drives(&self) -> &Drives {

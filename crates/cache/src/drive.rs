@@ -172,7 +172,8 @@ impl Drive {
         self.is_usable() && self.now_ms() >= self.full_until.load(Relaxed)
     }
 
-    fn now_ms(&self) -> u64 {
+    /// Return the milliseconds since the drive was opened.
+    pub fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
 

@@ -70,8 +70,8 @@ struct Fetch {
     keep: bool,
 }
 
-/// The pieces of a range: for each one, the number of its `Fetch` and its pages.
-type Pieces = Vec<(usize, Range<u32>)>;
+/// The pieces of a range: for each one, the number of its `Fetch`, its pages, and where it begins in the extent.
+type Pieces = Vec<(usize, Range<u32>, u64)>;
 
 /// A read of many ranges.
 pub struct Fill<'a> {
@@ -82,12 +82,14 @@ pub struct Fill<'a> {
     now_seconds: u32,
     /// Whether fetched pages may be kept.
     keeps: bool,
+    /// Gaps of up to this length are fetched, too: kept if pages are kept, otherwise dropped. This saves requests.
+    gap_bytes: u64,
 }
 
 impl<'a> Fill<'a> {
     /// Divide ranges of objects that the cache may keep into pieces and parts.
     pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> Fill<'a> {
-        let mut fill = Fill::empty(cached, cached.keeps_reads());
+        let mut fill = Fill::empty(cached, cached.keeps_reads(), cached.cold.request_cost().gap_bytes);
         for (index, range) in ranges {
             let object_bytes = range.object_bytes.unwrap_or(0);
             let mut begin = range.begin;
@@ -106,17 +108,19 @@ impl<'a> Fill<'a> {
         fill
     }
 
-    fn empty(cached: &'a Cached, keeps: bool) -> Fill<'a> {
+    fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> Fill<'a> {
         let scratch = vec![0; (u64::from(GROUP_PAGES) * PAGE_BYTES) as usize];
-        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps }
+        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, gap_bytes }
     }
 
-    /// Fetch and keep pages for a plan: each with its object's name and length, its extent and its pages. Cost: one request per run of pages.
-    pub fn warm(cached: &'a Cached, runs: impl Iterator<Item = (Arc<str>, u64, u32, Range<u32>)>) -> Result<()> {
-        let mut fill = Fill::empty(cached, true);
+    /// Fetch and keep pages for a plan: each with its object's name and length, its extent and its pages. With `gaps`, the pages between them are
+    /// wanted later as well. Cost: one request per run of pages.
+    pub fn warm(cached: &'a Cached, gaps: bool, runs: impl Iterator<Item = (Arc<str>, u64, u32, Range<u32>)>) -> Result<()> {
+        let mut fill = Fill::empty(cached, true, if gaps { cached.cold.request_cost().gap_bytes } else { 0 });
         for (name, object_bytes, extent, pages) in runs {
             let begin = u64::from(extent) * EXTENT_BYTES + u64::from(pages.start) * PAGE_BYTES;
             let part = fill.parts_of(&name, object_bytes, begin, 1);
+            fill.parts[part].needed.push(u64::from(pages.start) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES);
             fill.parts[part].missing.push(pages);
         }
         let began = Instant::now();
@@ -229,9 +233,9 @@ impl<'a> Fill<'a> {
     fn push(&mut self, part: usize, begin: u64, end: u64, target: &mut Target) -> bool {
         let Part { drive, extent, fetched, events, key, corrupt, .. } = &mut self.parts[part];
         let page = (begin / PAGE_BYTES) as u32;
-        let after = fetched.partition_point(|(first, _)| *first <= page);
-        if let Some((first, bytes)) = after.checked_sub(1).map(|at| &fetched[at]) {
-            let skip = begin - u64::from(*first) * PAGE_BYTES;
+        let after = fetched.partition_point(|(at, _)| *at <= begin);
+        if let Some((at, bytes)) = after.checked_sub(1).map(|at| &fetched[at]) {
+            let skip = begin - at;
             if skip < bytes.len() as u64 {
                 let until = (end - begin + skip).min(bytes.len() as u64);
                 target.push(&bytes[skip as usize..until as usize]);
@@ -239,7 +243,7 @@ impl<'a> Fill<'a> {
             }
         }
         let Some(found) = extent.clone() else { return false };
-        let next_fetched = fetched.get(after).map_or(u32::MAX, |(first, _)| *first);
+        let next_fetched = fetched.get(after).map_or(u32::MAX, |(at, _)| (at / PAGE_BYTES) as u32).max(page);
         let last = (end.div_ceil(PAGE_BYTES) as u32).min(page + GROUP_PAGES).min(next_fetched);
         let mut read = || -> std::io::Result<Option<(usize, usize)>> {
             let table = found.table(page..last)?;
@@ -287,6 +291,7 @@ impl<'a> Fill<'a> {
             let base = extent * EXTENT_BYTES;
             let pages = (begin.saturating_sub(base) / PAGE_BYTES) as u32..((end - base).min(EXTENT_BYTES)).div_ceil(PAGE_BYTES) as u32;
             part.missing.push(pages);
+            part.needed.push(begin.saturating_sub(base)..(end - base).min(EXTENT_BYTES));
         }
     }
 
@@ -296,7 +301,7 @@ impl<'a> Fill<'a> {
         let (mut fetches, mut flights, mut busy) = (Vec::new(), Vec::new(), None);
         for index in 0..self.parts.len() {
             let part = &mut self.parts[index];
-            let missing = part.wanted_runs();
+            let missing = part.wanted_runs(if self.keeps { (self.gap_bytes / PAGE_BYTES) as u32 } else { 0 });
             if missing.is_empty() {
                 continue;
             }
@@ -326,53 +331,64 @@ impl<'a> Fill<'a> {
 
     /// Fetch pages from the store, and keep those for which there is room.
     fn fetch(&mut self, fetches: Vec<Fetch>) -> Result<()> {
+        self.parts.iter_mut().for_each(|part| part.needed.sort_unstable_by_key(|needed| needed.start));
         let (ranges, order) = self.plan(&fetches);
         let answers = self.cached.cold.fetch(ranges);
         let mut failure = None;
         for (answer, numbers) in answers.into_iter().zip(order) {
             match answer {
                 Ok(pieces) => {
-                    for (bytes, (number, pages)) in pieces.into_iter().zip(numbers) {
+                    for (bytes, (number, pages, begin)) in pieces.into_iter().zip(numbers) {
                         let Fetch { part, keep, .. } = fetches[number];
-                        self.parts[part].took(pages, bytes, keep);
+                        self.parts[part].took(pages, begin, bytes, keep);
                     }
                 }
                 Err(error) => {
-                    for (number, pages) in numbers.into_iter().filter(|(number, _)| fetches[*number].keep) {
+                    for (number, pages, _) in numbers.into_iter().filter(|(number, ..)| fetches[*number].keep) {
                         self.parts[fetches[number].part].give_back(pages);
                     }
                     failure = failure.or(Some(error));
                 }
             }
         }
-        self.parts.iter_mut().for_each(|part| part.fetched.sort_unstable_by_key(|(first, _)| *first));
+        for part in &mut self.parts {
+            part.fetched.sort_unstable_by_key(|(begin, _)| *begin);
+            part.needed.clear();
+        }
         failure.map_or(Ok(()), Err)
     }
 
     /// Join runs of pages into ranges. Returns the ranges, and for each of their pieces the number of its run and its pages.
     fn plan(&self, fetches: &[Fetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
-        let (gap_bytes, most) = (self.cached.cold.request_cost().gap_bytes, self.cached.cold.range_bytes().min(JOINED_BYTES));
+        // If pages are kept, the gaps between them are cached already.
+        let gap_bytes = if self.keeps { 0 } else { self.gap_bytes };
+        let most = self.cached.cold.range_bytes().min(JOINED_BYTES);
         let (mut ranges, mut order): (Vec<RangeRequest>, Vec<Pieces>) = (Vec::new(), Vec::new());
         for (number, fetch) in fetches.iter().enumerate() {
             let part = &self.parts[fetch.part];
             let base = u64::from(part.key.extent) * EXTENT_BYTES;
             let step = ((most / PAGE_BYTES).max(1)) as usize;
             for first in fetch.pages.clone().step_by(step) {
-                let begin = base + u64::from(first) * PAGE_BYTES;
                 let pages = first..fetch.pages.end.min(first.saturating_add(step as u32));
-                let end = (base + u64::from(pages.end) * PAGE_BYTES).min(part.object_bytes);
+                // Pages that are not kept need not be whole.
+                let within =
+                    if fetch.keep { u64::from(first) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES } else { part.needed_of(&pages) };
+                let (begin, end) = (base + within.start, (base + within.end).min(part.object_bytes));
+                if begin >= end {
+                    continue;
+                }
                 let joins = |range: &RangeRequest| {
                     range.name == part.key.name() && begin >= range.end() && begin - range.end() <= gap_bytes && end - range.begin <= most
                 };
                 match (ranges.last_mut().filter(|range| joins(range)), order.last_mut()) {
                     (Some(range), Some(order)) => {
                         range.pieces.push(Piece { skip: begin - range.end(), bytes: (end - begin) as usize });
-                        order.push((number, pages));
+                        order.push((number, pages, within.start));
                     }
                     _ => {
                         let plain = RangeRequest::plain(part.key.name(), begin, end - begin, Some(part.object_bytes));
                         ranges.push(RangeRequest { shared: true, ..plain });
-                        order.push(vec![(number, pages)]);
+                        order.push(vec![(number, pages, within.start)]);
                     }
                 }
             }

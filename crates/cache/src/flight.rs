@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use penstock_storage::process::interrupted;
 
 /// Bits of an offset that number a page of an extent. The rest are bits of the extent's hash. Extents that share them only wait for each other.
-const PAGE_BITS: u32 = 17;
+const PAGE_BITS: u32 = 19;
 const HASH_MASK: u64 = (1 << (62 - PAGE_BITS)) - 1;
 /// All locks of an extent: those of its pages, and `FILE`.
 pub const WHOLE: Range<u32> = 0..1 << PAGE_BITS;

@@ -23,7 +23,7 @@ mod usage;
 use penstock_error::{Error, Kind, Result};
 use penstock_storage::{Options, Storage};
 
-pub use cache::{Cached, Drives, Keeps};
+pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
 pub use plan::units::{Need, Object};
 pub use plan::{Foreseen, Future, Plan, Progress};
@@ -36,7 +36,7 @@ pub const VARIABLE: &str = "PENSTOCK_CACHE";
 /// Open the store at a URI, behind the cache that the option `cache` or the environment names. The variable has no effect on local folders
 /// and on memory, and the option `cache` with an empty text switches it off. If all drives fail, the store is opened without a cache, and
 /// `note` gets the reason.
-pub fn open(uri: &str, options: &Options, keeps: Keeps, note: impl FnOnce(Error)) -> Result<Box<dyn Storage>> {
+pub fn open(uri: &str, options: &Options, policy: Policy, note: impl FnOnce(Error)) -> Result<Box<dyn Storage>> {
     let store = penstock_storage::open(uri, options)?;
     let is_remote = uri.split_once("://").is_some_and(|(scheme, _)| !matches!(scheme, "file" | "memory"));
     let from_environment = || std::env::var(VARIABLE).ok().filter(|_| is_remote);
@@ -45,7 +45,7 @@ pub fn open(uri: &str, options: &Options, keeps: Keeps, note: impl FnOnce(Error)
     };
     let spec = Spec::parse(&text)?;
     match Drives::open(&spec) {
-        Ok(drives) => Ok(Box::new(Cached::over(store, drives, spec.dataset_bytes, keeps))),
+        Ok(drives) => Ok(Box::new(Cached::over(store, drives, spec.dataset_bytes, policy))),
         Err(error) if error.kind() == Kind::InvalidInput => Err(error),
         Err(error) => {
             note(error);

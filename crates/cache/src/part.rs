@@ -18,10 +18,12 @@ pub struct Part<'a> {
     pub key: Key,
     pub object_bytes: u64,
     pub extent: Option<Arc<Extent>>,
-    /// Runs of pages that were fetched by this read, in ascending order.
-    pub fetched: Vec<(u32, Bytes)>,
+    /// Where bytes begin that were fetched by this read, in ascending order, and the bytes.
+    pub fetched: Vec<(u64, Bytes)>,
     /// Pages that open pieces still need.
     pub missing: Vec<Range<u32>>,
+    /// Bytes that open pieces still need.
+    pub needed: Vec<Range<u64>>,
     /// Pages whose stored checksum did not match. Their bytes are reserved already.
     pub corrupt: BTreeSet<u32>,
     pub events: Counts,
@@ -38,18 +40,18 @@ impl<'a> Part<'a> {
             drive.failed(&error);
             None
         });
-        let (fetched, missing, corrupt, events) = Default::default();
-        Part { drive, key, object_bytes, extent, fetched, missing, corrupt, events }
+        let (fetched, missing, needed, corrupt, events) = Default::default();
+        Part { drive, key, object_bytes, extent, fetched, missing, needed, corrupt, events }
     }
 
-    /// Take the runs of pages that open pieces need, without repetitions.
-    pub fn wanted_runs(&mut self) -> Vec<Range<u32>> {
+    /// Take the runs of pages that open pieces need, without repetitions. Gaps of up to `gap_pages` between them are added.
+    pub fn wanted_runs(&mut self, gap_pages: u32) -> Vec<Range<u32>> {
         let mut missing = std::mem::take(&mut self.missing);
         missing.sort_unstable_by_key(|pages| pages.start);
         let mut runs: Vec<Range<u32>> = Vec::new();
         for pages in missing {
             match runs.last_mut() {
-                Some(last) if pages.start <= last.end => last.end = last.end.max(pages.end),
+                Some(last) if pages.start <= last.end.saturating_add(gap_pages) => last.end = last.end.max(pages.end),
                 _ => runs.push(pages),
             }
         }
@@ -77,11 +79,18 @@ impl<'a> Part<'a> {
     }
 
     fn has_fetched(&self, page: u32) -> bool {
-        let after = self.fetched.partition_point(|(first, _)| *first <= page);
-        after.checked_sub(1).is_some_and(|at| {
-            let (first, bytes) = &self.fetched[at];
-            u64::from(page - first) * PAGE_BYTES < bytes.len() as u64
-        })
+        let (begin, end) = (u64::from(page) * PAGE_BYTES, u64::from(page + 1) * PAGE_BYTES);
+        let after = self.fetched.partition_point(|(at, _)| *at < end);
+        after.checked_sub(1).is_some_and(|at| self.fetched[at].0 + self.fetched[at].1.len() as u64 > begin)
+    }
+
+    /// Return the bytes of a run of pages that are needed, without those before the first and behind the last. `needed` is sorted.
+    pub fn needed_of(&self, pages: &Range<u32>) -> Range<u64> {
+        let (begin, end) = (u64::from(pages.start) * PAGE_BYTES, u64::from(pages.end) * PAGE_BYTES);
+        let until = self.needed.partition_point(|needed| needed.start < end);
+        let inside = self.needed[..until].iter().rev().take_while(|needed| needed.end > begin);
+        let (first, last) = inside.fold((end, begin), |(first, last), needed| (first.min(needed.start), last.max(needed.end)));
+        first.max(begin)..last.min(end).max(begin)
     }
 
     /// Lock the pages that no other operation has locked, and leave out those that were cached in the meantime. Without locks, the pages
@@ -157,7 +166,7 @@ impl<'a> Part<'a> {
     }
 
     /// Take fetched pages, and store them if there is room for them.
-    pub fn took(&mut self, pages: Range<u32>, bytes: Bytes, keep: bool) {
+    pub fn took(&mut self, pages: Range<u32>, begin: u64, bytes: Bytes, keep: bool) {
         self.events.cold_bytes += bytes.len() as u64;
         let stored = match self.extent.as_ref().filter(|_| keep) {
             None => Ok(false),
@@ -175,6 +184,6 @@ impl<'a> Part<'a> {
                 self.give_back(pages.clone());
             }
         }
-        self.fetched.push((pages.start, bytes));
+        self.fetched.push((begin, bytes));
     }
 }

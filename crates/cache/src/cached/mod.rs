@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest, RequestCost, Storage, Then, Turn};
+use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest, Recycled, RequestCost, Storage, Then, Turn};
 
 use crate::cache::Cached;
 use crate::evict;
@@ -25,6 +25,15 @@ impl Cached {
         let mut body = vec![0; extent.data_bytes() as usize];
         let good = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
         good.then(|| body.into())
+    }
+
+    /// Return the length of an object of one extent if all of it is cached.
+    fn is_whole(&self, name: &str) -> std::io::Result<Option<u64>> {
+        let key = self.key(name, 0);
+        let drive = self.drive_of(&key);
+        let found = if drive.is_usable() { drive.find(&key, None)? } else { None };
+        let Some(extent) = found.filter(|extent| extent.object_bytes() <= EXTENT_BYTES) else { return Ok(None) };
+        Ok(extent.is_whole(drive.now_ms())?.then(|| extent.object_bytes()))
     }
 
     /// Keep an object that was read whole, if it fits into one extent and no other operation is storing it.
@@ -70,7 +79,7 @@ impl Storage for Cached {
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
-        if !(self.keeps)(name) {
+        if !self.keeps(name) {
             return self.cold.read(name);
         }
         if let Some(body) = self.whole(name) {
@@ -88,7 +97,7 @@ impl Storage for Cached {
     }
 
     fn distrust(&self, name: &str, begin: u64, bytes: u64) {
-        if !(self.keeps)(name) || bytes == 0 {
+        if !self.keeps(name) || bytes == 0 {
             return;
         }
         for number in begin / EXTENT_BYTES..=(begin + bytes - 1) / EXTENT_BYTES {
@@ -101,8 +110,14 @@ impl Storage for Cached {
         }
     }
 
+    fn access(&self, name: &str) -> Access {
+        let whole = || self.is_whole(name).ok().flatten().filter(|bytes| self.may_hold(*bytes));
+        // While a plan runs, it may evict parts of the object.
+        if self.keeps(name) && self.keeps_reads() && whole().is_some() { Access::Mapped } else { Access::Ranged }
+    }
+
     fn access_of_all(&self) -> Option<Access> {
-        Some(Access::Ranged)
+        None
     }
 
     fn range_bytes(&self) -> u64 {
@@ -141,7 +156,7 @@ impl Storage for Cached {
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
         let pieces: Vec<usize> = ranges.iter().map(|range| range.pieces.len()).collect();
         let kept =
-            |range: &RangeRequest| (self.keeps)(&range.name) && range.object_bytes.is_some_and(|bytes| bytes > 0 && range.end() <= bytes);
+            |range: &RangeRequest| self.keeps(&range.name) && range.object_bytes.is_some_and(|bytes| bytes > 0 && range.end() <= bytes);
         let (mut ours, others): (Vec<_>, Vec<_>) = ranges.into_iter().enumerate().partition(|(_, range)| kept(range));
         let mut answers: Vec<Result<Vec<Bytes>>> = pieces.iter().map(|count| Ok(vec![Bytes::new(); *count])).collect();
         let (numbers, others): (Vec<usize>, Vec<RangeRequest>) = others.into_iter().unzip();
@@ -170,12 +185,15 @@ impl Storage for Cached {
     }
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
-        if bytes == 0 || !(self.keeps)(name) {
+        if bytes == 0 || !self.keeps(name) {
             return self.cold.map(name, bytes);
         }
-        let pieces = self.fetch(vec![RangeRequest::plain(name, 0, bytes, Some(bytes))]).into_iter().next();
+        let memory = Recycled::mapped(bytes as usize);
+        let memory = memory.map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
+        let range = RangeRequest { slots: vec![Some(memory.slot())], ..RangeRequest::plain(name, 0, bytes, Some(bytes)) };
+        let pieces = self.fetch(vec![range]).into_iter().next();
         let pieces = pieces.unwrap_or_else(|| Err(Error::new("internal", "the cache gave no answer")))?;
-        Ok(pieces.into_iter().next().unwrap_or_default())
+        Ok(self.hold(pieces.into_iter().next().unwrap_or_default()))
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
@@ -224,7 +242,7 @@ impl Storage for Cached {
 
     fn delete(&self, name: &str) -> Result<()> {
         self.cold.delete(name)?;
-        if (self.keeps)(name) {
+        if self.keeps(name) {
             self.forget(name);
         }
         Ok(())

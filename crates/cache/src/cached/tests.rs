@@ -11,13 +11,11 @@ use penstock_storage::{Counts as Traffic, Memory, Piece, RangeRequest, Recycled,
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Drives, Spec};
+use crate::{Drives, Policy, Spec};
 
 const OBJECT_BYTES: u64 = 3_000_000;
 
-fn keeps(name: &str) -> bool {
-    name.starts_with("d/")
-}
+const POLICY: Policy = Policy { keeps: |name| name.starts_with("d/"), memory_bytes: || 10_000_000, changed: || {} };
 
 fn body(seed: u64) -> Vec<u8> {
     (0..OBJECT_BYTES).map(|at| (crate::place::mix(at / 8 ^ seed << 40) >> (at % 8 * 8)) as u8).collect()
@@ -27,7 +25,7 @@ fn body(seed: u64) -> Vec<u8> {
 fn cache(folder: &Path, budget: &str) -> Result<Cached> {
     let objects: BTreeMap<String, Bytes> = [("d/one", 1), ("d/two", 2)].map(|(name, seed)| (name.to_owned(), body(seed).into())).into();
     let spec = Spec::parse(&format!("{}:{budget}", folder.display()))?;
-    Ok(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, keeps))
+    Ok(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
 
 fn folder() -> Result<TempDir> {
@@ -80,7 +78,7 @@ fn the_cache_passes_the_conformance_suite() -> Result<()> {
     for _ in 0..2 {
         // A new store in the old folder must not return what the old store had.
         let cold = Box::new(Memory::holding(BTreeMap::new()));
-        conformance::check(&Cached::over(cold, Drives::open(&spec)?, None, keeps))?;
+        conformance::check(&Cached::over(cold, Drives::open(&spec)?, None, POLICY))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! An extent: a sparse file with the cached pages of up to 256 MiB of one object, at the same offsets as in the object.
+//! An extent: a sparse file with the cached pages of up to 1 GiB of one object, at the same offsets as in the object.
 //!
 //! Behind the data are a checksum for each page (0: not cached), the time of last use for each block, the object's identity, and a footer.
 //! A page counts only if its checksum matches, so damage of any kind reads as "not cached". This file knows nothing of budgets and locks.
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::place::mix;
 
@@ -17,7 +17,7 @@ use crate::place::mix;
 pub const PAGE_BYTES: u64 = 4096;
 /// The unit whose time of last use is known.
 pub const BLOCK_BYTES: u64 = 1 << 20;
-pub const EXTENT_BYTES: u64 = 256 << 20;
+pub const EXTENT_BYTES: u64 = 1 << 30;
 pub const BLOCK_PAGES: u32 = (BLOCK_BYTES / PAGE_BYTES) as u32;
 
 const MAGIC: &[u8; 8] = b"PSEXT\0\0\x01";
@@ -89,6 +89,8 @@ pub struct Extent {
     hash: u64,
     /// The time of last use of each block, as this process wrote it last.
     stamped: Vec<AtomicU32>,
+    /// Before this time, the extent counts as not whole.
+    whole_after_ms: AtomicU64,
 }
 
 impl Extent {
@@ -128,7 +130,8 @@ impl Extent {
 
     fn with(file: File, layout: Layout, object_bytes: u64, key: Key) -> Extent {
         let (hash, blocks) = (key.hash(), layout.data_bytes.div_ceil(BLOCK_BYTES));
-        Extent { file, layout, object_bytes, key, hash, stamped: (0..blocks).map(|_| AtomicU32::new(0)).collect() }
+        let stamped = (0..blocks).map(|_| AtomicU32::new(0)).collect();
+        Extent { file, layout, object_bytes, key, hash, stamped, whole_after_ms: AtomicU64::new(0) }
     }
 
     /// Create the file of an extent, without any pages. The caller holds the extent's lock, and has reserved `overhead_bytes`.
@@ -185,6 +188,18 @@ impl Extent {
         let mut bytes = vec![0; 4 * pages.len()];
         self.read_at(&mut bytes, self.layout.table + 4 * u64::from(pages.start))?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect())
+    }
+
+    /// Return whether all pages are stored. A negative answer is remembered for a second, because it costs a read of all checksums.
+    pub fn is_whole(&self, now_ms: u64) -> io::Result<bool> {
+        if now_ms < self.whole_after_ms.load(Relaxed) {
+            return Ok(false);
+        }
+        let is_whole = !self.table(0..self.pages())?.contains(&0);
+        if !is_whole {
+            self.whole_after_ms.store(now_ms + 1000, Relaxed);
+        }
+        Ok(is_whole)
     }
 
     /// Read pages whose stored checksums are given into `out`, which ends where the data ends. Returns how many of the first pages match

@@ -186,6 +186,8 @@ struct Planner<'a> {
     /// The drive of each unit, and for each drive what it will hold.
     drive_of: Vec<u16>,
     caches: Vec<Belady>,
+    /// Whether the drives have room for everything.
+    fits: bool,
 }
 
 impl Planner<'_> {
@@ -194,7 +196,7 @@ impl Planner<'_> {
         let units = Units::new(future.samples(), needs);
         let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
         let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
-        Ok(Planner { shared, cached, objects, units, drive_of, caches: Vec::new() })
+        Ok(Planner { shared, cached, objects, units, drive_of, caches: Vec::new(), fits: false })
     }
 
     fn run(shared: &Shared, cached: &Cached, future: &dyn Future) -> Result<()> {
@@ -203,7 +205,6 @@ impl Planner<'_> {
         let plans =
             drives.iter().map(|drive| Registered::new(&drive.plans_folder(), &cached.store).inspect_err(|error| drive.failed(error)));
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
-        let _planned = cached.planned();
         planner.follow(future)
     }
 
@@ -220,7 +221,9 @@ impl Planner<'_> {
     fn follow(&mut self, future: &dyn Future) -> Result<()> {
         let steps = future.epoch_steps().max(1);
         let (mut current, mut later) = (self.uses(future, 0..steps), self.uses(future, steps..2 * steps));
-        self.find_cached(&current, &later);
+        // If everything fits, nothing is evicted, and reads may keep what they fetch beside the plan.
+        self.fits = self.find_cached(&current, &later);
+        let _planned = (!self.fits).then(|| self.cached.planned());
         let (mut bytes, mut ready) = (FETCH_BYTES.0, 0);
         loop {
             let next_uses = current.next_uses(&later.first_use);
@@ -256,10 +259,11 @@ impl Planner<'_> {
         }
     }
 
-    /// Begin with the units that are cached already, and with the room that the drives have.
-    fn find_cached(&mut self, current: &Uses, later: &Uses) {
+    /// Begin with the units that are cached already, and with the room that the drives have. Returns whether everything fits.
+    fn find_cached(&mut self, current: &Uses, later: &Uses) -> bool {
         let drives = &self.cached.drives().drives;
         let (mut known, mut cached): (Option<Known>, Vec<(u32, u64)>) = (None, Vec::new());
+        let mut used_bytes = vec![0; drives.len()];
         let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(&self.cached.store).unwrap_or(0)).collect();
         for (index, unit) in self.units.units.iter().enumerate() {
             let next_use = current.first_use[index].min(later.first_use[index]);
@@ -267,6 +271,7 @@ impl Planner<'_> {
             if next_use == NEVER {
                 continue;
             }
+            used_bytes[number] += unit.bytes();
             if known.as_ref().is_none_or(|known| (known.object, known.extent) != (unit.object, unit.extent)) {
                 let Object { name, bytes } = &self.objects[unit.object as usize];
                 let key = self.cached.key(name, unit.extent);
@@ -287,10 +292,12 @@ impl Planner<'_> {
             let sizes = self.units.units.iter().zip(&self.drive_of);
             Belady::new(sizes.map(|(unit, on)| if usize::from(*on) == drive { unit.bytes() } else { 0 }), room_bytes)
         };
+        let fits = used_bytes.iter().zip(&room_bytes).all(|(used_bytes, room_bytes)| used_bytes <= room_bytes);
         self.caches = room_bytes.into_iter().enumerate().map(on).collect();
         for (unit, next_use) in cached {
             self.caches[usize::from(self.drive_of[unit as usize])].has(unit, next_use);
         }
+        fits
     }
 
     /// Evict and fetch what a group says, as soon as the loader has read far enough. All steps below `ready` are ready afterwards. Returns false if
@@ -321,7 +328,7 @@ impl Planner<'_> {
                 (name.clone(), *bytes, *extent, pages.clone())
             });
             // The loader reads what could not be fetched, and reports why.
-            let _ = Fill::warm(self.cached, pages);
+            let _ = Fill::warm(self.cached, self.fits, pages);
         }
         self.shared.set(|state| {
             state.ready = ready;

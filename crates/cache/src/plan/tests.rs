@@ -6,7 +6,7 @@ use std::path::Path;
 use penstock_storage::{Memory, RangeRequest, Storage};
 
 use super::*;
-use crate::cache::Drives;
+use crate::cache::{Drives, Policy};
 use crate::place::mix;
 use crate::spec::Spec;
 
@@ -62,10 +62,12 @@ fn body(object: u32) -> Vec<u8> {
     (0..u64::from(SAMPLES / OBJECTS) * SAMPLE_BYTES).map(|at| (mix(at ^ u64::from(object) << 40) >> 8) as u8).collect()
 }
 
+const POLICY: Policy = Policy { keeps: |name| name.starts_with("d/"), memory_bytes: || 0, changed: || {} };
+
 fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
     let objects: BTreeMap<String, bytes::Bytes> = (0..OBJECTS).map(|object| (name(object), body(object).into())).collect();
     let spec = Spec::parse(&format!("{}:{budget_bytes}", folder.display()))?;
-    Ok(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, |name| name.starts_with("d/")))
+    Ok(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
 
 /// Read epochs through a loader, and return the cold bytes of each one.
@@ -166,7 +168,7 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let objects: BTreeMap<String, bytes::Bytes> = [("d/0".to_owned(), vec![1; 1_000_000].into())].into();
     let spec = Spec::parse(&format!("{}:{budget_bytes}", folder.path().display()))?;
     let other = Memory::holding(objects);
-    let mut other = Cached::over(Box::new(other), Drives::open(&spec)?, None, |_| true);
+    let mut other = Cached::over(Box::new(other), Drives::open(&spec)?, None, POLICY);
     other.store = "memory://other".into();
     let whole = RangeRequest::plain("d/0", 0, 1_000_000, Some(1_000_000));
     assert_eq!(other.fetch(vec![whole.twin()]).remove(0)?[0].len(), 1_000_000);

@@ -190,7 +190,7 @@ mod tests {
             .into_iter()
             .map(|unit| (units.units[unit as usize].extent, units.units[unit as usize].pages.clone()))
             .collect();
-        assert_eq!(found, [(0, 65_535..65_536), (1, 0..65_536), (2, 0..1)]);
+        assert_eq!(found, [(0, 262_143..262_144), (1, 0..262_144), (2, 0..1)]);
     }
 
     #[test]

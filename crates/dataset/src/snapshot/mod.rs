@@ -227,6 +227,20 @@ impl Snapshot {
         self.context.storage.access_of_all().is_some_and(Access::is_mapped)
     }
 
+    /// Return whether the data files of these columns can be read as if they were mapped now, although the store maps only some files. Cost:
+    /// reads the manifest, unless all files are mapped or none.
+    pub fn is_mapped_now(&self, columns: &[u64]) -> Result<bool> {
+        if self.context.storage.access_of_all().is_some() {
+            return Ok(self.is_mapped());
+        }
+        let mut all_mapped = true;
+        self.each_file(Some(columns), |file, _| {
+            all_mapped = all_mapped && !self.context.any_ranged(std::iter::once(file).filter(|file| file.is_object()));
+            Ok(())
+        })?;
+        Ok(all_mapped)
+    }
+
     pub fn record(&self) -> &Record {
         &self.entry.record
     }

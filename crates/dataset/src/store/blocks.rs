@@ -39,7 +39,7 @@ pub type Duty = PlaceholderGuard<
 /// Decoded blocks of all open datasets, which share the process's budget. Ids are random, so two datasets share a key only if one was
 /// copied from the other. The tail contains the checksums of all blocks, so equal keys mean equal bytes.
 static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(|| {
-    let block_bytes = budget_bytes();
+    let block_bytes = free_bytes();
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
@@ -62,7 +62,12 @@ pub fn budget_bytes() -> u64 {
 
 /// Apply a changed budget. An open dataset's file cache keeps the budget that was set when the dataset was opened.
 pub fn fit_budget() {
-    BLOCKS.get().set_capacity(budget_bytes());
+    BLOCKS.get().set_capacity(free_bytes());
+}
+
+/// Return how many bytes whole data files of a cache leave for blocks.
+fn free_bytes() -> u64 {
+    budget_bytes().saturating_sub(penstock_cache::held_bytes())
 }
 
 /// Return a decoded block from the cache, or create the block with `decode`.

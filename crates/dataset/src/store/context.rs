@@ -3,10 +3,11 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use penstock_cache::Policy;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::cursor::Strings;
-use penstock_format::ids::record_name;
+use penstock_format::ids::{is_immutable, record_name};
 use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
 use penstock_format::names::Folded;
 use penstock_format::record::Record;
@@ -17,7 +18,7 @@ use penstock_storage::process::PerProcess;
 use quick_cache::Weighter;
 use quick_cache::sync::{Cache, PlaceholderGuard};
 
-use super::blocks::cache;
+use super::blocks::{budget_bytes, cache, fit_budget};
 use super::datafile::DataFile;
 use crate::config::Config;
 
@@ -88,6 +89,9 @@ fn caches() -> Caches {
     let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByObject);
     Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids, schema: Mutex::default() }
 }
+
+/// What a cache may keep of a dataset's objects. Whole data files may use three quarters of the memory of blocks, which then have less.
+pub const CACHE_POLICY: Policy = Policy { keeps: is_immutable, memory_bytes: || budget_bytes() / 4 * 3, changed: fit_budget };
 
 /// Return how many bytes each open dataset's cached data files may use: tails, and whole small files that are not mapped.
 pub fn file_cache_bytes() -> u64 {

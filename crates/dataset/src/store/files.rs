@@ -64,9 +64,24 @@ impl Context {
         }
     }
 
-    /// Return how to read a data file. Those in records are read whole.
+    /// Return how to read a data file. Those in records are read whole. A file that a cache holds completely becomes mapped.
     fn access(&self, file: &FileRef) -> Access {
-        if file.is_object() { self.storage.access(&data_name(file.id)) } else { Access::Ranged }
+        if !file.is_object() {
+            return Access::Ranged;
+        }
+        if let Some(access) = self.storage.access_of_all() {
+            return access;
+        }
+        let files = &self.caches.get().files;
+        let known = files.peek(&file.id).map(|open| open.access);
+        if known == Some(Access::Mapped) {
+            return Access::Mapped;
+        }
+        let access = self.storage.access(&data_name(file.id));
+        if known.is_some() && access.is_mapped() {
+            files.remove(&file.id);
+        }
+        access
     }
 
     /// Return whether the cache has a data file with this id.

@@ -134,6 +134,17 @@ impl Recipe {
         outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()
     }
 
+    /// Return whether any source must be fetched.
+    pub fn fetches(&self) -> Result<bool> {
+        for (source, specs) in self.sources.iter().zip(&self.specs) {
+            let columns: Vec<u64> = specs.iter().map(|spec| spec.id).collect();
+            if !source.snapshot.is_mapped_now(&columns)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Return the samples of a step for this rank, before damaged ones are replaced.
     pub fn places(&self, step: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
         let (epoch, begin) = self.begin_of(step);

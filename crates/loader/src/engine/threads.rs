@@ -82,9 +82,9 @@ struct Inner {
 impl Engine {
     /// Start threads that make every `stride`-th batch of `begin..end`.
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
-        let fetches = recipe.sources.iter().any(|source| !source.snapshot.is_mapped());
+        let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
-        let plans = plans(&recipe, begin, stride)?;
+        let plans = if fetches { plans(&recipe, begin, stride)? } else { Vec::new() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = Slots {
             begin,

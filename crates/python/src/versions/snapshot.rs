@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
-use penstock_dataset::{Context, Incomplete, Part, Report, block_cache_bytes, file_cache_bytes};
+use penstock_dataset::{CACHE_POLICY, Context, Incomplete, Part, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
-use penstock_format::ids::is_immutable;
 use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Io, Options, Storage};
@@ -35,7 +34,7 @@ fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Re
 
 /// Open a store behind its cache. If the cache fails, warn and read without it.
 fn opened(uri: &str, options: &Options) -> penstock_error::Result<Box<dyn Storage>> {
-    penstock_cache::open(uri, options, is_immutable, |error| {
+    penstock_cache::open(uri, options, CACHE_POLICY, |error| {
         let text = std::ffi::CString::new(format!("{}; reads go to the store", error.message())).unwrap_or_default();
         // A filter may turn the warning into an exception, but nothing is wrong with the dataset.
         let _ = Python::attach(|py| PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1));
