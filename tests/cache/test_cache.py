@@ -232,6 +232,26 @@ def test_what_fits_is_fetched_once_by_all_loaders(filled, tmp_path, empty_cache)
     assert total <= counts(tmp_path / "cache")["cold_bytes"] <= total + 100_000
 
 
+def test_a_pinned_dataset_stays(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    cache = f"{tmp_path / 'cache'}:7MB"
+    check(ps.open(uri, cache=cache), blobs)
+    run = CliRunner()
+    assert run.invoke(_app(), ["cache", "pin", str(uri), "--cache", cache]).output == "pinned\n"
+    other = ps.create(f"{uri}-other", {"blob": ps.Bytes()})
+    other.append({"blob": blobs})
+    assert ps.open(f"{uri}-other", cache=cache)[:]["blob"] == blobs
+
+    def evicted():
+        return {store["store"].split(" at ")[0]: store["evicted_bytes"] for store in counts(tmp_path / "cache")["stores"]}[str(uri)]
+
+    assert evicted() == 0
+    assert run.invoke(_app(), ["cache", "pin", str(uri), "--cache", cache, "--remove"]).output == "unpinned\n"
+    program = READER.replace("while True:", "for _ in range(1):")
+    subprocess.run([sys.executable, "-c", program, f"{uri}-other", cache, "1"], check=True, stdout=subprocess.DEVNULL)
+    assert evicted() > 0
+
+
 def test_the_command_line_warms_verifies_and_evicts(filled, tmp_path, empty_cache):
     uri, blobs = filled
     cache = tmp_path / "cache"

@@ -121,7 +121,7 @@ impl Drive {
         for record in self.usage.stores()? {
             if record.store == cut(store) {
                 own = record.counts;
-            } else if !running.iter().any(|store| cut(store) == record.store) {
+            } else if record.counts.pinned == 0 && !running.iter().any(|store| cut(store) == record.store) {
                 idle_bytes += record.counts.bytes;
             }
         }

@@ -30,18 +30,20 @@ struct Candidate {
     block: u32,
 }
 
-/// Evict bytes of one store, unless a running plan reads it. Returns how many were freed.
+/// Evict bytes of one store, unless it is pinned or a running plan reads it. Returns how many were freed.
 pub fn from_store(drive: &Drive, store: &str, bytes: u64) -> io::Result<u64> {
-    if registry::running(&drive.plans_folder())?.contains(store) {
+    let is_pinned = |record: &Record| record.store == cut(store) && record.counts.pinned != 0;
+    if registry::running(&drive.plans_folder())?.contains(store) || drive.usage.stores()?.iter().any(is_pinned) {
         return Ok(0);
     }
     evict(drive, bytes, |_| Ok(Some(drive.store_folder(store))))
 }
 
-/// Evict bytes of stores that no running plan reads. Returns how many were freed.
+/// Evict bytes of stores that are not pinned and that no running plan reads. Returns how many were freed.
 pub fn from_all(drive: &Drive, bytes: u64) -> io::Result<u64> {
     let running = registry::running(&drive.plans_folder())?;
-    let is_idle = |record: &Record| record.counts.bytes > 0 && !running.iter().any(|store| cut(store) == record.store);
+    let is_idle =
+        |record: &Record| record.counts.bytes > 0 && record.counts.pinned == 0 && !running.iter().any(|store| cut(store) == record.store);
     if !drive.usage.stores()?.iter().any(is_idle) {
         return Ok(0);
     }

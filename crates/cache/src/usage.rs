@@ -40,20 +40,21 @@ macro_rules! fields {
                 Counts { $($name),* }
             }
 
-            /// Add the events of `other`. Sizes and budgets are not events.
+            /// Add the events of `other`, but not its state.
             fn add(&mut self, other: &Counts) {
-                let sizes = (self.bytes, self.budget_bytes);
+                let state = (self.bytes, self.budget_bytes, self.pinned);
                 $(self.$name = self.$name.saturating_add(other.$name);)*
-                (self.bytes, self.budget_bytes) = sizes;
+                (self.bytes, self.budget_bytes, self.pinned) = state;
             }
         }
     };
 }
 
 fields!(
-    // Sizes: bytes reserved, and the most that may be reserved (0: no limit).
+    // State: bytes reserved, the most that may be reserved (0: no limit), and whether a store is never evicted by age (1).
     bytes,
     budget_bytes,
+    pinned,
     // Events since the cache was created.
     hits,
     hit_bytes,
@@ -210,6 +211,15 @@ impl Usage {
                 })
                 .map(drop),
         }
+    }
+
+    /// Choose whether a store is never evicted by age.
+    pub fn pin(&self, store: &str, pinned: bool) -> io::Result<()> {
+        let change = |_: &mut Counts, own: &mut Counts| {
+            own.pinned = u64::from(pinned);
+            Some(())
+        };
+        self.change(store, change)?.ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
 
     fn change_total(&self, change: impl FnOnce(&mut Counts)) -> io::Result<()> {

@@ -77,6 +77,13 @@ pub fn cache_verify(py: Python<'_>, cache: &str, progress: Option<Py<PyAny>>) ->
     }
 }
 
+/// Choose whether a store is never evicted by age.
+#[pyfunction]
+pub fn cache_pin(py: Python<'_>, cache: &str, store: &str, pinned: bool) -> PyResult<()> {
+    let pin = |drive: &Drive| drive.usage.pin(store, pinned).map_err(|error| failed(drive, error));
+    py.detach(|| opened(cache)?.drives.iter().try_for_each(pin)).or_raise(py)
+}
+
 /// Remove what a cache holds of a store, or of all stores. Returns the bytes that were freed.
 #[pyfunction]
 #[pyo3(signature = (cache, store=None))]

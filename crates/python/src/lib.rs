@@ -56,6 +56,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_status, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_verify, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::cache_pin, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_evict, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;

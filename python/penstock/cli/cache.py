@@ -21,6 +21,13 @@ def _cache(given: str) -> str:
     return cache
 
 
+def _store(uri: str) -> str:
+    """Return the identity of a dataset's store in the keys of a cache."""
+    import penstock
+
+    return penstock.open(uri, cache="", storage_options=at.storage_options or None)._snapshot.identity()
+
+
 @app.command()
 def status(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
     """Show what a cache holds, and what was read through it since it was created."""
@@ -50,7 +57,11 @@ def status(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
         for store, own in stores:
             limit = show.size_text(own["budget_bytes"]) if own["budget_bytes"] else "-"
             table.add_row(
-                show.plain(store), show.size_text(own["bytes"]), limit, show.size_text(own["hit_bytes"]), show.size_text(own["cold_bytes"])
+                show.plain(store) + (" (pinned)" if own["pinned"] else ""),
+                show.size_text(own["bytes"]),
+                limit,
+                show.size_text(own["hit_bytes"]),
+                show.size_text(own["cold_bytes"]),
             )
         show.console.print(table)
 
@@ -120,19 +131,29 @@ def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
 
 
 @app.command()
+def pin(
+    uri: str = typer.Argument(help="A dataset."),
+    cache: str = CACHE,
+    remove: bool = typer.Option(False, "--remove", help="Remove the pin."),
+) -> None:
+    """Keep a dataset in a cache: other datasets do not push it out."""
+    from penstock import _core
+
+    _core.cache_pin(_cache(cache), _store(uri), not remove)
+    print("unpinned" if remove else "pinned")
+
+
+@app.command()
 def evict(
     uri: str = typer.Argument("", help="A dataset; everything by default."),
     cache: str = CACHE,
     as_json: bool = AS_JSON,
 ) -> None:
     """Remove a dataset, or everything, from a cache."""
-    import penstock
     from penstock import _core
     from penstock.cli.terminal import show
 
-    chosen = _cache(cache)
-    store = penstock.open(uri, cache="", storage_options=at.storage_options or None)._snapshot.identity() if uri else None
-    freed = _core.cache_evict(chosen, store)
+    freed = _core.cache_evict(_cache(cache), _store(uri) if uri else None)
     if as_json:
         show.print_json({"evicted_bytes": freed})
     else:
