@@ -188,6 +188,8 @@ struct Planner<'a> {
     caches: Vec<Belady>,
     /// Whether the drives have room for everything.
     fits: bool,
+    /// The plan is at most this far ahead of the loader: an epoch.
+    steps_ahead: u64,
 }
 
 impl Planner<'_> {
@@ -196,7 +198,7 @@ impl Planner<'_> {
         let units = Units::new(future.samples(), needs);
         let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
         let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
-        Ok(Planner { shared, cached, objects, units, drive_of, caches: Vec::new(), fits: false })
+        Ok(Planner { shared, cached, objects, units, drive_of, caches: Vec::new(), fits: false, steps_ahead: future.epoch_steps().max(1) })
     }
 
     fn run(shared: &Shared, cached: &Cached, future: &dyn Future) -> Result<()> {
@@ -219,7 +221,7 @@ impl Planner<'_> {
 
     /// Plan one epoch after the other, and fetch what each one needs.
     fn follow(&mut self, future: &dyn Future) -> Result<()> {
-        let steps = future.epoch_steps().max(1);
+        let steps = self.steps_ahead;
         let (mut current, mut later) = (self.uses(future, 0..steps), self.uses(future, steps..2 * steps));
         // If everything fits, nothing is evicted, and reads may keep what they fetch beside the plan.
         self.fits = self.find_cached(&current, &later);
@@ -304,7 +306,7 @@ impl Planner<'_> {
     /// the loader has ended.
     fn execute(&self, group: Group, ready: u64) -> bool {
         let mut state = self.shared.lock();
-        while state.read < group.from && !state.stop {
+        while (state.read < group.from || ready > state.read + self.steps_ahead) && !state.stop {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.stop {
