@@ -17,7 +17,7 @@ use penstock_storage::process;
 use crate::cache::Cached;
 use crate::drive::Drive;
 use crate::evict;
-use crate::extent::{Extent, PAGE_BYTES};
+use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
 use crate::fill::Fill;
 use crate::registry::Registered;
 use belady::{Belady, Fetch, NEVER};
@@ -40,6 +40,10 @@ pub trait Future: Send + Sync {
 
 /// Bytes that are fetched at a time at first and at most. The first ones are small, so that the first batch need not wait for later ones.
 const FETCH_BYTES: (u64, u64) = (1 << 20, 32 << 20);
+/// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
+/// Not in the first fetches, for which a batch waits.
+const WINDOW_PAGES: u32 = BLOCK_PAGES;
+const WINDOWS_FROM_BYTES: u64 = 4 << 20;
 /// A loader does not wait longer than this for its plan. It then reads on its own.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a waiting thread looks whether it should stop.
@@ -186,6 +190,8 @@ struct Planner<'a> {
     /// The drive of each unit, and for each drive what it will hold.
     drive_of: Vec<u16>,
     caches: Vec<Belady>,
+    /// Whether each unit is used at all.
+    used: Vec<bool>,
     /// Whether the drives have room for everything.
     fits: bool,
     /// The plan is at most this far ahead of the loader: an epoch.
@@ -198,7 +204,17 @@ impl Planner<'_> {
         let units = Units::new(future.samples(), needs);
         let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
         let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
-        Ok(Planner { shared, cached, objects, units, drive_of, caches: Vec::new(), fits: false, steps_ahead: future.epoch_steps().max(1) })
+        Ok(Planner {
+            shared,
+            cached,
+            objects,
+            units,
+            drive_of,
+            caches: Vec::new(),
+            used: Vec::new(),
+            fits: false,
+            steps_ahead: future.epoch_steps().max(1),
+        })
     }
 
     fn run(shared: &Shared, cached: &Cached, future: &dyn Future) -> Result<()> {
@@ -264,6 +280,7 @@ impl Planner<'_> {
     /// Begin with the units that are cached already, and with the room that the drives have. Returns whether everything fits.
     fn find_cached(&mut self, current: &Uses, later: &Uses) -> bool {
         let drives = &self.cached.drives().drives;
+        self.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
         let (mut known, mut cached): (Option<Known>, Vec<(u32, u64)>) = (None, Vec::new());
         let mut used_bytes = vec![0; drives.len()];
         let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(&self.cached.store).unwrap_or(0)).collect();
@@ -322,9 +339,10 @@ impl Planner<'_> {
                 drive.failed(&error);
             }
         }
-        let fetched_pages: u64 = group.fetches.iter().map(|unit| self.units.units[*unit as usize].pages.len() as u64).sum();
-        if !group.fetches.is_empty() {
-            let pages = group.fetches.iter().map(|unit| {
+        let fetches = if self.fits && group.bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(group.fetches) } else { group.fetches };
+        let fetched_pages: u64 = fetches.iter().map(|unit| self.units.units[*unit as usize].pages.len() as u64).sum();
+        if !fetches.is_empty() {
+            let pages = fetches.iter().map(|unit| {
                 let Unit { object, extent, pages } = &self.units.units[*unit as usize];
                 let Object { name, bytes } = &self.objects[*object as usize];
                 (name.clone(), *bytes, *extent, pages.clone())
@@ -339,6 +357,23 @@ impl Planner<'_> {
             state.progress.passed_pages += group.passed_pages;
         });
         true
+    }
+
+    /// Add the units that are used in the same windows.
+    fn with_neighbours(&self, mut fetches: Vec<u32>) -> Vec<u32> {
+        let units = &self.units.units;
+        let window = |unit: usize| (units[unit].object, units[unit].extent, units[unit].pages.start / WINDOW_PAGES);
+        let mut windows: Vec<_> = fetches.iter().map(|unit| window(*unit as usize)).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        for wanted in windows {
+            let begin = units.partition_point(|unit| (unit.object, unit.extent, unit.pages.start / WINDOW_PAGES) < wanted);
+            let inside = (begin..units.len()).take_while(|unit| window(*unit) == wanted).filter(|unit| self.used[*unit]);
+            fetches.extend(inside.map(|unit| unit as u32));
+        }
+        fetches.sort_unstable();
+        fetches.dedup();
+        fetches
     }
 
     fn drive(&self, unit: u32) -> &Drive {
