@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_storage::Storage;
+use penstock_storage::process::PerProcess;
 
 use crate::drive::{Drive, Unusable};
 use crate::extent::Key;
 use crate::place::{Place, place};
 use crate::room;
 use crate::spec::Spec;
+use crate::upkeep;
 
 /// What the owner of a store decides.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +35,7 @@ pub struct Cached {
     drives: Arc<Drives>,
     policy: Policy,
     /// Number of plans that run in this process. While one runs, it alone decides what is kept.
-    plans: Arc<AtomicUsize>,
+    plans: Arc<PerProcess<AtomicUsize>>,
 }
 
 /// Bytes of whole objects that this process holds in memory.
@@ -83,7 +85,7 @@ impl Drives {
         let (mut drives, mut failed) = (Vec::new(), Vec::new());
         for drive in &spec.drives {
             match Drive::open(drive) {
-                Ok(drive) => match room::shrink(&drive) {
+                Ok(drive) => match upkeep::count_if_needed(&drive).and_then(|()| room::shrink(&drive)) {
                     Ok(()) => drives.push(drive),
                     Err(error) => failed.push((drive.folder().into(), error)),
                 },
@@ -103,11 +105,11 @@ impl Drives {
 }
 
 /// A plan that runs.
-pub(crate) struct Planned(Arc<AtomicUsize>);
+pub(crate) struct Planned(Arc<PerProcess<AtomicUsize>>);
 
 impl Drop for Planned {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.0.get().fetch_sub(1, Relaxed);
     }
 }
 
@@ -119,7 +121,13 @@ impl Cached {
             // A drive that cannot write its counts fails for reads, too, and is left alone then.
             let _ = room::limit_store(drive, &store, dataset_bytes.unwrap_or(0));
         }
-        Cached { cold: cold.into(), store: store.into(), drives: Arc::new(drives), policy, plans: Arc::default() }
+        Cached {
+            cold: cold.into(),
+            store: store.into(),
+            drives: Arc::new(drives),
+            policy,
+            plans: Arc::new(PerProcess::new(AtomicUsize::default)),
+        }
     }
 
     /// Return the cache of a store, or None if it has none.
@@ -165,12 +173,12 @@ impl Cached {
 
     /// Let a plan decide what is kept, until the guard is dropped.
     pub(crate) fn planned(&self) -> Planned {
-        self.plans.fetch_add(1, Relaxed);
+        self.plans.get().fetch_add(1, Relaxed);
         Planned(self.plans.clone())
     }
 
     /// Return whether reads may keep what they fetch.
     pub(crate) fn keeps_reads(&self) -> bool {
-        self.plans.load(Relaxed) == 0
+        self.plans.get().load(Relaxed) == 0
     }
 }

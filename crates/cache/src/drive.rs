@@ -10,12 +10,12 @@ use penstock_error::Error;
 use penstock_storage::process::PerProcess;
 use quick_cache::sync::Cache;
 
-use crate::extent::{Extent, Key};
+use crate::extent::{self, Extent, Key};
 use crate::flight::Flight;
 use crate::place::{Place, mix};
 use crate::registry;
 use crate::spec::DriveSpec;
-use crate::usage::{Counts, Usage, cut};
+use crate::usage::{Usage, cut};
 
 /// The first line of the file that marks a folder as a cache, and the version of the files in it.
 const MARKER: &str = "penstock cache, format 1\n";
@@ -23,7 +23,7 @@ const MARKER_NAME: &str = "penstock-cache";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
 /// Maximum number of extents that a process keeps open on each drive.
-const OPEN_EXTENTS: usize = 512;
+const OPEN_EXTENTS: usize = 128;
 /// A drive is left alone for the first of these times after a failure. Each further failure doubles the time, up to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// After a write failed for lack of space, nothing is written for this long.
@@ -35,11 +35,15 @@ pub struct Drive {
     folder: PathBuf,
     pub place: Place,
     pub usage: Usage,
+    /// Whether the counts were sound when the drive was opened.
+    pub was_sound: bool,
     open: PerProcess<Cache<Key, Arc<Extent>>>,
     began: Instant,
     /// Milliseconds since `began` until which the drive is left alone, and until which nothing is written.
     alone_until: AtomicU64,
     full_until: AtomicU64,
+    /// Until then, nobody waits for other processes.
+    impatient_until: AtomicU64,
     /// Number of failures since the last success.
     failures: AtomicU64,
 }
@@ -59,6 +63,11 @@ impl Drive {
         let folder = &spec.folder;
         check_marker(folder)?;
         let usage = Usage::open(&folder.join("usage")).map_err(Unusable::Failed)?;
+        let was_sound = usage.is_sound().map_err(Unusable::Failed)?;
+        if !can_punch(folder).map_err(Unusable::Failed)? {
+            let text = format!("cannot use cache `{}`: its file system cannot free a part of a file", folder.display());
+            return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("choose a folder on ext4, XFS, Btrfs or tmpfs")));
+        }
         if let Some(bytes) = spec.budget_bytes {
             let set = usage.set_budget(None, bytes);
             set.map_err(Unusable::Failed)?;
@@ -76,10 +85,12 @@ impl Drive {
             folder: folder.clone(),
             place: Place { name, weight: budget as f64 },
             usage,
+            was_sound,
             open: PerProcess::new(|| Cache::new(OPEN_EXTENTS)),
             began: Instant::now(),
             alone_until: AtomicU64::new(0),
             full_until: AtomicU64::new(0),
+            impatient_until: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         })
     }
@@ -109,24 +120,27 @@ impl Drive {
         Flight::enter(&self.locks())
     }
 
+    /// Return the folder of marks of operations that change what the drive holds. A mark without a process shows that counts may be too high.
+    pub fn pending_folder(&self) -> PathBuf {
+        self.folder.join("pending")
+    }
+
     pub fn plans_folder(&self) -> PathBuf {
         self.folder.join("plans")
     }
 
-    /// Return the bytes that a loader may add to a store: those that are free, and those of stores that no running plan reads.
+    /// Return the bytes that a store may use while a plan reads it: those that pinned stores and other running plans leave.
     pub fn room_bytes(&self, store: &str) -> io::Result<u64> {
         let running = registry::running(&self.plans_folder())?;
-        let total = self.usage.total()?;
-        let (mut idle_bytes, mut own) = (0, Counts::default());
+        let (mut others_bytes, mut limit_bytes) = (0, u64::MAX);
         for record in self.usage.stores()? {
             if record.store == cut(store) {
-                own = record.counts;
-            } else if record.counts.pinned == 0 && !running.iter().any(|store| cut(store) == record.store) {
-                idle_bytes += record.counts.bytes;
+                limit_bytes = if record.counts.budget_bytes == 0 { u64::MAX } else { record.counts.budget_bytes };
+            } else if record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store) {
+                others_bytes += record.counts.bytes;
             }
         }
-        let room_bytes = (total.budget_bytes + idle_bytes).saturating_sub(total.bytes);
-        Ok(if own.budget_bytes == 0 { room_bytes } else { room_bytes.min(own.budget_bytes.saturating_sub(own.bytes)) })
+        Ok(self.usage.total()?.budget_bytes.saturating_sub(others_bytes).min(limit_bytes))
     }
 
     pub fn locks(&self) -> PathBuf {
@@ -150,7 +164,11 @@ impl Drive {
     pub fn unlink(&self, extent: &Extent) -> io::Result<()> {
         extent.empty()?;
         self.forget(extent.key());
-        std::fs::remove_file(self.path(extent.key()))
+        let path = self.path(extent.key());
+        std::fs::remove_file(&path)?;
+        // The folder may have other extents.
+        let _ = path.parent().map(std::fs::remove_dir);
+        Ok(())
     }
 
     /// Keep an extent open.
@@ -177,6 +195,16 @@ impl Drive {
         self.began.elapsed().as_millis() as u64
     }
 
+    /// Return whether to wait for other processes, none of which has let this one wait in vain lately.
+    pub fn is_patient(&self) -> bool {
+        self.now_ms() >= self.impatient_until.load(Relaxed)
+    }
+
+    /// Note that another process did not finish in time.
+    pub fn was_in_vain(&self) {
+        self.impatient_until.store(self.now_ms() + PAUSES.1.as_millis() as u64, Relaxed);
+    }
+
     /// Note that the drive works.
     pub fn worked(&self) {
         if self.failures.load(Relaxed) > 0 {
@@ -186,6 +214,9 @@ impl Drive {
 
     /// Note a failure. The drive is left alone for a while, but only for writes if it is full.
     pub fn failed(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::Interrupted {
+            return; // The user stopped this thread.
+        }
         if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EROFS)) {
             self.full_until.store(self.now_ms() + FULL_PAUSE.as_millis() as u64, Relaxed);
             return;
@@ -193,6 +224,18 @@ impl Drive {
         let failures = self.failures.fetch_add(1, Relaxed).min(16) as u32;
         let pause = PAUSES.0.saturating_mul(1 << failures).min(PAUSES.1);
         self.alone_until.store(self.now_ms() + pause.as_millis() as u64, Relaxed);
+    }
+}
+
+/// Return whether a part of a file can be freed. Without this, evicted pages would use space.
+fn can_punch(folder: &Path) -> io::Result<bool> {
+    let path = folder.join(format!("{MARKER_NAME}.probe.{}", std::process::id()));
+    std::fs::write(&path, [1; 2 * extent::PAGE_BYTES as usize])?;
+    let punched = extent::punch(&std::fs::File::options().write(true).open(&path)?, 0, extent::PAGE_BYTES);
+    std::fs::remove_file(&path)?;
+    match punched {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        other => other.map(|()| true),
     }
 }
 
@@ -212,7 +255,6 @@ fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
         Ok(found) if found == MARKER => return Ok(()),
         Ok(found) => return Err(refuse(format!("the folder is of another version: `{}`", found.lines().next().unwrap_or_default()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(refuse("it is not a folder".into())),
         Err(error) => return Err(Unusable::Failed(error)),
     }
     make_folder(folder).map_err(Unusable::Failed)?.then_some(()).ok_or_else(|| refuse("the folder has other files".into()))
@@ -223,8 +265,9 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
     std::fs::create_dir_all(folder)?;
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
-        let ours = name.to_string_lossy().starts_with(MARKER_NAME) || name == "CACHEDIR.TAG" || name == "lost+found";
-        if !ours {
+        // Parts of a cache that somebody deleted while it was used are made anew by those who use it.
+        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "stores", "pending"];
+        if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
             return Ok(std::fs::read_to_string(folder.join(MARKER_NAME)).is_ok_and(|found| found == MARKER));
         }

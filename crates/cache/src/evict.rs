@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::drive::Drive;
 use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
 use crate::flight::WHOLE;
-use crate::registry;
+use crate::registry::{self, Registered};
 use crate::usage::{Record, cut};
 
 /// Number of blocks from which the oldest are chosen.
@@ -155,6 +155,7 @@ pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> 
     }
     let pages = crcs.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
     let overhead = Extent::overhead_bytes(extent.object_bytes(), extent.key());
+    let _mark = Registered::new(&drive.pending_folder(), extent.key().store())?;
     drive.unlink(extent)?;
     drive.usage.release(extent.key().store(), pages + overhead, pages)?;
     Ok(pages + overhead)
@@ -175,7 +176,8 @@ fn next(random: &mut u64) -> u64 {
 /// Return one of the entries of a folder.
 fn one_of(folder: &Path, random: u64) -> io::Result<Option<PathBuf>> {
     let entries: Vec<DirEntry> = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // Other programs leave files in any folder.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
         other => other?.collect::<io::Result<_>>()?,
     };
     Ok(if entries.is_empty() { None } else { Some(entries[random as usize % entries.len()].path()) })

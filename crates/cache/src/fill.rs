@@ -1,8 +1,9 @@
 //! One read of many ranges through the cache: read what is cached, fetch what is missing once, keep it, and assemble the pieces.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -13,10 +14,13 @@ use crate::drive::now_seconds;
 use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::part::Part;
+use crate::registry::Registered;
 use crate::usage::Counts;
 
 /// Pages that are read and verified together, so that they are still in the processor's cache when they are copied.
 const GROUP_PAGES: u32 = 16;
+/// A read waits this long for another operation that fetches the same pages. It then fetches them on its own, and keeps nothing.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(5);
 /// Cold pages are joined into requests of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 /// A piece that claims to be longer gets its memory as its bytes arrive.
@@ -297,36 +301,52 @@ impl<'a> Fill<'a> {
 
     /// Fetch missing pages that no other operation is fetching, and keep them. Returns whether others are fetching some of them.
     fn fetch_missing(&mut self, began: Instant) -> Result<bool> {
-        let deadline = self.cached.cold.deadline();
-        let (mut fetches, mut flights, mut busy) = (Vec::new(), Vec::new(), None);
+        // One set of locks for each drive.
+        let (mut fetches, mut flights, mut busy) = (Vec::new(), HashMap::new(), None);
         for index in 0..self.parts.len() {
             let part = &mut self.parts[index];
             let missing = part.wanted_runs(if self.keeps { (self.gap_bytes / PAGE_BYTES) as u32 } else { 0 });
             if missing.is_empty() {
                 continue;
             }
-            let (locked, flight, waiting) = part.lock(&missing, self.keeps).unwrap_or_else(|error| {
+            let flight = flights.entry(std::ptr::from_ref(part.drive)).or_insert_with(|| {
+                let begin =
+                    || Ok::<_, std::io::Error>((part.drive.flight()?, Registered::new(&part.drive.pending_folder(), part.key.store())?));
+                if self.keeps { begin().ok() } else { None }
+            });
+            let flight = flight.as_ref().and_then(|(flight, _)| flight.as_ref());
+            let (locked, is_locked, waiting) = part.lock(&missing, flight).unwrap_or_else(|error| {
                 part.drive.failed(&error);
-                (missing, None, None)
+                (missing, false, None)
             });
             busy = busy.or(waiting.map(|pages| (index, pages)));
-            let runs = match flight {
-                Some(_) => part.reserve(locked),
-                None => locked.into_iter().map(|pages| (pages, false)).collect(),
+            let runs = match is_locked {
+                true => part.reserve(locked),
+                false => locked.into_iter().map(|pages| (pages, false)).collect(),
             };
             fetches.extend(runs.into_iter().map(|(pages, keep)| Fetch { part: index, pages, keep }));
-            flights.extend(flight);
         }
         let fetched = self.fetch(fetches);
         drop(flights);
         fetched?;
         let Some((part, pages)) = busy else { return Ok(false) };
         // This operation holds no lock now, so it may wait for others.
-        let Part { drive, extent, .. } = &self.parts[part];
-        let hash = extent.as_ref().map_or(0, |extent| extent.hash());
-        let patience = deadline.saturating_sub(began.elapsed());
-        let lock = Flight::new(&drive.locks()).and_then(|flight| flight.lock(hash, pages, patience));
-        Ok(lock.unwrap_or(false))
+        let Part { drive, key, .. } = &self.parts[part];
+        if !drive.is_patient() {
+            return Ok(false);
+        }
+        let patience = OTHERS_PATIENCE.saturating_sub(began.elapsed());
+        match Flight::new(&drive.locks()).and_then(|flight| flight.lock(key.hash(), pages, patience)) {
+            Ok(true) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
+                Err(Error::new("interrupted", "interrupted while another process fetches the same bytes"))
+            }
+            // The other process hangs, or is stopped.
+            _ => {
+                drive.was_in_vain();
+                Ok(false)
+            }
+        }
     }
 
     /// Fetch pages from the store, and keep those for which there is room.

@@ -76,8 +76,8 @@ impl Flight {
         }
     }
 
-    /// Wait until pages can be locked, and lock them. Returns false after `patience`, or if the user wants this thread to stop. Only for
-    /// operations that hold no other lock.
+    /// Wait until pages can be locked, and lock them. Returns false after `patience`. Fails with `Interrupted` if the user wants this thread to
+    /// stop. Only for operations that hold no other lock.
     pub fn lock(&self, hash: u64, pages: Range<u32>, patience: Duration) -> io::Result<bool> {
         wait(patience, || self.try_lock(hash, pages.clone()))
     }
@@ -90,12 +90,15 @@ impl Drop for Flight {
     }
 }
 
-/// Try until it succeeds, for at most `patience`, or until the user wants this thread to stop.
+/// Try until it succeeds, for at most `patience`. Fails with `Interrupted` if the user wants this thread to stop.
 fn wait(patience: Duration, mut attempt: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
     let (began, mut pause) = (Instant::now(), PAUSES.0);
     while !attempt()? {
-        if began.elapsed() > patience || interrupted() {
+        if began.elapsed() >= patience {
             return Ok(false);
+        }
+        if interrupted() {
+            return Err(io::ErrorKind::Interrupted.into());
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);

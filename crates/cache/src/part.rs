@@ -29,8 +29,8 @@ pub struct Part<'a> {
     pub events: Counts,
 }
 
-/// The runs that an operation has locked, its locks, and pages that another operation has locked.
-pub type Locked = (Vec<Range<u32>>, Option<Flight>, Option<Range<u32>>);
+/// The runs that an operation fetches, whether it has locked them, and pages that another operation has locked.
+pub type Locked = (Vec<Range<u32>>, bool, Option<Range<u32>>);
 
 impl<'a> Part<'a> {
     /// Begin a read of an extent that may be missing.
@@ -95,13 +95,10 @@ impl<'a> Part<'a> {
 
     /// Lock the pages that no other operation has locked, and leave out those that were cached in the meantime. Without locks, the pages
     /// are fetched but not kept.
-    pub fn lock(&mut self, missing: &[Range<u32>], keeps: bool) -> std::io::Result<Locked> {
-        let unlocked = || Ok((missing.to_vec(), None, None));
-        if !self.drive.is_writable() || !keeps {
-            return unlocked();
-        }
+    pub fn lock(&mut self, missing: &[Range<u32>], flight: Option<&Flight>) -> std::io::Result<Locked> {
+        let unlocked = || Ok((missing.to_vec(), false, None));
+        let Some(flight) = flight.filter(|_| self.drive.is_writable()) else { return unlocked() };
         let Some(extent) = room::make(self.drive, &self.key, self.object_bytes)? else { return unlocked() };
-        let Some(flight) = self.drive.flight()? else { return unlocked() };
         let (mut locked, mut busy): (Vec<Range<u32>>, Option<Range<u32>>) = (Vec::new(), None);
         for pages in missing {
             if flight.try_lock(extent.hash(), pages.clone())? {
@@ -126,7 +123,7 @@ impl<'a> Part<'a> {
         }
         let lacking = self.lacking(&locked, Some(&extent));
         self.extent = Some(extent);
-        Ok((lacking, Some(flight), busy))
+        Ok((lacking, true, busy))
     }
 
     /// Return the bytes to reserve for pages. Those of corrupt pages are reserved already.
@@ -137,7 +134,9 @@ impl<'a> Part<'a> {
     /// Reserve the bytes of locked pages as far as there is room. Returns runs of pages, and whether each one may be kept.
     pub fn reserve(&self, locked: Vec<Range<u32>>) -> Vec<(Range<u32>, bool)> {
         let bytes = locked.iter().map(|pages| self.reserved_bytes(pages)).sum();
-        if self.has_room(bytes) {
+        // A large read must not push out everything else at once.
+        let is_small = self.drive.usage.total().is_ok_and(|total| bytes <= total.budget_bytes / 4);
+        if is_small && self.has_room(bytes) {
             return locked.into_iter().map(|pages| (pages, true)).collect();
         }
         let mut has_room = true;

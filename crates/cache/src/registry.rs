@@ -22,8 +22,11 @@ impl Registered {
         std::fs::create_dir_all(folder)?;
         let path = folder.join(format!("{}.{}", std::process::id(), NUMBER.fetch_add(1, Relaxed)));
         let lock = Flight::new(&path)?;
-        lock.try_lock(0, WHOLE)?;
-        File::create(&path)?.write_all(store.as_bytes())?;
+        // A process that looks for dead ones may hold the lock for a moment, and then removes the file.
+        if !lock.try_lock(0, WHOLE)? || !path.exists() {
+            return Registered::new(folder, store);
+        }
+        File::options().write(true).open(&path)?.write_all(store.as_bytes())?;
         Ok(Registered { path, _lock: lock })
     }
 }
@@ -34,13 +37,25 @@ impl Drop for Registered {
     }
 }
 
+/// Remove the files of dead processes, and return whether there were any.
+pub fn remove_dead(folder: &Path) -> io::Result<bool> {
+    let before = std::fs::read_dir(folder).map_or(0, Iterator::count);
+    let live = running_files(folder)?.len();
+    Ok(live < before)
+}
+
 /// Return the stores that running plans read, and remove the files of dead processes.
 pub fn running(folder: &Path) -> io::Result<HashSet<String>> {
+    Ok(running_files(folder)?.into_iter().collect())
+}
+
+/// Return what the locked files of a folder say, and remove the others.
+fn running_files(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
     };
-    let mut stores = HashSet::new();
+    let mut stores = Vec::new();
     for entry in entries {
         let path = entry?.path();
         let Ok(mut file) = File::options().read(true).write(true).open(&path) else { continue };
@@ -50,7 +65,7 @@ pub fn running(folder: &Path) -> io::Result<HashSet<String>> {
         }
         let mut store = String::new();
         file.read_to_string(&mut store)?;
-        stores.insert(store);
+        stores.push(store);
     }
     Ok(stores)
 }

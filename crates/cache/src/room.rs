@@ -1,7 +1,6 @@
 //! Room on a drive: bytes are reserved within budgets, and old blocks make room for new ones.
 
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +10,6 @@ use crate::extent::{Extent, Key};
 use crate::flight::{FILE, Flight};
 use crate::usage::cut;
 
-/// The unit in which the kernel reports the space of files.
-const STAT_BLOCK_BYTES: u64 = 512;
 /// A process waits this long for another one that creates or removes the same file.
 const FILE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -70,9 +67,10 @@ fn make_file(drive: &Drive, key: &Key, object_bytes: u64, flight: &Flight) -> io
     if let Some(extent) = Extent::open(&path, key, Some(object_bytes))? {
         return Ok(Some((extent, false)));
     }
-    // A damaged file, or that of another object with the same hash, gives way. The space that it used was counted.
-    if let Ok(found) = std::fs::metadata(&path) {
-        drive.usage.release(key.store(), found.blocks() * STAT_BLOCK_BYTES, 0)?;
+    // A damaged file, or that of another object with the same hash, gives way. A mark without a process makes the next one count again.
+    if path.exists() {
+        std::fs::create_dir_all(drive.pending_folder())?;
+        std::fs::write(drive.pending_folder().join("damage"), "")?;
     }
     match Extent::create(&path, key, object_bytes) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

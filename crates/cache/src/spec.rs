@@ -53,7 +53,12 @@ impl Spec {
                 }
                 "" => Err(refuse("a folder is empty".into())),
                 folder if folder.contains('\0') => Err(refuse("a folder has a null character".into())),
-                folder => Ok(DriveSpec { folder: folder.into(), budget_bytes }),
+                folder => {
+                    let home = std::env::home_dir().filter(|_| folder.starts_with("~/"));
+                    let folder = home.map_or_else(|| PathBuf::from(folder), |home| home.join(&folder[2..]));
+                    // The working folder may change.
+                    Ok(DriveSpec { folder: std::path::absolute(&folder).unwrap_or(folder), budget_bytes })
+                }
             }
         };
         let drives = folders.split(',').map(drive).collect::<Result<Vec<_>>>()?;

@@ -10,10 +10,13 @@ use crate::drive::Drive;
 use crate::evict;
 use crate::extent::{Extent, PAGE_BYTES};
 use crate::flight::Flight;
+use crate::registry;
 use crate::usage::cut;
 
 /// Counting again waits this long for reads that are storing pages.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Opening a drive waits this long for others when it should count again.
+const SHORT_PATIENCE: Duration = Duration::from_millis(300);
 
 /// What `verify` found on a drive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,19 +91,40 @@ fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::R
     Ok(())
 }
 
+/// Count again if a process died while it changed what the drive holds, or if the counts are damaged. If other processes are changing it now,
+/// the next one that opens the drive tries again. Cost: a few calls, or reads the checksums of all extents.
+pub fn count_if_needed(drive: &Drive) -> io::Result<()> {
+    let has_extents = || std::fs::read_dir(drive.stores_folder()).is_ok_and(|mut entries| entries.next().is_some());
+    let is_damaged = !drive.was_sound && has_extents();
+    let has_dead = registry::remove_dead(&drive.pending_folder())?;
+    if (is_damaged || has_dead) && has_extents() {
+        match Flight::alone(&drive.locks(), SHORT_PATIENCE)? {
+            Some(_alone) => recount(drive).map(drop)?,
+            // The next process tries again.
+            None => {
+                std::fs::create_dir_all(drive.pending_folder())?;
+                std::fs::write(drive.pending_folder().join("again"), "")?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Count the bytes of all extents. The caller keeps other operations out. Returns the total.
-fn recount(drive: &Drive) -> io::Result<u64> {
+pub fn recount(drive: &Drive) -> io::Result<u64> {
     let mut bytes: HashMap<String, u64> = HashMap::new();
     let _ = walk(drive, &mut |path| {
         if let Some(extent) = Extent::open_any(&path)? {
-            let pages = extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
+            let table = extent.table(0..extent.pages())?;
+            // A process may have died after it wrote pages and before it wrote their checksums.
+            extent.free_rest(&table)?;
+            let pages = table.iter().filter(|crc| **crc != 0).count() as u64;
             let all = pages * PAGE_BYTES + Extent::overhead_bytes(extent.object_bytes(), extent.key());
             *bytes.entry(cut(extent.key().store()).to_owned()).or_default() += all;
         }
         Ok(ControlFlow::Continue(()))
     })?;
-    drive.usage.recount(|store| bytes.get(store).copied().unwrap_or(0))?;
-    Ok(bytes.values().sum())
+    drive.usage.recount(bytes)
 }
 
 /// Remove all extents of a store, or of all stores. Returns the bytes that were freed. Extents that another operation uses remain.

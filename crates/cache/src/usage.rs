@@ -3,12 +3,13 @@
 //! Bytes are reserved before they are written and released after they were removed. A process that dies in between leaves a count
 //! that is too high, never too low.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_storage::process::PerProcess;
 
@@ -18,8 +19,12 @@ const RECORD_BYTES: usize = 512;
 const NAME_BYTES: usize = 256;
 /// Number of stores with a record of their own. The others share the last record.
 const STORES: usize = 1023;
-/// A lock on these counts is held for a few calls. A process that waits longer than this gives up, and its read is not counted.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A lock on these counts is held for a few calls. A process that waits longer than this for a reservation does without it.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Other changes wait this long. They are kept in memory until the lock is free.
+const SHORT_PATIENCE: Duration = Duration::from_millis(5);
+/// After a process has waited in vain, it does not try again for this long.
+const PAUSE: Duration = Duration::from_secs(1);
 
 macro_rules! fields {
     ($($name:ident),*) => {
@@ -76,11 +81,16 @@ pub struct Record {
 }
 
 impl Record {
-    fn parse(bytes: &[u8]) -> Record {
+    /// Parse a record. Returns None if it is damaged.
+    fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+        let (body, crc) = bytes.split_at(RECORD_BYTES - 4);
+        if crc != crc_fast::crc32_iscsi(body).to_le_bytes() && bytes.iter().any(|byte| *byte != 0) {
+            return None;
+        }
         let name_bytes = u16::from_le_bytes([bytes[0], bytes[1]]) as usize;
         let store = String::from_utf8_lossy(&bytes[2..2 + name_bytes.min(NAME_BYTES)]).into_owned();
         let numbers = bytes[2 + NAME_BYTES..].as_chunks::<8>().0;
-        Record { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) }
+        Some(Record { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) })
     }
 
     fn bytes(&self) -> [u8; RECORD_BYTES] {
@@ -91,6 +101,8 @@ impl Record {
         for (place, (_, value)) in bytes[2 + NAME_BYTES..].chunks_exact_mut(8).zip(self.counts.entries()) {
             place.copy_from_slice(&value.to_le_bytes());
         }
+        let crc = crc_fast::crc32_iscsi(&bytes[..RECORD_BYTES - 4]);
+        bytes[RECORD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 }
@@ -108,15 +120,24 @@ pub struct Usage {
     path: PathBuf,
     /// The number of each store's record that this process has found so far.
     known: PerProcess<Mutex<Vec<(String, u64)>>>,
+    /// Changes of each store that could not be written yet: bytes to release, and events.
+    owed: PerProcess<Mutex<HashMap<String, (u64, Counts)>>>,
+    /// When this process last waited for the lock in vain.
+    in_vain: PerProcess<Mutex<Option<Instant>>>,
 }
 
 impl Usage {
     pub fn open(path: &Path) -> io::Result<Usage> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-        Ok(Usage { file, path: path.into(), known: PerProcess::new(Mutex::default) })
+        let (known, owed, in_vain) = (
+            PerProcess::new(Mutex::default as fn() -> _),
+            PerProcess::new(Mutex::default as fn() -> _),
+            PerProcess::new(Mutex::default as fn() -> _),
+        );
+        Ok(Usage { file, path: path.into(), known, owed, in_vain })
     }
 
-    fn record(&self, number: u64) -> io::Result<Record> {
+    fn record_if_sound(&self, number: u64) -> io::Result<Option<Record>> {
         let mut bytes = [0; RECORD_BYTES];
         let (mut filled, at) = (0, number * RECORD_BYTES as u64);
         // Records behind the end of the file are empty.
@@ -127,6 +148,20 @@ impl Usage {
             }
         }
         Ok(Record::parse(&bytes))
+    }
+
+    fn record(&self, number: u64) -> io::Result<Record> {
+        self.record_if_sound(number).map(Option::unwrap_or_default)
+    }
+
+    /// Return whether no record is damaged, and there is at least one. Cost: reads the file.
+    pub fn is_sound(&self) -> io::Result<bool> {
+        let count = self.file.metadata()?.len().div_ceil(RECORD_BYTES as u64).min(STORES as u64 + 2);
+        let mut all_sound = count > 0;
+        for number in 0..count {
+            all_sound = all_sound && self.record_if_sound(number)?.is_some();
+        }
+        Ok(all_sound)
     }
 
     /// Return the counts of the drive. Cost: one call.
@@ -144,15 +179,37 @@ impl Usage {
     /// Change the counts of the drive and of a store under the lock. The change is written unless it returns None, and None is returned if
     /// another process holds the lock for too long.
     pub fn change<T>(&self, store: &str, change: impl FnOnce(&mut Counts, &mut Counts) -> Option<T>) -> io::Result<Option<T>> {
-        let flight = Flight::new(&self.path)?;
-        if !flight.lock(0, WHOLE, PATIENCE)? {
+        self.change_within(PATIENCE, store, change)
+    }
+
+    fn change_within<T>(
+        &self,
+        patience: Duration,
+        store: &str,
+        change: impl FnOnce(&mut Counts, &mut Counts) -> Option<T>,
+    ) -> io::Result<Option<T>> {
+        let mut in_vain = self.in_vain.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if in_vain.is_some_and(|last| last.elapsed() < PAUSE) {
             return Ok(None);
         }
+        let flight = Flight::new(&self.path)?;
+        if !flight.lock(0, WHOLE, patience)? {
+            *in_vain = Some(Instant::now());
+            return Ok(None);
+        }
+        drop(in_vain);
         let number = self.number_of(store)?;
         let (mut total, mut own) = (self.record(0)?, self.record(number)?);
         own.store = cut(store).to_owned();
         let before = total.counts.bytes;
-        let Some(result) = change(&mut total.counts, &mut own.counts) else { return Ok(None) };
+        let owed = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).remove(store);
+        for counts in [&mut total.counts, &mut own.counts] {
+            if let Some((released_bytes, events)) = &owed {
+                counts.bytes = counts.bytes.saturating_sub(*released_bytes);
+                counts.add(events);
+            }
+        }
+        let result = change(&mut total.counts, &mut own.counts);
         let write = |number: u64, record: &Record| self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64);
         // A process that dies between the two calls must not leave a total below the sum of its parts.
         if total.counts.bytes >= before {
@@ -162,7 +219,18 @@ impl Usage {
             write(number, &own)?;
             write(0, &total)?;
         }
-        Ok(Some(result))
+        Ok(result)
+    }
+
+    /// Add to the changes of a store, and write them if the lock is free.
+    fn owe(&self, store: &str, released_bytes: u64, events: &Counts) -> io::Result<()> {
+        {
+            let mut owed = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner);
+            let (bytes, counts) = owed.entry(store.to_owned()).or_default();
+            *bytes += released_bytes;
+            counts.add(events);
+        }
+        self.change_within(SHORT_PATIENCE, store, |_, _| Some(())).map(drop)
     }
 
     /// Find the record of a store, or the first empty one. The caller holds the lock.
@@ -175,28 +243,45 @@ impl Usage {
             return Ok(*number);
         }
         known.retain(|(name, _)| name != store);
+        let mut unused = None;
         for number in 1..=STORES as u64 {
             let found = self.record(number)?;
             if found.store == store || found == Record::default() {
                 known.push((store.to_owned(), number));
                 return Ok(number);
             }
+            let is_unused = found.counts.bytes == 0 && found.counts.budget_bytes == 0 && found.counts.pinned == 0;
+            unused = unused.or(is_unused.then_some(number));
         }
-        Ok(STORES as u64 + 1)
+        // A store without bytes gives its record to another one.
+        match unused {
+            Some(number) => {
+                self.file.write_all_at(&Record::default().bytes(), number * RECORD_BYTES as u64)?;
+                known.push((store.to_owned(), number));
+                Ok(number)
+            }
+            None => Ok(STORES as u64 + 1),
+        }
     }
 
-    /// Replace the bytes of the drive and of all stores. The caller keeps all other operations out.
-    pub fn recount(&self, mut bytes_of: impl FnMut(&str) -> u64) -> io::Result<()> {
-        let mut total = 0;
-        for number in 1..=(self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 1) {
+    /// Replace the bytes of the drive and of all stores. The caller keeps all other operations out. Returns the total.
+    pub fn recount(&self, mut bytes_of: HashMap<String, u64>) -> io::Result<u64> {
+        self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(released_bytes, _)| *released_bytes = 0);
+        let total = bytes_of.values().sum();
+        let count = (self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 2);
+        for number in 1..count {
             let mut record = self.record(number)?;
-            if record != Record::default() {
-                record.counts.bytes = bytes_of(&record.store);
-                total += record.counts.bytes;
-                self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64)?;
-            }
+            record.counts.bytes = bytes_of.remove(&record.store).unwrap_or(0);
+            self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64)?;
         }
-        self.change_total(|counts| counts.bytes = total)
+        for (store, bytes) in bytes_of {
+            self.change(&store, |_, own| {
+                own.bytes += bytes;
+                Some(())
+            })?;
+        }
+        self.change_total(|counts| counts.bytes = total)?;
+        Ok(total)
     }
 
     /// Set the budget of the drive, or of a store.
@@ -237,7 +322,7 @@ impl Usage {
         self.change(store, |total, own| {
             let over = |counts: &Counts| match counts.budget_bytes {
                 0 => 0,
-                budget => (counts.bytes + bytes).saturating_sub(budget),
+                budget => counts.bytes.saturating_add(bytes).saturating_sub(budget),
             };
             let lacking = (over(total), over(own));
             if lacking == (0, 0) {
@@ -250,26 +335,20 @@ impl Usage {
 
     /// Release bytes of a store, of which `evicted` were removed to make room.
     pub fn release(&self, store: &str, bytes: u64, evicted: u64) -> io::Result<()> {
-        let release = |counts: &mut Counts| {
-            counts.bytes = counts.bytes.saturating_sub(bytes);
-            counts.evicted_bytes += evicted;
-        };
-        self.change(store, |total, own| {
-            release(total);
-            release(own);
-            Some(())
-        })
-        .map(drop)
+        self.owe(store, bytes, &Counts { evicted_bytes: evicted, ..Counts::default() })
     }
 
     /// Add events of a store.
     pub fn note(&self, store: &str, events: &Counts) -> io::Result<()> {
-        self.change(store, |total, own| {
-            total.add(events);
-            own.add(events);
-            Some(())
-        })
-        .map(drop)
+        self.owe(store, 0, events)
+    }
+}
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        let stores: Vec<String> = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
+        // What cannot be written is counted too high until the next count.
+        stores.iter().for_each(|store| drop(self.change_within(SHORT_PATIENCE, store, |_, _| Some(()))));
     }
 }
 

@@ -1,6 +1,7 @@
 //! A store over a store: objects that never change are kept on the drives of a cache. All other operations pass through.
 
 use std::any::Any;
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,9 @@ use crate::evict;
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
 use crate::fill::Fill;
 use crate::room;
+
+/// Number of objects that are read together, so that a read of many has few open files.
+const OBJECTS_AT_ONCE: usize = 64;
 
 impl Cached {
     /// Read an object of at most one extent from the cache, whatever its length. Returns None if not all of it is cached.
@@ -167,8 +171,17 @@ impl Storage for Cached {
                 answers[number] = answer;
             }
         }
-        if !ours.is_empty() {
-            Fill::new(self, &mut ours).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
+        // Each object of a read has an open file.
+        let mut rest = &mut ours[..];
+        while !rest.is_empty() {
+            let mut names = HashSet::new();
+            let count = rest
+                .iter()
+                .take_while(|(_, range)| names.contains(&range.name) || (names.len() < OBJECTS_AT_ONCE && names.insert(range.name.clone())))
+                .count();
+            let (some, later) = std::mem::take(&mut rest).split_at_mut(count.max(1));
+            rest = later;
+            Fill::new(self, some).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
                 (Ok(bytes), Ok(pieces)) => {
                     then(range, piece, &bytes);
                     pieces[piece] = bytes;

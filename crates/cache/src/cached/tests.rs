@@ -274,7 +274,7 @@ fn other_folders_are_refused() -> Result<()> {
     let newer = outer.path().join("newer");
     assert!(std::fs::create_dir(&newer).is_ok() && std::fs::write(newer.join("penstock-cache"), "penstock cache, format 2\n").is_ok());
     assert_eq!(code(&newer, "1MB"), Some("invalid-argument"));
-    assert_eq!(code(&foreign.join("thesis.tex"), "1MB"), Some("invalid-argument"));
+    assert_eq!(code(&foreign.join("thesis.tex"), "1MB"), Some("storage-failed"));
     // The size is written once, and may be left out later.
     let spec = |text: String| Spec::parse(&text).and_then(|spec| Drives::open(&spec));
     let plain = outer.path().join("plain");

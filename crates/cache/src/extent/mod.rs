@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -103,7 +103,9 @@ impl Extent {
     /// Open the extent at a path, whatever object it is of.
     pub fn open_any(path: &Path) -> io::Result<Option<Extent>> {
         let file = match File::options().read(true).write(true).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
             other => other?,
         };
         let Some(footer_at) = file.metadata()?.len().checked_sub(FOOTER_BYTES) else { return Ok(None) };
@@ -146,7 +148,8 @@ impl Extent {
         footer.extend_from_slice(&[0; 4]);
         footer.extend_from_slice(&crc_of_footer(&tail, &footer).to_le_bytes());
         tail.extend_from_slice(&footer);
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         file.write_all_at(&tail, layout.identity)?;
         Ok(Extent::with(file, layout, object_bytes, key.clone()))
     }
@@ -172,10 +175,10 @@ impl Extent {
         self.layout.data_bytes.div_ceil(PAGE_BYTES) as u32
     }
 
-    /// Return the bytes that the file uses beside its pages, rounded up to whole blocks of the file system.
+    /// Return the bytes that the file uses beside its pages, in whole blocks of the file system, with one for its folder.
     pub fn overhead_bytes(object_bytes: u64, key: &Key) -> u64 {
         let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64);
-        layout.map_or(0, |layout| (layout.file_bytes() - layout.table).next_multiple_of(PAGE_BYTES) + PAGE_BYTES)
+        layout.map_or(0, |layout| (layout.file_bytes() - layout.table).next_multiple_of(PAGE_BYTES) + 2 * PAGE_BYTES)
     }
 
     /// Return whether the file still has its name.
@@ -263,6 +266,22 @@ impl Extent {
         if begin < end { punch(&self.file, begin, end - begin) } else { Ok(()) }
     }
 
+    /// Free the space of pages that are not stored, if the file uses more than the stored ones need. The caller keeps all other operations out.
+    pub fn free_rest(&self, table: &[u32]) -> io::Result<()> {
+        let stored_bytes = table.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
+        if self.file.metadata()?.blocks() * 512 <= stored_bytes + Extent::overhead_bytes(self.object_bytes, &self.key) {
+            return Ok(());
+        }
+        let mut first = 0;
+        for run in table.chunk_by(|one, next| (*one == 0) == (*next == 0)) {
+            if run[0] == 0 {
+                self.clear(first..first + run.len() as u32)?;
+            }
+            first += run.len() as u32;
+        }
+        Ok(())
+    }
+
     /// Free all space. Other processes that have the file open read it as not cached.
     pub fn empty(&self) -> io::Result<()> {
         self.file.set_len(0)
@@ -308,20 +327,22 @@ fn crc_of_footer(identity: &[u8], footer: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Free a range of a file. A file system without holes gets zeros.
-fn punch(file: &File, begin: u64, bytes: u64) -> io::Result<()> {
+/// Free a range of a file.
+pub fn punch(file: &File, begin: u64, bytes: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: the file is open, and the call takes no pointers.
         match unsafe { libc::fallocate(file.as_raw_fd(), mode, begin as i64, bytes as i64) } {
-            0 => return Ok(()),
-            _ if io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP) => return Err(io::Error::last_os_error()),
-            _ => {}
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
     }
-    let zeros = vec![0; (1 << 20).min(bytes as usize)];
-    (0..bytes).step_by(zeros.len()).try_for_each(|at| file.write_all_at(&zeros[..zeros.len().min((bytes - at) as usize)], begin + at))
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (file, begin, bytes);
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
 }
 
 #[cfg(test)]

@@ -74,7 +74,8 @@ struct State {
     read_early: BTreeSet<u64>,
     /// All fetches for steps below this are done.
     ready: u64,
-    /// Why the plan ended early.
+    /// Whether the plan knows the order. Until then, the loader reads on its own.
+    started: bool,
     ended: bool,
     stop: bool,
     progress: Progress,
@@ -143,11 +144,17 @@ impl Plan {
         Ok(foreseen)
     }
 
+    /// Return whether the plan knows the order, or has ended.
+    pub fn has_started(&self) -> bool {
+        let state = self.shared.lock();
+        state.started || state.ended
+    }
+
     /// Wait until the pages that step `step` needs are cached, as far as the plan keeps them.
     pub fn before(&self, step: u64) {
         let began = Instant::now();
         let mut state = self.shared.lock();
-        while state.ready <= step && !state.ended && !state.stop && began.elapsed() < PATIENCE && !process::interrupted() {
+        while state.started && state.ready <= step && !state.ended && !state.stop && began.elapsed() < PATIENCE && !process::interrupted() {
             (state, _) = self.shared.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
         state.progress.waited_ns += began.elapsed().as_nanos() as u64;
@@ -238,11 +245,14 @@ impl Planner<'_> {
     /// Plan one epoch after the other, and fetch what each one needs.
     fn follow(&mut self, future: &dyn Future) -> Result<()> {
         let steps = self.steps_ahead;
-        let (mut current, mut later) = (self.uses(future, 0..steps), self.uses(future, steps..2 * steps));
+        // The loader has gone on in the meantime.
+        let begin = self.shared.lock().read;
+        let (mut current, mut later) = (self.uses(future, begin..begin + steps), self.uses(future, begin + steps..begin + 2 * steps));
         // If everything fits, nothing is evicted, and reads may keep what they fetch beside the plan.
         self.fits = self.find_cached(&current, &later);
         let _planned = (!self.fits).then(|| self.cached.planned());
-        let (mut bytes, mut ready) = (FETCH_BYTES.0, 0);
+        let (mut bytes, mut ready) = (FETCH_BYTES.0, begin);
+        self.shared.set(|state| (state.started, state.ready) = (true, begin));
         loop {
             let next_uses = current.next_uses(&later.first_use);
             let mut next_uses = next_uses.iter();
@@ -295,16 +305,13 @@ impl Planner<'_> {
                 let Object { name, bytes } = &self.objects[unit.object as usize];
                 let key = self.cached.key(name, unit.extent);
                 let found = drives[number].find(&key, Some(*bytes)).ok().flatten();
-                if found.is_none() {
-                    room_bytes[number] = room_bytes[number].saturating_sub(Extent::overhead_bytes(*bytes, &key));
-                }
+                room_bytes[number] = room_bytes[number].saturating_sub(Extent::overhead_bytes(*bytes, &key));
                 let table = found.and_then(|found| found.table(0..found.pages()).ok()).unwrap_or_default();
                 known = Some(Known { object: unit.object, extent: unit.extent, table });
             }
             let table = known.as_ref().and_then(|known| known.table.get(unit.pages.start as usize..unit.pages.end as usize));
             if table.is_some_and(|table| !table.contains(&0)) {
                 cached.push((index as u32, next_use));
-                room_bytes[number] += unit.bytes();
             }
         }
         let on = |(drive, room_bytes): (usize, u64)| {

@@ -70,10 +70,19 @@ fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
     Ok(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
 
+/// Start a plan, and wait until it knows the order.
+fn started(cached: &Cached) -> Result<Plan> {
+    let plan = Plan::start(cached.clone(), Arc::new(Shuffled))?;
+    while !plan.has_started() {
+        std::thread::yield_now();
+    }
+    Ok(plan)
+}
+
 /// Read epochs through a loader, and return the cold bytes of each one.
 fn epochs(cached: &Cached, count: u64) -> Result<Vec<u64>> {
     let mut before = cached.cold.counters().counts().range_bytes;
-    let plan = Plan::start(cached.clone(), Arc::new(Shuffled))?;
+    let plan = started(cached)?;
     let mut cold = Vec::new();
     for epoch in 0..count {
         for step in epoch * Shuffled.epoch_steps()..(epoch + 1) * Shuffled.epoch_steps() {
@@ -143,7 +152,7 @@ fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
     let folder = folder()?;
     let cached = cache(folder.path(), 300_000)?;
     for steps in 0..20 {
-        let plan = Plan::start(cached.clone(), Arc::new(Shuffled))?;
+        let plan = if steps % 2 == 0 { started(&cached)? } else { Plan::start(cached.clone(), Arc::new(Shuffled))? };
         for step in 0..steps {
             plan.before(step);
             plan.after(step);
@@ -159,7 +168,7 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let folder = folder()?;
     let budget_bytes = u64::from(SAMPLES) * SAMPLE_BYTES + 100_000;
     let cached = cache(folder.path(), budget_bytes)?;
-    let plan = Plan::start(cached.clone(), Arc::new(Shuffled))?;
+    let plan = started(&cached)?;
     for step in 0..2 * Shuffled.epoch_steps() {
         plan.before(step);
         plan.after(step);
