@@ -167,6 +167,17 @@ def test_a_large_read_leaves_others_their_place(local, tmp_path):
     assert sum(stores.values()) <= 4_000_000 and stores["set"] > 2_000_000
 
 
+def test_a_folder_is_used_once(local, tmp_path):
+    uri, blobs = local
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    with pytest.raises(ps.InvalidInputError, match="named twice"):
+        ps.open(uri, cache=f"{tmp_path / 'one'}:1MB,{tmp_path / 'two'}:1MB")
+    check(ps.open(uri, cache=f"{tmp_path / 'one'}:1MB,{tmp_path / 'three'}:3MB"), blobs)
+    both = run("status", "--cache", f"{tmp_path / 'one'},{tmp_path / 'three'}")
+    assert len(both) == 2 and sum(drive["bytes"] for drive in both) > 0
+
+
 def test_children_keep_what_they_read_while_a_plan_of_their_parent_runs(local, tmp_path):
     uri, blobs = local
     ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:1MB")

@@ -83,7 +83,15 @@ impl Drives {
     /// Open the drives of a cache. Fails only if a folder must not be used. A drive that fails is listed in `failed`.
     pub fn open(spec: &Spec) -> Result<Drives> {
         let (mut drives, mut failed) = (Vec::new(), Vec::new());
+        let mut known = Vec::new();
         for drive in &spec.drives {
+            // A link may lead to a folder that is named as well.
+            let place = std::fs::canonicalize(&drive.folder).ok();
+            if place.is_some() && known.contains(&place) {
+                let text = format!("cannot use cache `{}`: the folder is named twice", drive.folder.display());
+                return Err(Error::new("invalid-argument", text).hint("name each folder once"));
+            }
+            known.push(place);
             match Drive::open(drive) {
                 Ok(drive) => match upkeep::count_if_needed(&drive).and_then(|()| room::shrink(&drive)) {
                     Ok(()) => drives.push(drive),

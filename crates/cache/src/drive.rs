@@ -62,6 +62,10 @@ impl Drive {
     pub fn open(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
         let folder = &spec.folder;
         check_marker(folder)?;
+        if spec.is_in_memory && !is_mine(folder).map_err(Unusable::Failed)? {
+            let text = format!("cannot use cache `{}`: the folder belongs to another user", folder.display());
+            return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("name another folder in /dev/shm")));
+        }
         let usage = Usage::open(&folder.join("usage")).map_err(Unusable::Failed)?;
         let was_sound = usage.is_sound().map_err(Unusable::Failed)?;
         if !can_punch(folder).map_err(Unusable::Failed)? {
@@ -225,6 +229,13 @@ impl Drive {
         let pause = PAUSES.0.saturating_mul(1 << failures).min(PAUSES.1);
         self.alone_until.store(self.now_ms() + pause.as_millis() as u64, Relaxed);
     }
+}
+
+/// Return whether this user owns a folder. Anybody may make folders in shared memory.
+fn is_mine(folder: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    // SAFETY: the call takes no arguments and cannot fail.
+    Ok(std::fs::symlink_metadata(folder)?.uid() == unsafe { libc::getuid() })
 }
 
 /// Return whether a part of a file can be freed. Without this, evicted pages would use space.

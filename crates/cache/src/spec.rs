@@ -18,6 +18,8 @@ pub struct DriveSpec {
     pub folder: PathBuf,
     /// The most bytes that the folder may hold. None keeps the budget that the folder already has.
     pub budget_bytes: Option<u64>,
+    /// Whether the folder is in shared memory, where only its owner may use it.
+    pub is_in_memory: bool,
 }
 
 /// The folder of caches in memory, which all processes of this machine share.
@@ -49,7 +51,7 @@ impl Spec {
                 "memory" => {
                     // SAFETY: the call takes no arguments and cannot fail.
                     let user = unsafe { libc::getuid() };
-                    Ok(DriveSpec { folder: format!("{MEMORY_FOLDER}-{user}").into(), budget_bytes })
+                    Ok(DriveSpec { folder: format!("{MEMORY_FOLDER}-{user}").into(), budget_bytes, is_in_memory: true })
                 }
                 "" => Err(refuse("a folder is empty".into())),
                 folder if folder.contains('\0') => Err(refuse("a folder has a null character".into())),
@@ -57,7 +59,8 @@ impl Spec {
                     let home = std::env::home_dir().filter(|_| folder.starts_with("~/"));
                     let folder = home.map_or_else(|| PathBuf::from(folder), |home| home.join(&folder[2..]));
                     // The working folder may change.
-                    Ok(DriveSpec { folder: std::path::absolute(&folder).unwrap_or(folder), budget_bytes })
+                    let folder = std::path::absolute(&folder).unwrap_or(folder);
+                    Ok(DriveSpec { folder, budget_bytes, is_in_memory: false })
                 }
             }
         };
@@ -97,10 +100,10 @@ mod tests {
     #[test]
     fn sizes_and_folders_are_parsed() -> Result<()> {
         let spec = Spec::parse("/nvme:1/penstock:200GB,/two:1.5TiB?dataset=10MB")?;
-        let drive = |folder: &str, bytes| DriveSpec { folder: folder.into(), budget_bytes: Some(bytes) };
+        let drive = |folder: &str, bytes| DriveSpec { folder: folder.into(), budget_bytes: Some(bytes), is_in_memory: false };
         assert_eq!(spec.drives, [drive("/nvme:1/penstock", 200_000_000_000), drive("/two", 3 << 39)]);
         assert_eq!(spec.dataset_bytes, Some(10_000_000));
-        assert_eq!(Spec::parse("/nvme")?.drives, [DriveSpec { folder: "/nvme".into(), budget_bytes: None }]);
+        assert_eq!(Spec::parse("/nvme")?.drives, [DriveSpec { folder: "/nvme".into(), budget_bytes: None, is_in_memory: false }]);
         for size in ["", "GB", "-1GB", "0", "1XB", "1e30", "nan", "inf", "1 2", "0x10", "2PB"] {
             assert_eq!(size_bytes(size), None, "{size}");
         }
