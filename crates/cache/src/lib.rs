@@ -26,9 +26,9 @@ use penstock_storage::{Options, Storage};
 pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
 pub use plan::units::{Need, Object};
-pub use plan::{Foreseen, Future, Plan, Progress};
-pub use spec::{DriveSpec, Spec, size_bytes};
-pub use usage::{Counts, Record};
+pub use plan::{Foreseen, Future, Plan};
+pub use spec::Spec;
+pub use usage::Counts;
 
 /// The variable that names a cache for all stores that are reached over a network.
 pub const VARIABLE: &str = "PENSTOCK_CACHE";

@@ -243,13 +243,6 @@ impl Extent {
         Ok(())
     }
 
-    /// Announce that these bytes will be read soon.
-    pub fn will_need(&self, pages: Range<u32>) {
-        let (begin, bytes) = (u64::from(pages.start) * PAGE_BYTES, pages.len() as u64 * PAGE_BYTES);
-        // SAFETY: the file is open, and the advice changes no data.
-        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), begin as i64, bytes as i64, libc::POSIX_FADV_WILLNEED) };
-    }
-
     /// Store whole pages, first the data and then the checksums. The caller holds the lock on these pages and has reserved their bytes.
     pub fn write(&self, first: u32, data: &[u8]) -> io::Result<()> {
         self.file.write_all_at(data, u64::from(first) * PAGE_BYTES)?;

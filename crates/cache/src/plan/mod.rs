@@ -49,17 +49,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a waiting thread looks whether it should stop.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a loader has done so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Pages that the plan found cached, fetched and kept, and left to the loader because they are needed again too late.
-    pub cached_pages: u64,
-    pub fetched_pages: u64,
-    pub passed_pages: u64,
-    /// Time that the loader waited for its plan.
-    pub waited_ns: u64,
-}
-
 /// What an epoch would read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Foreseen {
@@ -78,7 +67,6 @@ struct State {
     started: bool,
     ended: bool,
     stop: bool,
-    progress: Progress,
 }
 
 /// A plan that runs for a loader. It ends when this is dropped.
@@ -157,7 +145,6 @@ impl Plan {
         while state.started && state.ready <= step && !state.ended && !state.stop && began.elapsed() < PATIENCE && !process::interrupted() {
             (state, _) = self.shared.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
-        state.progress.waited_ns += began.elapsed().as_nanos() as u64;
     }
 
     /// Note that a step has been read, so that its pages may give way.
@@ -168,10 +155,6 @@ impl Plan {
                 state.read += 1;
             }
         });
-    }
-
-    pub fn progress(&self) -> Progress {
-        self.shared.lock().progress
     }
 }
 
@@ -260,7 +243,7 @@ impl Planner<'_> {
             for step in current.steps() {
                 for (unit, next_use) in current.of(step).iter().zip(&mut next_uses) {
                     match self.access(*unit, step, *next_use) {
-                        None => group.cached_pages += self.units.units[*unit as usize].pages.len() as u64,
+                        None => {}
                         Some(fetch) if fetch.keep => {
                             // The loader must be able to read the steps that this fetch waits for.
                             if fetch.from > ready {
@@ -271,7 +254,7 @@ impl Planner<'_> {
                             }
                             group.add(fetch, &self.units);
                         }
-                        Some(_) => group.passed_pages += self.units.units[*unit as usize].pages.len() as u64,
+                        Some(_) => {}
                     }
                 }
                 // A step whose pages are ready must not wait for a group to fill.
@@ -347,7 +330,6 @@ impl Planner<'_> {
             }
         }
         let fetches = if self.fits && group.bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(group.fetches) } else { group.fetches };
-        let fetched_pages: u64 = fetches.iter().map(|unit| self.units.units[*unit as usize].pages.len() as u64).sum();
         if !fetches.is_empty() {
             let pages = fetches.iter().map(|unit| {
                 let Unit { object, extent, pages } = &self.units.units[*unit as usize];
@@ -357,12 +339,7 @@ impl Planner<'_> {
             // The loader reads what could not be fetched, and reports why.
             let _ = Fill::warm(self.cached, self.fits, pages);
         }
-        self.shared.set(|state| {
-            state.ready = ready;
-            state.progress.cached_pages += group.cached_pages;
-            state.progress.fetched_pages += fetched_pages;
-            state.progress.passed_pages += group.passed_pages;
-        });
+        self.shared.set(|state| state.ready = ready);
         true
     }
 
@@ -403,8 +380,6 @@ struct Group {
     bytes: u64,
     /// The victims are not used after the steps below this.
     from: u64,
-    cached_pages: u64,
-    passed_pages: u64,
 }
 
 impl Group {
