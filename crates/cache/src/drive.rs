@@ -15,7 +15,7 @@ use crate::flight::Flight;
 use crate::place::{Place, mix};
 use crate::registry;
 use crate::spec::DriveSpec;
-use crate::usage::{Usage, cut};
+use crate::usage::{Record, Usage, cut};
 
 /// The first line of the file that marks a folder as a cache, and the version of the files in it.
 const MARKER: &str = "penstock cache, format 1\n";
@@ -133,14 +133,20 @@ impl Drive {
         self.folder.join("plans")
     }
 
+    /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
+    pub fn guarded(&self) -> io::Result<impl Fn(&Record) -> bool> {
+        let running = registry::running(&self.plans_folder())?;
+        Ok(move |record: &Record| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
+    }
+
     /// Return the bytes that a store may use while a plan reads it: those that pinned stores and other running plans leave.
     pub fn room_bytes(&self, store: &str) -> io::Result<u64> {
-        let running = registry::running(&self.plans_folder())?;
+        let is_guarded = self.guarded()?;
         let (mut others_bytes, mut limit_bytes) = (0, u64::MAX);
         for record in self.usage.stores()? {
             if record.store == cut(store) {
                 limit_bytes = if record.counts.budget_bytes == 0 { u64::MAX } else { record.counts.budget_bytes };
-            } else if record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store) {
+            } else if is_guarded(&record) {
                 others_bytes += record.counts.bytes;
             }
         }

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use crate::drive::Drive;
 use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
 use crate::flight::WHOLE;
-use crate::registry::{self, Registered};
+use crate::place::mix;
+use crate::registry::Registered;
 use crate::usage::{Record, cut};
 
 /// Number of blocks from which the oldest are chosen.
@@ -32,8 +33,8 @@ struct Candidate {
 
 /// Evict bytes of one store, unless it is pinned or a running plan reads it. Returns how many were freed.
 pub fn from_store(drive: &Drive, store: &str, bytes: u64) -> io::Result<u64> {
-    let is_pinned = |record: &Record| record.store == cut(store) && record.counts.pinned != 0;
-    if registry::running(&drive.plans_folder())?.contains(store) || drive.usage.stores()?.iter().any(is_pinned) {
+    let is_guarded = drive.guarded()?;
+    if drive.usage.stores()?.iter().any(|record| record.store == cut(store) && is_guarded(record)) {
         return Ok(0);
     }
     evict(drive, bytes, |_| Ok(Some(drive.store_folder(store))))
@@ -41,9 +42,8 @@ pub fn from_store(drive: &Drive, store: &str, bytes: u64) -> io::Result<u64> {
 
 /// Evict bytes of stores that are not pinned and that no running plan reads. Returns how many were freed.
 pub fn from_all(drive: &Drive, bytes: u64) -> io::Result<u64> {
-    let running = registry::running(&drive.plans_folder())?;
-    let is_idle =
-        |record: &Record| record.counts.bytes > 0 && record.counts.pinned == 0 && !running.iter().any(|store| cut(store) == record.store);
+    let is_guarded = drive.guarded()?;
+    let is_idle = |record: &Record| record.counts.bytes > 0 && !is_guarded(record);
     if !drive.usage.stores()?.iter().any(is_idle) {
         return Ok(0);
     }
@@ -162,14 +162,12 @@ pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> 
 }
 
 fn seed() -> u64 {
-    RandomState::new().build_hasher().finish() | 1
+    RandomState::new().build_hasher().finish()
 }
 
-/// Return the next random number (xorshift64).
+/// Return the next random number.
 fn next(random: &mut u64) -> u64 {
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
+    *random = mix(*random);
     *random
 }
 

@@ -141,9 +141,15 @@ impl<'a> Fill<'a> {
         }
     }
 
+    /// Add the events of all parts to the counters of the store and the counts of each drive.
     fn note_events(&self) {
-        for part in self.parts.iter().filter(|part| part.events != Counts::default()) {
-            let (events, counters) = (&part.events, self.cached.cold.counters());
+        for drive in &self.cached.drives().drives {
+            let mut events = Counts::default();
+            self.parts.iter().filter(|part| std::ptr::eq(part.drive, drive)).for_each(|part| events.add(&part.events));
+            if events == Counts::default() {
+                continue;
+            }
+            let counters = self.cached.cold.counters();
             for (counter, amount) in [
                 (&counters.cache_hits, events.hits),
                 (&counters.cache_hit_bytes, events.hit_bytes),
@@ -154,7 +160,7 @@ impl<'a> Fill<'a> {
                 add(counter, amount);
             }
             // The counts of the drive matter less than reads.
-            let _ = part.drive.usage.note(part.key.store(), events);
+            let _ = drive.usage.note(&self.cached.store, &events);
         }
     }
 
@@ -423,8 +429,12 @@ impl<'a> Fill<'a> {
         part.events.cold_bytes += bytes as u64;
         part.events.bypassed_bytes += bytes as u64;
         let range = RangeRequest::plain(part.key.name(), begin, bytes as u64, Some(part.object_bytes));
-        let pieces = self.cached.cold.fetch(vec![range]).into_iter().next();
-        let pieces = pieces.unwrap_or_else(|| Err(Error::new("internal", "the store gave no answer")))?;
-        Ok(pieces.into_iter().next().unwrap_or_default())
+        only(self.cached.cold.fetch(vec![range]))
     }
+}
+
+/// Return the only piece of the only range of a read.
+pub fn only(answers: Vec<Result<Vec<Bytes>>>) -> Result<Bytes> {
+    let pieces = answers.into_iter().next().unwrap_or_else(|| Err(Error::new("internal", "the store gave no answer")))?;
+    Ok(pieces.into_iter().next().unwrap_or_default())
 }

@@ -46,7 +46,7 @@ macro_rules! fields {
             }
 
             /// Add the events of `other`, but not its state.
-            fn add(&mut self, other: &Counts) {
+            pub fn add(&mut self, other: &Counts) {
                 let state = (self.bytes, self.budget_bytes, self.pinned);
                 $(self.$name = self.$name.saturating_add(other.$name);)*
                 (self.bytes, self.budget_bytes, self.pinned) = state;
@@ -68,7 +68,7 @@ fields!(
     // Pages whose checksum did not match.
     corrupt_pages,
     evicted_bytes,
-    // Bytes that were fetched but not kept, because there was no room or the drive failed.
+    // Bytes that were fetched but not kept, because the drive was full or failed.
     bypassed_bytes
 );
 

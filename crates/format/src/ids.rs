@@ -179,6 +179,9 @@ pub fn record_number(name: &str) -> Option<u64> {
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
+/// The folders of objects that have random ids as names.
+const ID_FOLDERS: [&str; 10] = ["d", "p", "r", "w", "c", "x", "o", "n", "s", "a"];
+
 /// What a name below a dataset's root refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
@@ -198,7 +201,7 @@ pub fn place_of(name: &str) -> Place {
     let parts: Vec<&str> = name.split('/').collect();
     let ours = match parts[..] {
         [last] => temporary(last),
-        ["log" | "refs" | "d" | "p" | "r" | "w" | "c" | "x" | "o" | "n" | "s" | "a", ""] => true,
+        ["log" | "refs", ""] => true,
         ["log", branch, last] if branch.len() == 16 && u64::from_str_radix(branch, 16).is_ok() => {
             if record_number(last).is_some() {
                 return Place::Commit;
@@ -206,7 +209,7 @@ pub fn place_of(name: &str) -> Place {
             last.is_empty() || in_log(last)
         }
         ["refs", last] => in_log(last),
-        ["d" | "p" | "r" | "w" | "c" | "x" | "o" | "n" | "s" | "a", last] => Id::parse(last).is_some() || temporary(last),
+        [folder, last] if ID_FOLDERS.contains(&folder) => last.is_empty() || Id::parse(last).is_some() || temporary(last),
         _ => false,
     };
     if ours { Place::Ours } else { Place::Foreign }
@@ -214,8 +217,7 @@ pub fn place_of(name: &str) -> Place {
 
 /// Return whether an object has a random id as its name. Such objects never change.
 pub fn is_immutable(name: &str) -> bool {
-    let folders = ["d", "p", "r", "w", "c", "x", "o", "n", "s", "a"];
-    name.split_once('/').is_some_and(|(folder, id)| folders.contains(&folder) && Id::parse(id).is_some())
+    name.split_once('/').is_some_and(|(folder, id)| ID_FOLDERS.contains(&folder) && Id::parse(id).is_some())
 }
 
 /// Return the name of a log's hint.

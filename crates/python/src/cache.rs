@@ -7,7 +7,7 @@ use penstock_cache::{Counts, Drive, Drives, Spec};
 use penstock_error::Error;
 use pyo3::prelude::*;
 
-use crate::errors::{OrRaise, interrupted};
+use crate::errors::{OrRaise, Progress, interrupted};
 
 /// Names and values.
 type Numbers = Vec<(&'static str, u64)>;
@@ -49,13 +49,11 @@ pub fn cache_status(py: Python<'_>, cache: &str) -> PyResult<Vec<Status>> {
 #[pyfunction]
 #[pyo3(signature = (cache, progress=None))]
 pub fn cache_verify(py: Python<'_>, cache: &str, progress: Option<Py<PyAny>>) -> PyResult<Vec<(String, Numbers)>> {
-    let mut stopped: Option<PyErr> = None;
+    let mut progress = Progress::new(progress);
     let verified = py.detach(|| {
         let mut see = |checked: &Checked| {
-            if let Some(progress) = &progress {
-                stopped = Python::attach(|py| progress.call1(py, (checked.extents, checked.pages)).err());
-            }
-            if stopped.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            progress.report(checked.extents, checked.pages);
+            if progress.has_failed() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let mut of_drive = |drive: &Drive| {
             let found = upkeep::verify(drive, &mut see).map_err(|error| failed(drive, error))?;
@@ -71,10 +69,8 @@ pub fn cache_verify(py: Python<'_>, cache: &str, progress: Option<Py<PyAny>>) ->
         };
         opened(cache)?.drives.iter().map(&mut of_drive).collect::<penstock_error::Result<Vec<_>>>()
     });
-    match stopped {
-        Some(error) => Err(error),
-        None => verified.or_raise(py),
-    }
+    progress.ended()?;
+    verified.or_raise(py)
 }
 
 /// Choose whether a store is never evicted by age.

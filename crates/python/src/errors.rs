@@ -85,3 +85,30 @@ impl<T> OrRaise<T> for penstock_error::Result<T> {
 pub fn exception(py: Python<'_>, error: penstock_error::Error) -> Py<PyAny> {
     raise(py, error).into_value(py).into_any()
 }
+
+/// A function of the user that hears of two growing counts, until it fails.
+pub struct Progress {
+    call: Option<Py<PyAny>>,
+    failed: Option<PyErr>,
+}
+
+impl Progress {
+    pub fn new(call: Option<Py<PyAny>>) -> Progress {
+        Progress { call, failed: None }
+    }
+
+    pub fn report(&mut self, first: u64, second: u64) {
+        if let (Some(call), None) = (&self.call, &self.failed) {
+            self.failed = Python::attach(|py| call.call1(py, (first, second)).err());
+        }
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Raise the error of the function, if any.
+    pub fn ended(self) -> PyResult<()> {
+        self.failed.map_or(Ok(()), Err)
+    }
+}

@@ -23,9 +23,7 @@ def _cache(given: str) -> str:
 
 def _store(uri: str) -> str:
     """Return the identity of a dataset's store in the keys of a cache."""
-    import penstock
-
-    return penstock.open(uri, cache="", storage_options=at.storage_options or None)._snapshot.identity()
+    return at.opened(uri, cache="")._snapshot.identity()
 
 
 @app.command()
@@ -81,19 +79,9 @@ def warm(
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-    import penstock
     from penstock.cli.terminal import show
 
-    at.check(snapshot, tag, as_of, branch)
-    dataset = penstock.open(
-        uri,
-        branch=branch,
-        snapshot=snapshot or None,
-        tag=tag or None,
-        as_of=as_of or None,
-        cache=_cache(cache),
-        storage_options=at.storage_options or None,
-    )
+    dataset = at.opened(uri, snapshot, tag, as_of, branch, _cache(cache))
     console = Console(stderr=True)
     total = dataset.structure()["data_bytes"]
     columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())

@@ -13,7 +13,7 @@ use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest,
 use crate::cache::Cached;
 use crate::evict;
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
-use crate::fill::Fill;
+use crate::fill::{Fill, only};
 use crate::room;
 
 /// Number of objects that are read together, so that a read of many has few open files.
@@ -204,9 +204,7 @@ impl Storage for Cached {
         let memory = Recycled::mapped(bytes as usize);
         let memory = memory.map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
         let range = RangeRequest { slots: vec![Some(memory.slot())], ..RangeRequest::plain(name, 0, bytes, Some(bytes)) };
-        let pieces = self.fetch(vec![range]).into_iter().next();
-        let pieces = pieces.unwrap_or_else(|| Err(Error::new("internal", "the cache gave no answer")))?;
-        Ok(self.hold(pieces.into_iter().next().unwrap_or_default()))
+        only(self.fetch(vec![range])).map(|bytes| self.hold(bytes))
     }
 
     fn exists(&self, name: &str) -> Result<bool> {

@@ -38,7 +38,7 @@ pub struct Belady {
     units: Vec<Unit>,
     capacity_bytes: u64,
     used_bytes: u64,
-    /// Cached units by their next use, with entries that are no longer true.
+    /// Cached units by their next use. Some entries are outdated.
     by_next_use: BinaryHeap<(u64, u32)>,
 }
 

@@ -7,6 +7,7 @@ pub mod units;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -66,7 +67,6 @@ struct State {
     /// Whether the plan knows the order. Until then, the loader reads on its own.
     started: bool,
     ended: bool,
-    stop: bool,
 }
 
 /// A plan that runs for a loader. It ends when this is dropped.
@@ -79,12 +79,16 @@ pub struct Plan {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    stop: Arc<std::sync::atomic::AtomicBool>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed)
     }
 
     fn set(&self, change: impl FnOnce(&mut State)) {
@@ -112,8 +116,7 @@ impl Plan {
 
     /// Return what a plan would find cached and what it would fetch in the first epoch, in bytes. Cost: reads the checksums of cached extents.
     pub fn foresee(cached: &Cached, future: &dyn Future) -> Result<Foreseen> {
-        let shared = Shared { state: Mutex::default(), changed: Condvar::new(), stop: Arc::default() };
-        let mut planner = Planner::new(&shared, cached, future)?;
+        let mut planner = Planner::new(cached, future)?;
         let steps = future.epoch_steps().max(1);
         let (current, later) = (planner.uses(future, 0..steps), planner.uses(future, steps..2 * steps));
         planner.find_cached(&current, &later);
@@ -142,7 +145,13 @@ impl Plan {
     pub fn before(&self, step: u64) {
         let began = Instant::now();
         let mut state = self.shared.lock();
-        while state.started && state.ready <= step && !state.ended && !state.stop && began.elapsed() < PATIENCE && !process::interrupted() {
+        while state.started
+            && state.ready <= step
+            && !state.ended
+            && !self.shared.is_stopped()
+            && began.elapsed() < PATIENCE
+            && !process::interrupted()
+        {
             (state, _) = self.shared.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -163,8 +172,8 @@ impl Drop for Plan {
         if self.generation != process::generation() {
             return; // A forked process lacks its parent's thread, which may have held the lock.
         }
-        self.shared.stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.shared.set(|state| state.stop = true);
+        self.shared.stop.store(true, Relaxed);
+        self.shared.set(|_| {}); // A thread that is about to wait sees the flag or is woken.
         if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join(); // A panic was caught.
         }
@@ -173,7 +182,6 @@ impl Drop for Plan {
 
 /// The plan of one loader while it runs.
 struct Planner<'a> {
-    shared: &'a Shared,
     cached: &'a Cached,
     objects: Vec<Object>,
     units: Units,
@@ -189,13 +197,12 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    fn new<'a>(shared: &'a Shared, cached: &'a Cached, future: &dyn Future) -> Result<Planner<'a>> {
+    fn new<'a>(cached: &'a Cached, future: &dyn Future) -> Result<Planner<'a>> {
         let (objects, needs) = future.needs()?;
         let units = Units::new(future.samples(), needs);
         let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
         let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
         Ok(Planner {
-            shared,
             cached,
             objects,
             units,
@@ -208,12 +215,12 @@ impl Planner<'_> {
     }
 
     fn run(shared: &Shared, cached: &Cached, future: &dyn Future) -> Result<()> {
-        let mut planner = Planner::new(shared, cached, future)?;
+        let mut planner = Planner::new(cached, future)?;
         let drives = &cached.drives().drives;
         let plans =
             drives.iter().map(|drive| Registered::new(&drive.plans_folder(), &cached.store).inspect_err(|error| drive.failed(error)));
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
-        planner.follow(future)
+        planner.follow(shared, future)
     }
 
     fn uses(&self, future: &dyn Future, steps: Range<u64>) -> Uses {
@@ -226,16 +233,16 @@ impl Planner<'_> {
     }
 
     /// Plan one epoch after the other, and fetch what each one needs.
-    fn follow(&mut self, future: &dyn Future) -> Result<()> {
+    fn follow(&mut self, shared: &Shared, future: &dyn Future) -> Result<()> {
         let steps = self.steps_ahead;
         // The loader has gone on in the meantime.
-        let begin = self.shared.lock().read;
+        let begin = shared.lock().read;
         let (mut current, mut later) = (self.uses(future, begin..begin + steps), self.uses(future, begin + steps..begin + 2 * steps));
         // If everything fits, nothing is evicted, and reads may keep what they fetch beside the plan.
         self.fits = self.find_cached(&current, &later);
         let _planned = (!self.fits).then(|| self.cached.planned());
         let (mut bytes, mut ready) = (FETCH_BYTES.0, begin);
-        self.shared.set(|state| (state.started, state.ready) = (true, begin));
+        shared.set(|state| (state.started, state.ready) = (true, begin));
         loop {
             let next_uses = current.next_uses(&later.first_use);
             let mut next_uses = next_uses.iter();
@@ -247,7 +254,7 @@ impl Planner<'_> {
                         Some(fetch) if fetch.keep => {
                             // The loader must be able to read the steps that this fetch waits for.
                             if fetch.from > ready {
-                                if !self.execute(std::mem::take(&mut group), step) {
+                                if !self.execute(shared, std::mem::take(&mut group), step) {
                                     return Ok(());
                                 }
                                 ready = step;
@@ -259,7 +266,7 @@ impl Planner<'_> {
                 }
                 // A step whose pages are ready must not wait for a group to fill.
                 if group.bytes >= bytes || group.fetches.is_empty() || step + 1 == current.steps().end {
-                    if !self.execute(std::mem::take(&mut group), step + 1) {
+                    if !self.execute(shared, std::mem::take(&mut group), step + 1) {
                         return Ok(());
                     }
                     (bytes, ready) = ((2 * bytes).min(FETCH_BYTES.1), step + 1);
@@ -311,12 +318,12 @@ impl Planner<'_> {
 
     /// Evict and fetch what a group says, as soon as the loader has read far enough. All steps below `ready` are ready afterwards. Returns false if
     /// the loader has ended.
-    fn execute(&self, group: Group, ready: u64) -> bool {
-        let mut state = self.shared.lock();
-        while (state.read < group.from || ready > state.read + self.steps_ahead) && !state.stop {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+    fn execute(&self, shared: &Shared, group: Group, ready: u64) -> bool {
+        let mut state = shared.lock();
+        while (state.read < group.from || ready > state.read + self.steps_ahead) && !shared.is_stopped() {
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.stop {
+        if shared.is_stopped() {
             return false;
         }
         drop(state);
@@ -339,7 +346,7 @@ impl Planner<'_> {
             // The loader reads what could not be fetched, and reports why.
             let _ = Fill::warm(self.cached, self.fits, pages);
         }
-        self.shared.set(|state| state.ready = ready);
+        shared.set(|state| state.ready = ready);
         true
     }
 

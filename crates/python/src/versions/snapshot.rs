@@ -14,7 +14,7 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::errors::{OrRaise, exception};
+use crate::errors::{OrRaise, Progress, exception};
 use crate::versions::history::{Diff, Log};
 use crate::view::{Positions, View};
 
@@ -255,36 +255,20 @@ impl Snapshot {
     /// Read all data files, so that the cache has them. Calls `progress(data_files, data_bytes)` periodically. Returns the last counts.
     #[pyo3(signature = (progress=None))]
     fn warm(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<(u64, u64)> {
-        let mut failed: Option<PyErr> = None;
-        let warmed = py.detach(|| {
-            penstock_dataset::warm(&self.inner, |files, bytes| {
-                if let (Some(progress), true) = (&progress, failed.is_none()) {
-                    failed = Python::attach(|py| progress.call1(py, (files, bytes)).err());
-                }
-            })
-        });
-        match failed {
-            Some(error) => Err(error),
-            None => warmed.or_raise(py),
-        }
+        let mut progress = Progress::new(progress);
+        let warmed = py.detach(|| penstock_dataset::warm(&self.inner, |files, bytes| progress.report(files, bytes)));
+        progress.ended()?;
+        warmed.or_raise(py)
     }
 
     /// Check every byte and call `progress(data_files, data_bytes)` periodically.
     #[pyo3(signature = (progress=None))]
     fn verify(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Py<PyDict>> {
-        let mut failed: Option<PyErr> = None;
+        let mut progress = Progress::new(progress);
         let report: Report = py
-            .detach(|| {
-                penstock_dataset::verify(self.uncached()?.as_ref(), |report| {
-                    if let (Some(progress), true) = (&progress, failed.is_none()) {
-                        failed = Python::attach(|py| progress.call1(py, (report.data_files, report.data_bytes)).err());
-                    }
-                })
-            })
+            .detach(|| penstock_dataset::verify(self.uncached()?.as_ref(), |report| progress.report(report.data_files, report.data_bytes)))
             .or_raise(py)?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        progress.ended()?;
         let answer = PyDict::new(py);
         for (name, value) in [
             ("commits", report.commits),

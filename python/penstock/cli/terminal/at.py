@@ -37,14 +37,14 @@ def check(snapshot: str, tag: str, as_of: str, branch: str) -> None:
         raise typer.BadParameter("give one of --snapshot, --tag, --as-of and --branch; only --as-of and --branch go together")
 
 
-def opened(uri: str, snapshot: str, tag: str, as_of: str, branch: str = "main") -> Dataset:
+def opened(uri: str, snapshot: str = "", tag: str = "", as_of: str = "", branch: str = "main", cache: str | None = None) -> Dataset:
     """Open a dataset at the chosen snapshot."""
     import penstock
 
     check(snapshot, tag, as_of, branch)
     return penstock.open(
-        uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None, storage_options=storage_options or None
-    )
+        uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None, cache=cache, storage_options=storage_options or None
+    )  # fmt: skip
 
 
 def policies(given: list[str]) -> dict[str, str]:
