@@ -8,6 +8,8 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import penstock as ps
@@ -176,6 +178,25 @@ def test_a_folder_is_used_once(local, tmp_path):
     check(ps.open(uri, cache=f"{tmp_path / 'one'}:1MB,{tmp_path / 'three'}:3MB"), blobs)
     both = run("status", "--cache", f"{tmp_path / 'one'},{tmp_path / 'three'}")
     assert len(both) == 2 and sum(drive["bytes"] for drive in both) > 0
+
+
+def test_threads_may_open_a_new_folder_at_once(local, tmp_path):
+    uri, blobs = local
+    for attempt in range(10):
+        cache = f"{tmp_path / f'cache {attempt}'}:5MB"
+        with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(8) as pool:
+            warnings.simplefilter("always")
+            for ds in pool.map(lambda _, cache=cache: ps.open(uri, cache=cache), range(8)):
+                check(ds, blobs, range(3))
+        assert not seen, seen[0].message
+
+
+def test_a_folder_with_a_line_break_is_cached(local, tmp_path):
+    uri, blobs = local
+    shutil.copytree(uri, tmp_path / "two\nlines")
+    ds = ps.open(tmp_path / "two\nlines", cache=f"{tmp_path / 'cache'}:50MB")
+    check(ds, blobs)
+    assert counts(tmp_path / "cache")["bytes"] > SAMPLES * LENGTH
 
 
 def test_children_keep_what_they_read_while_a_plan_of_their_parent_runs(local, tmp_path):

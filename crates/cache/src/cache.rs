@@ -124,7 +124,8 @@ impl Drop for Planned {
 impl Cached {
     /// Cache the objects of a store that `policy` allows. `dataset_bytes` limits what each drive keeps of this store.
     pub fn over(cold: Box<dyn Storage>, drives: Drives, dataset_bytes: Option<u64>, policy: Policy) -> Cached {
-        let store = cold.identity();
+        // Keys have their parts on a line each.
+        let store = cold.identity().replace('\n', " ");
         for drive in drives.drives.iter().filter(|_| dataset_bytes.is_some()) {
             // A drive that cannot write its counts fails for reads, too, and is left alone then.
             let _ = room::limit_store(drive, &store, dataset_bytes.unwrap_or(0));

@@ -246,7 +246,7 @@ fn is_mine(folder: &Path) -> io::Result<bool> {
 
 /// Return whether a part of a file can be freed. Without this, evicted pages would use space.
 fn can_punch(folder: &Path) -> io::Result<bool> {
-    let path = folder.join(format!("{MARKER_NAME}.probe.{}", std::process::id()));
+    let path = folder.join(format!("{MARKER_NAME}.probe.{}", registry::unique_name()));
     std::fs::write(&path, [1; 2 * extent::PAGE_BYTES as usize])?;
     let punched = extent::punch(&std::fs::File::options().write(true).open(&path)?, 0, extent::PAGE_BYTES);
     std::fs::remove_file(&path)?;
@@ -291,7 +291,7 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
     }
     std::fs::write(folder.join("CACHEDIR.TAG"), TAG)?;
     // Other processes must not see a part of the marker.
-    let new = folder.join(format!("{MARKER_NAME}.{}", std::process::id()));
+    let new = folder.join(format!("{MARKER_NAME}.{}", registry::unique_name()));
     std::fs::write(&new, MARKER)?;
     std::fs::rename(&new, folder.join(MARKER_NAME))?;
     Ok(true)

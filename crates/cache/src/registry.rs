@@ -8,6 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::flight::{Flight, WHOLE};
 
+/// Return a file name that no other thread or process of this machine uses now.
+pub fn unique_name() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("{}.{}", std::process::id(), NUMBER.fetch_add(1, Relaxed))
+}
+
 /// A plan that is registered until this is dropped.
 #[derive(Debug)]
 pub struct Registered {
@@ -18,9 +24,8 @@ pub struct Registered {
 impl Registered {
     /// Register a plan that reads a store.
     pub fn new(folder: &Path, store: &str) -> io::Result<Registered> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
         std::fs::create_dir_all(folder)?;
-        let path = folder.join(format!("{}.{}", std::process::id(), NUMBER.fetch_add(1, Relaxed)));
+        let path = folder.join(unique_name());
         let lock = Flight::new(&path)?;
         // A process that looks for dead ones may hold the lock for a moment, and then removes the file.
         if !lock.try_lock(0, WHOLE)? || !path.exists() {
