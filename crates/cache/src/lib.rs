@@ -11,6 +11,7 @@ mod evict;
 mod extent;
 mod fill;
 mod flight;
+mod now;
 mod part;
 mod place;
 mod plan;

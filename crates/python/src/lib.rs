@@ -10,6 +10,7 @@ mod made;
 mod media;
 mod output;
 mod recycle;
+mod serve;
 mod versions;
 mod view;
 
@@ -58,6 +59,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cache::cache_verify, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_pin, module)?)?;
     module.add_function(wrap_pyfunction!(cache::cache_evict, module)?)?;
+    module.add_function(wrap_pyfunction!(serve::serve, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
     module.add_function(wrap_pyfunction!(media::image_sizes, module)?)?;

@@ -213,6 +213,21 @@ impl Extent {
         Ok(pages.take_while(|((page, number), crc)| **crc != 0 && self.crc(*number, page) == **crc).count())
     }
 
+    /// Read pages into `out`, which ends where they or the data end, if the kernel has them and their checksums in memory. Returns whether
+    /// all of them are stored, in memory, and match their checksums.
+    pub fn read_now(&self, pages: Range<u32>, out: &mut [u8]) -> io::Result<bool> {
+        let mut table = [0; 4 * BLOCK_PAGES as usize];
+        let Some(table) = table.get_mut(..4 * pages.len()) else { return Ok(false) };
+        let parts = [(&mut *table, self.layout.table + 4 * u64::from(pages.start)), (&mut *out, u64::from(pages.start) * PAGE_BYTES)];
+        for (part, at) in parts {
+            if read_in_memory(&self.file, part, at)? < part.len() {
+                return Ok(false);
+            }
+        }
+        let crcs = table.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc));
+        Ok(out.chunks(PAGE_BYTES as usize).zip(pages).zip(crcs).all(|((page, number), crc)| crc != 0 && self.crc(number, page) == crc))
+    }
+
     /// Return the pages of a range that are stored but do not match their checksums. Cost: reads all of them.
     pub fn corrupt(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
         let mut found = Vec::new();
@@ -318,6 +333,28 @@ fn crc_of_footer(identity: &[u8], footer: &[u8]) -> u32 {
     digest.update(identity);
     digest.update(&footer[..28]);
     digest.finalize() as u32
+}
+
+/// Read bytes of a file that the kernel has in memory, and return how many there were. Bytes that would have to be read from the drive end
+/// the read, so a slow drive cannot hold up the caller.
+fn read_in_memory(file: &File, out: &mut [u8], at: u64) -> io::Result<usize> {
+    #[cfg(target_os = "linux")]
+    {
+        let part = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+        // SAFETY: the file is open, and the vector describes `out`, which lives until the call returns.
+        let read = unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at as i64, libc::RWF_NOWAIT) };
+        if let Ok(read) = usize::try_from(read) {
+            return Ok(read);
+        }
+        match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(0),
+            // The file system cannot tell. It is a local one, so that it rarely waits.
+            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.read_at(out, at),
+            error => Err(error),
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    file.read_at(out, at)
 }
 
 /// Free a range of a file.

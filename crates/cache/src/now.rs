@@ -1,0 +1,48 @@
+//! Reads that never wait: bytes are returned only if they are cached, sound, and in the kernel's page cache.
+
+use std::ops::Range;
+
+use penstock_storage::add;
+
+use crate::cache::Cached;
+use crate::drive::now_seconds;
+use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
+use crate::usage::Counts;
+
+impl Cached {
+    /// Read bytes of one extent into `out`, which is cut or extended to whole pages, and return where in it the wanted bytes are. Returns None
+    /// if some bytes are not cached, do not match their checksums, or would have to be read from the drive. Cost: two calls, and the
+    /// checksums. Counts are added by `note_hits`.
+    pub fn read_now(&self, name: &str, object_bytes: u64, wanted: Range<u64>, out: &mut Vec<u8>) -> Option<Range<usize>> {
+        let number = wanted.start / EXTENT_BYTES;
+        if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
+            return None;
+        }
+        let key = self.key(name, number as u32);
+        let drive = self.drive_of(&key);
+        if !drive.is_usable() {
+            return None;
+        }
+        let extent = drive.find(&key, Some(object_bytes)).ok().flatten()?;
+        let (begin, end) = (wanted.start - number * EXTENT_BYTES, wanted.end - number * EXTENT_BYTES);
+        let pages = (begin / PAGE_BYTES) as u32..end.div_ceil(PAGE_BYTES) as u32;
+        let base = u64::from(pages.start) * PAGE_BYTES;
+        out.resize(((u64::from(pages.end) * PAGE_BYTES).min(extent.data_bytes()) - base) as usize, 0);
+        if !extent.read_now(pages, out).ok()? {
+            return None;
+        }
+        extent.stamp((begin / BLOCK_BYTES) as u32, now_seconds());
+        Some((begin - base) as usize..(end - base) as usize)
+    }
+
+    /// Add hits of `read_now` to the counts of the store, on its first drive, and to the counters.
+    pub fn note_hits(&self, hits: u64, hit_bytes: u64) {
+        let counters = self.cold.counters();
+        add(&counters.cache_hits, hits);
+        add(&counters.cache_hit_bytes, hit_bytes);
+        if let Some(drive) = self.drives().drives.first() {
+            // The counts of the drive matter less than reads.
+            let _ = drive.usage.note(&self.store, &Counts { hits, hit_bytes, ..Counts::default() });
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Objects of a cold store, read through the cache: which version is current, and the bytes of that version as a stream.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Shared};
+use penstock_cache::{Cached, Drives, Policy};
+use penstock_storage::{RangeRequest, Storage as _};
+use quick_cache::sync::Cache;
+use s3s::dto::{GetObjectInput, HeadObjectInput, Range as HttpRange, StreamingBlob};
+use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
+
+use crate::body::with_length;
+use crate::buffers::Buffers;
+use crate::cold::source::{Early, Source, answer, receive};
+use crate::cold::request;
+use crate::memory::{Memory, Taken, overloaded};
+use crate::meta::{Meta, Object, Version};
+use crate::metrics::Metrics;
+
+/// A piece of a warm body: it is read, verified and sent while it is in the processor's cache.
+const PIECE_BYTES: u64 = 256 << 10;
+/// The first cold request of an object is this long, so that its first bytes arrive soon.
+const FIRST_BYTES: u64 = 1 << 20;
+/// Other cold requests are this long.
+const WINDOW_BYTES: u64 = 4 << 20;
+/// Cold windows of one response that are fetched ahead.
+const WINDOWS_AHEAD: usize = 8;
+/// States of objects that are kept.
+const KEPT_STATES: usize = 200_000;
+/// Cold requests begin and end at multiples of this, as the pages of the cache do.
+const PAGE_BYTES: u64 = 4096;
+/// Number of counters that show whether an object was written while it was read.
+const GENERATIONS: usize = 1024;
+
+/// When the current version of an object is asked for again.
+#[derive(Debug, Clone, Copy)]
+pub enum Revalidate {
+    Never,
+    After(Duration),
+    Always,
+}
+
+/// The result of a cold fetch, for all who wait for it.
+type Fetched<T> = Shared<BoxFuture<'static, Result<T, Arc<S3Error>>>>;
+
+/// A version, and the bytes that arrived with the news of it.
+type Resolved = (Arc<Meta>, Option<(u64, Bytes)>);
+
+/// Objects of a cold store behind a cache.
+pub struct Blocks {
+    cold: Arc<dyn S3>,
+    cached: Cached,
+    early: Early,
+    states: Cache<Object, Arc<Meta>>,
+    /// Changes when an object with this hash is written, so that what was read before is not kept.
+    generations: Vec<AtomicU64>,
+    resolving: Mutex<HashMap<(Object, u64, Option<(u64, u64)>), Fetched<Resolved>>>,
+    windows: Mutex<HashMap<(String, u64, u64), Fetched<Bytes>>>,
+    memory: Memory,
+    buffers: Arc<Buffers>,
+    revalidate: Revalidate,
+    /// Returns whether an object never changes.
+    is_immutable: fn(&str) -> bool,
+    metrics: Arc<Metrics>,
+}
+
+impl Blocks {
+    // Over 6 parameters: each comes from another part of the configuration.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        cold: Arc<dyn S3>,
+        identity: String,
+        drives: Drives,
+        memory: Memory,
+        revalidate: Revalidate,
+        is_immutable: fn(&str) -> bool,
+        metrics: Arc<Metrics>,
+    ) -> Blocks {
+        let early = Early::default();
+        let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
+        let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
+        Blocks {
+            cold,
+            cached: Cached::over(Box::new(source), drives, None, policy),
+            early,
+            states: Cache::new(KEPT_STATES),
+            generations: (0..GENERATIONS).map(|_| AtomicU64::new(0)).collect(),
+            resolving: Mutex::default(),
+            windows: Mutex::default(),
+            memory,
+            buffers: Arc::default(),
+            revalidate,
+            is_immutable,
+            metrics,
+        }
+    }
+
+    pub fn cached(&self) -> &Cached {
+        &self.cached
+    }
+
+    fn generation(&self, object: &Object) -> &AtomicU64 {
+        let hash = |text: &str| text.bytes().fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+        &self.generations[(hash(&object.bucket) ^ hash(&object.key)) % GENERATIONS]
+    }
+
+    /// Note that an object is being written or was written. Call it before and after the write.
+    pub fn changed(&self, object: &Object) {
+        self.generation(object).fetch_add(1, Relaxed);
+        self.states.remove(object);
+    }
+
+    fn is_fresh(&self, object: &Object, meta: &Meta) -> bool {
+        (self.is_immutable)(&object.key)
+            || match self.revalidate {
+                Revalidate::Never => true,
+                Revalidate::After(time) => meta.seen.elapsed() < time,
+                Revalidate::Always => false,
+            }
+    }
+
+    /// Return the current version of an object. Cost: nothing if it is known and fresh, otherwise one cold request, which also returns the first
+    /// bytes of `wanted` if the version was not known.
+    pub async fn resolve(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>) -> S3Result<Resolved> {
+        let known = self.states.get(object);
+        if let Some(meta) = known.as_ref().filter(|meta| self.is_fresh(object, meta)) {
+            return Ok((meta.clone(), None));
+        }
+        if known.is_some() {
+            return Ok((self.state(object).await?, None));
+        }
+        let generation = self.generation(object).load(Relaxed);
+        let range = first_range(wanted);
+        let key = (object.clone(), generation, range);
+        let flight = {
+            let mut resolving = self.resolving.lock().unwrap_or_else(PoisonError::into_inner);
+            let begin = || {
+                let (blocks, key, object) = (self.clone(), key.clone(), object.clone());
+                let flight = tokio::spawn(async move {
+                    let resolved = blocks.discover(&object, range).await;
+                    if let Ok((meta, _)) = &resolved {
+                        blocks.keep(&object, generation, meta);
+                    }
+                    blocks.resolving.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                    resolved.map_err(Arc::new)
+                });
+                flight.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared()
+            };
+            resolving.entry(key.clone()).or_insert_with(begin).clone()
+        };
+        flight.await.map_err(|error| copy(&error))
+    }
+
+    /// Return the current state of an object. Cost: nothing if it is known and fresh, otherwise one cold request.
+    pub async fn state(&self, object: &Object) -> S3Result<Arc<Meta>> {
+        if let Some(meta) = self.states.get(object).filter(|meta| self.is_fresh(object, meta)) {
+            return Ok(meta);
+        }
+        let generation = self.generation(object).load(Relaxed);
+        let meta = self.head(object).await?;
+        self.keep(object, generation, &meta);
+        Ok(meta)
+    }
+
+    /// Keep the state of an object, unless it was written since `generation`.
+    fn keep(&self, object: &Object, generation: u64, meta: &Arc<Meta>) {
+        self.states.insert(object.clone(), meta.clone());
+        if self.generation(object).load(Relaxed) != generation {
+            self.states.remove(object);
+        }
+    }
+
+    /// Ask the cold store for the state of an object.
+    pub async fn head(&self, object: &Object) -> S3Result<Arc<Meta>> {
+        let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
+        let output = self.cold.head_object(request(input)).await?.output;
+        self.metrics.cold_requests.inc();
+        Meta::of_head(output).map(Arc::new).ok_or_else(no_version)
+    }
+
+    /// Read the first bytes of an object whose version is not known, and let the cache keep them.
+    async fn discover(self: &Arc<Self>, object: &Object, range: Option<(u64, u64)>) -> S3Result<Resolved> {
+        let Some((first, last)) = range else { return Ok((self.head(object).await?, None)) };
+        let input = GetObjectInput {
+            bucket: object.bucket.clone(),
+            key: object.key.clone(),
+            range: Some(HttpRange::Int { first, last: Some(last) }),
+            ..GetObjectInput::default()
+        };
+        self.metrics.cold_requests.inc();
+        let output = match self.cold.get_object(request(input)).await {
+            // The object is empty, or ends before the range.
+            Err(error) if *error.code() == S3ErrorCode::InvalidRange => return Ok((self.head(object).await?, None)),
+            other => other?.output,
+        };
+        let meta = Meta::of_get(&output).map(Arc::new).ok_or_else(no_version)?;
+        // A store may ignore ranges, and then sends the whole object.
+        let begin = if output.content_range.is_some() { first } else { 0 };
+        let length = u64::try_from(output.content_length.unwrap_or_default()).unwrap_or_default();
+        if length > FIRST_BYTES || begin + length > meta.bytes || length == 0 {
+            return Ok((meta, None));
+        }
+        let mut bytes = BytesMut::with_capacity(length as usize);
+        if receive(output.body, &mut bytes, length as usize).await.is_err() {
+            // The window is read again, by ranges that are continued.
+            return Ok((meta, None));
+        }
+        let (bytes, name) = (bytes.freeze(), Version::new(object, &meta).name());
+        self.early.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (begin, bytes.clone()));
+        // The bytes arrived, whether or not the cache can keep them.
+        let kept = self.window(&name, meta.bytes, begin..begin + length, true).await;
+        self.early.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+        Ok((meta, Some((begin, kept.unwrap_or(bytes)))))
+    }
+
+    /// Read a part of a version through the cache, together with all others that want the same part.
+    async fn window(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, waits: bool) -> S3Result<Bytes> {
+        match self.begin_window(name, object_bytes, range, waits) {
+            Some(window) => window.await.map_err(|error| copy(&error)),
+            None => Err(overloaded()),
+        }
+    }
+
+    /// Begin to read a part of a version. Returns None if it must not wait for memory, and there is none.
+    fn begin_window(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, waits: bool) -> Option<Fetched<Bytes>> {
+        let key = (name.to_owned(), range.start, range.end);
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(window) = windows.get(&key) {
+            return Some(window.clone());
+        }
+        let taken = self.memory.try_take(range.end - range.start);
+        if taken.is_none() && !waits {
+            return None;
+        }
+        let (blocks, own) = (self.clone(), key.clone());
+        let flight = tokio::spawn(async move {
+            let fetched = blocks.fetch(&own.0, object_bytes, own.1..own.2, taken).await;
+            blocks.windows.lock().unwrap_or_else(PoisonError::into_inner).remove(&own);
+            fetched.map_err(Arc::new)
+        });
+        let flight = flight.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared();
+        windows.insert(key, flight.clone());
+        Some(flight)
+    }
+
+    async fn fetch(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, taken: Option<Taken>) -> S3Result<Bytes> {
+        let taken = match taken {
+            Some(taken) => taken,
+            None => self.memory.take(range.end - range.start).await?,
+        };
+        let (cached, name) = (self.cached.clone(), name.to_owned());
+        let read = tokio::task::spawn_blocking(move || {
+            let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
+            cached.fetch(vec![request]).pop()
+        });
+        let mut pieces = match read.await.map_err(S3Error::internal_error)? {
+            Some(Ok(pieces)) => pieces,
+            Some(Err(error)) => return Err(answer(&error)),
+            None => return Err(s3_error!(InternalError, "a read returned nothing")),
+        };
+        Ok(taken.with(pieces.pop().unwrap_or_default()))
+    }
+
+    /// Return a range of a version. The first bytes are read before this returns, so that errors become responses.
+    pub async fn body(self: &Arc<Self>, object: &Object, resolved: Resolved, range: Range<u64>) -> S3Result<StreamingBlob> {
+        let (meta, first) = resolved;
+        let version = Version::new(object, &meta);
+        let mut reader = Reader {
+            blocks: self.clone(),
+            name: version.name(),
+            object_bytes: meta.bytes,
+            at: range.start,
+            end: range.end,
+            arrived: first,
+            ahead: VecDeque::new(),
+            was_cold: false,
+        };
+        let first = reader.next().await.transpose()?.unwrap_or_default();
+        let status = if reader.was_cold { &self.metrics.cold_gets } else { &self.metrics.warm_gets };
+        status.inc();
+        if reader.at == reader.end {
+            return Ok(StreamingBlob::from(s3s::Body::from(first)));
+        }
+        let length = (range.end - range.start) as usize;
+        let rest = futures::stream::unfold(reader, |mut reader| async move {
+            let next = reader.next().await?;
+            Some((next.map_err(|error| s3s::StdError::from(Box::new(error))), reader))
+        });
+        let whole = futures::StreamExt::chain(futures::stream::once(async move { Ok(first) }), rest);
+        Ok(with_length(whole, length))
+    }
+}
+
+/// One response that is being sent.
+struct Reader {
+    blocks: Arc<Blocks>,
+    name: String,
+    object_bytes: u64,
+    at: u64,
+    end: u64,
+    /// Bytes that were read but not yet sent, and where they begin.
+    arrived: Option<(u64, Bytes)>,
+    /// Windows that are being fetched, in order.
+    ahead: VecDeque<(Range<u64>, Fetched<Bytes>)>,
+    was_cold: bool,
+}
+
+impl Reader {
+    /// Return the next bytes, or None at the end.
+    async fn next(&mut self) -> Option<S3Result<Bytes>> {
+        if self.at == self.end {
+            return None;
+        }
+        if let Some((begin, bytes)) = self.arrived.take() {
+            let until = begin + bytes.len() as u64;
+            if begin <= self.at && self.at < until {
+                return Some(Ok(self.advance(bytes.slice((self.at - begin) as usize..(until.min(self.end) - begin) as usize))));
+            }
+        }
+        if self.ahead.is_empty() {
+            let piece = self.at..self.end.min((self.at / PIECE_BYTES + 1) * PIECE_BYTES);
+            let mut memory = self.blocks.buffers.get();
+            if let Some(inside) = self.blocks.cached.read_now(&self.name, self.object_bytes, piece, &mut memory) {
+                self.blocks.metrics.hits.inc();
+                self.blocks.metrics.hit_bytes.inc_by(inside.len() as u64);
+                let bytes = self.blocks.buffers.freeze(memory).slice(inside);
+                return Some(Ok(self.advance(bytes)));
+            }
+            self.blocks.buffers.give_back(memory);
+            self.was_cold = true;
+        }
+        self.fetch_ahead();
+        let fetched = match self.ahead.pop_front() {
+            Some((_, window)) => window.await.map_err(|error| copy(&error)),
+            None => Err(overloaded()),
+        };
+        // Nothing follows an error.
+        self.end = if fetched.is_ok() { self.end } else { self.at };
+        Some(fetched.map(|bytes| self.advance(bytes)))
+    }
+
+    /// Begin to fetch the next windows.
+    fn fetch_ahead(&mut self) {
+        let begin = self.ahead.back().map_or(self.at, |(range, _)| range.end);
+        for window in windows(begin..self.end).take(WINDOWS_AHEAD - self.ahead.len().min(WINDOWS_AHEAD)) {
+            // Only the window that is sent next waits for memory.
+            let waits = self.ahead.is_empty();
+            match self.blocks.begin_window(&self.name, self.object_bytes, window.clone(), waits) {
+                Some(fetch) => self.ahead.push_back((window, fetch)),
+                None => break,
+            }
+        }
+    }
+
+    fn advance(&mut self, bytes: Bytes) -> Bytes {
+        self.at += bytes.len() as u64;
+        bytes
+    }
+}
+
+/// Cut a range into the parts that are fetched by one request each.
+fn windows(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let end = if at < FIRST_BYTES { FIRST_BYTES } else { (at / WINDOW_BYTES + 1) * WINDOW_BYTES };
+        let window = at..end.min(range.end);
+        at = window.end;
+        (!window.is_empty()).then_some(window)
+    })
+}
+
+/// Return the first bytes of a wanted range, first and last, or None if they cannot be known before the length is.
+fn first_range(wanted: Option<HttpRange>) -> Option<(u64, u64)> {
+    let wanted = match wanted {
+        None => 0..u64::MAX,
+        Some(HttpRange::Int { first, last }) => first..last.map_or(u64::MAX, |last| last.saturating_add(1)),
+        Some(HttpRange::Suffix { .. }) => return None,
+    };
+    let page = wanted.start / PAGE_BYTES * PAGE_BYTES;
+    let end = wanted.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+    (wanted.start < wanted.end).then(|| (page, end.min(page.saturating_add(FIRST_BYTES)) - 1))
+}
+
+/// Errors are not `Clone`, because of their sources.
+fn copy(error: &S3Error) -> S3Error {
+    let mut copy = S3Error::new(error.code().clone());
+    if let Some(message) = error.message() {
+        copy.set_message(message.to_owned());
+    }
+    if let Some(status) = error.status_code() {
+        copy.set_status_code(status);
+    }
+    copy
+}
+
+fn no_version() -> S3Error {
+    s3_error!(NotImplemented, "the cold store sent no ETag or length for this object")
+}

@@ -1,0 +1,131 @@
+//! An account of S3, or of a store that speaks its protocol, by the SDK of AWS.
+
+use std::time::Duration;
+
+use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use penstock_error::{Error, Result};
+use penstock_storage::Options;
+use s3s::dto::*;
+use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+use s3s_aws::Proxy;
+
+/// Tries of a request that fails for a reason that may pass.
+const TRIES: u32 = 4;
+
+/// A cold store of this account: all of its buckets, or one.
+pub struct Remote {
+    account: Proxy,
+    /// The only bucket that is served.
+    bucket: Option<String>,
+}
+
+impl Remote {
+    /// Open `s3://bucket`, or `s3://` for all buckets. Credentials, region and endpoint come from the options or from where AWS's tools look
+    /// for them. Returns the store, and a text that identifies it.
+    pub async fn open(uri: &str, options: &Options) -> Result<(Remote, String)> {
+        let bucket = uri.strip_prefix("s3://").unwrap_or_default().trim_end_matches('/');
+        if bucket.contains('/') {
+            return Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket"))
+                .hint(format!("serve the whole bucket, s3://{}, and give keys rights on a prefix", bucket.split('/').next().unwrap_or_default())));
+        }
+        let mut loader = aws_config::from_env();
+        if let (Some(key), Some(secret)) = (options.given("access_key_id"), options.given("secret_access_key")) {
+            let token = options.given("session_token").map(str::to_owned);
+            loader = loader.credentials_provider(aws_sdk_s3::config::Credentials::new(key, secret, token, None, "options"));
+        }
+        if let Some(profile) = options.given("profile") {
+            loader = loader.profile_name(profile);
+        }
+        if options.flag("anonymous")? {
+            loader = loader.no_credentials();
+        }
+        let shared = loader.load().await;
+        let mut config = aws_sdk_s3::config::Builder::from(&shared)
+            .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
+            .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.timeout()?).build());
+        let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
+        config = config.region(aws_sdk_s3::config::Region::new(region.clone()));
+        let endpoint = options.get("endpoint_url").or_else(|| shared.endpoint_url().map(str::to_owned));
+        if let Some(endpoint) = &endpoint {
+            // Few servers have a DNS entry for each bucket.
+            config = config.endpoint_url(endpoint).force_path_style(!options.flag("virtual_hosted")?);
+            // Servers other than AWS's rarely know new checksums.
+            config = config.request_checksum_calculation(aws_sdk_s3::config::RequestChecksumCalculation::WhenRequired);
+        }
+        let account = Proxy::from(aws_sdk_s3::Client::from_conf(config.build()));
+        let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()) };
+        Ok((remote, format!("serve {}", endpoint.unwrap_or_else(|| format!("aws {region}")))))
+    }
+
+    fn check(&self, bucket: &str) -> S3Result<()> {
+        match &self.bucket {
+            Some(only) if only != bucket => Err(s3_error!(NoSuchBucket, "this server serves only the bucket `{only}`")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An account that cannot be reached is not an error of this server.
+fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
+    result.map_err(|mut error| {
+        if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
+            let why = error.source().map(|source| source.to_string()).unwrap_or_default();
+            match error.status_code().map(|status| status.as_u16()) {
+                // Responses to HEAD have no body that could say more.
+                Some(404) => error = S3Error::new(S3ErrorCode::NoSuchKey),
+                Some(304) => error = S3Error::new(S3ErrorCode::NotModified),
+                Some(412) => error = S3Error::new(S3ErrorCode::PreconditionFailed),
+                Some(416) => error = S3Error::new(S3ErrorCode::InvalidRange),
+                Some(403) => error = s3_error!(AccessDenied, "the cold store refused access"),
+                Some(400) => error = s3_error!(InvalidRequest, "the cold store refused the request"),
+                _ => error = s3_error!(ServiceUnavailable, "the cold store failed: {why}"),
+            }
+        }
+        error
+    })
+}
+
+/// Pass operations on to the account. Operations that are not listed are refused by `s3s`.
+macro_rules! pass {
+    ($($operation:ident($input:ident) -> $output:ident;)*) => {
+        #[async_trait::async_trait]
+        impl S3 for Remote {
+            $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+                self.check(&request.input.bucket)?;
+                passed(self.account.$operation(request).await)
+            })*
+
+            async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+                let mut response = passed(self.account.list_buckets(request).await)?;
+                if let (Some(only), Some(buckets)) = (&self.bucket, &mut response.output.buckets) {
+                    buckets.retain(|bucket| bucket.name.as_ref() == Some(only));
+                }
+                Ok(response)
+            }
+        }
+    };
+}
+
+pass! {
+    get_object(GetObjectInput) -> GetObjectOutput;
+    head_object(HeadObjectInput) -> HeadObjectOutput;
+    put_object(PutObjectInput) -> PutObjectOutput;
+    delete_object(DeleteObjectInput) -> DeleteObjectOutput;
+    delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
+    copy_object(CopyObjectInput) -> CopyObjectOutput;
+    get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
+    list_objects(ListObjectsInput) -> ListObjectsOutput;
+    list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
+    create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
+    upload_part(UploadPartInput) -> UploadPartOutput;
+    upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;
+    complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
+    abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
+    list_parts(ListPartsInput) -> ListPartsOutput;
+    list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
+    create_bucket(CreateBucketInput) -> CreateBucketOutput;
+    delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
+    head_bucket(HeadBucketInput) -> HeadBucketOutput;
+    get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
+}

@@ -1,0 +1,68 @@
+//! Conditional requests. Source: RFC 9110, section 13.2.2.
+
+use s3s::dto::{ETag, ETagCondition, Timestamp};
+use s3s::{S3Result, s3_error};
+
+/// The conditions of a request.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Conditions<'a> {
+    pub matches: Option<&'a ETagCondition>,
+    pub none_match: Option<&'a ETagCondition>,
+    pub modified_since: Option<&'a Timestamp>,
+    pub unmodified_since: Option<&'a Timestamp>,
+}
+
+fn is_same(condition: &ETagCondition, etag: &ETag, compare: fn(&ETag, &ETag) -> bool) -> bool {
+    match condition {
+        ETagCondition::Any => true,
+        ETagCondition::ETag(given) => compare(given, etag),
+    }
+}
+
+/// HTTP dates have whole seconds.
+fn seconds(time: &Timestamp) -> i64 {
+    time::OffsetDateTime::from(time.clone()).unix_timestamp()
+}
+
+impl Conditions<'_> {
+    /// Fail with 412 or 304 unless a read of this version meets the conditions.
+    pub fn check_read(&self, etag: &ETag, modified: Option<&Timestamp>) -> S3Result<()> {
+        self.check_match(Some(etag))?;
+        let is_newer = |since: &Timestamp| modified.is_some_and(|modified| seconds(modified) > seconds(since));
+        if self.matches.is_none() && self.unmodified_since.is_some_and(is_newer) {
+            return Err(s3_error!(PreconditionFailed, "the object was modified after If-Unmodified-Since"));
+        }
+        let is_unmodified = match (self.none_match, self.modified_since) {
+            (Some(condition), _) => is_same(condition, etag, ETag::weak_cmp),
+            (None, Some(since)) => modified.is_some() && !is_newer(since),
+            (None, None) => false,
+        };
+        if is_unmodified {
+            return Err(s3_error!(NotModified, "the object was not modified"));
+        }
+        Ok(())
+    }
+
+    /// Fail with 404 or 412 unless a write over this version, if there is one, meets the conditions.
+    pub fn check_write(&self, etag: Option<&ETag>) -> S3Result<()> {
+        if etag.is_none() && self.matches.is_some() {
+            return Err(s3_error!(NoSuchKey, "the object does not exist"));
+        }
+        self.check_match(etag)?;
+        match (self.none_match, etag) {
+            (Some(condition), Some(etag)) if is_same(condition, etag, ETag::weak_cmp) => {
+                Err(s3_error!(PreconditionFailed, "the object exists"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_match(&self, etag: Option<&ETag>) -> S3Result<()> {
+        match self.matches {
+            Some(condition) if !etag.is_some_and(|etag| is_same(condition, etag, ETag::strong_cmp)) => {
+                Err(s3_error!(PreconditionFailed, "the object has another ETag than If-Match"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

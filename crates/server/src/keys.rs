@@ -1,0 +1,226 @@
+//! Who may do what: access keys from a file, each with its secret and its rights.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use penstock_error::{Error, Result};
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::path::S3Path;
+use s3s::{S3Result, s3_error};
+use serde::Deserialize;
+
+/// Operations that change nothing.
+const READS: [&str; 12] = [
+    "GetObject",
+    "HeadObject",
+    "GetObjectAttributes",
+    "ListObjects",
+    "ListObjectsV2",
+    "ListParts",
+    "ListMultipartUploads",
+    "ListBuckets",
+    "HeadBucket",
+    "GetBucketLocation",
+    "GetBucketVersioning",
+    "BatchGet",
+];
+
+/// Operations that name objects in their query or body. They are checked for each prefix or object.
+const OF_MANY: [&str; 4] = ["ListObjects", "ListObjectsV2", "ListMultipartUploads", "DeleteObjects"];
+
+/// What a key may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rights {
+    pub read_only: bool,
+    /// Beginnings of `bucket/key` that may be used, or None for everything.
+    pub prefixes: Option<Vec<String>>,
+}
+
+impl Rights {
+    pub const ALL: Rights = Rights { read_only: false, prefixes: None };
+
+    /// Return whether an object, or all objects with a prefix, may be used.
+    pub fn allow(&self, bucket: &str, key: &str) -> bool {
+        let path = format!("{bucket}/{key}");
+        self.prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(|prefix| path.starts_with(prefix.as_str())))
+    }
+
+    /// Return whether some object of a bucket may be used, so that the key may know of the bucket.
+    pub fn know(&self, bucket: &str) -> bool {
+        let path = format!("{bucket}/");
+        let knows = |prefix: &String| prefix.starts_with(&path) || path.starts_with(prefix.as_str());
+        self.prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(knows))
+    }
+
+    /// Fail with 403 unless an object may be used.
+    pub fn check(&self, bucket: &str, key: &str) -> S3Result<()> {
+        if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}/{key}`")) }
+    }
+
+    fn check_operation(&self, operation: &str, path: &S3Path, query: Option<&str>) -> S3Result<()> {
+        if self.read_only && !READS.contains(&operation) {
+            return Err(s3_error!(AccessDenied, "this key may only read"));
+        }
+        match path {
+            S3Path::Root => Ok(()),
+            S3Path::Object { bucket, key } => self.check(bucket, key),
+            S3Path::Bucket { bucket } if operation == "DeleteObjects" || READS.contains(&operation) => {
+                if operation.starts_with("List") && OF_MANY.contains(&operation) {
+                    return self.check(bucket, &prefix_of(query));
+                }
+                if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}`")) }
+            }
+            S3Path::Bucket { bucket } => self.check(bucket, ""),
+        }
+    }
+}
+
+/// Return the parameter `prefix` of a query.
+fn prefix_of(query: Option<&str>) -> String {
+    let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    let value = pairs.filter(|(name, _)| *name == "prefix").map(|(_, value)| value.replace('+', " ")).next_back();
+    value.map(|value| percent_decoded(&value)).unwrap_or_default()
+}
+
+/// Decode `%XX`. Bytes that are not UTF-8 become replacement characters, which no prefix has.
+fn percent_decoded(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, more)) = rest.split_first() {
+        let digits = more.get(..2).filter(|_| *first == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &more[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = more;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyFile {
+    keys: Vec<KeyEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyEntry {
+    access_key: String,
+    secret_key: String,
+    #[serde(default)]
+    read_only: bool,
+    prefixes: Option<Vec<String>>,
+}
+
+type ByKey = HashMap<String, (SecretKey, Arc<Rights>)>;
+
+/// The keys of a file. Clones share them.
+#[derive(Clone)]
+pub struct Keys {
+    path: PathBuf,
+    known: Arc<RwLock<Arc<ByKey>>>,
+}
+
+impl Keys {
+    /// Read a file of keys.
+    pub fn open(path: &Path) -> Result<Keys> {
+        Ok(Keys { path: path.into(), known: Arc::new(RwLock::new(Arc::new(read(path)?))) })
+    }
+
+    /// Read the file again. If it is not valid, the keys stay as they are.
+    pub fn reload(&self) -> Result<()> {
+        let known = Arc::new(read(&self.path)?);
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+        Ok(())
+    }
+
+    fn get(&self, key: &str) -> Option<(SecretKey, Arc<Rights>)> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+}
+
+fn read(path: &Path) -> Result<ByKey> {
+    let bad = |why: String| {
+        Error::new("invalid-argument", format!("cannot use keys of `{}`: {why}", path.display()))
+            .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"]}]}")
+    };
+    let text = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+    let file: KeyFile = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+    let mut known = ByKey::new();
+    for entry in file.keys {
+        if entry.access_key.is_empty() || entry.secret_key.len() < 8 {
+            return Err(bad(format!("key `{}` needs a name and a secret of at least 8 characters", entry.access_key)));
+        }
+        let rights = Arc::new(Rights { read_only: entry.read_only, prefixes: entry.prefixes });
+        if known.insert(entry.access_key.clone(), (SecretKey::from(entry.secret_key), rights)).is_some() {
+            return Err(bad(format!("key `{}` appears twice", entry.access_key)));
+        }
+    }
+    if known.is_empty() {
+        return Err(bad("it has no keys".into()));
+    }
+    Ok(known)
+}
+
+#[async_trait::async_trait]
+impl S3Auth for Keys {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        self.get(access_key).map(|(secret, _)| secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Access for Keys {
+    async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let key = context.credentials().map(|credentials| credentials.access_key.clone());
+        let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
+        let (_, rights) = self.get(&key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))?;
+        rights.check_operation(context.s3_op().name(), context.s3_path(), context.uri().query())?;
+        context.extensions_mut().insert(rights);
+        Ok(())
+    }
+}
+
+/// Return the rights of a request. Without keys, everything is allowed.
+pub fn rights(extensions: &hyper::http::Extensions) -> Arc<Rights> {
+    extensions.get::<Arc<Rights>>().cloned().unwrap_or_else(|| Arc::new(Rights::ALL))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(prefixes: &[&str]) -> Rights {
+        Rights { read_only: false, prefixes: Some(prefixes.iter().map(|&prefix| prefix.to_owned()).collect()) }
+    }
+
+    #[test]
+    fn prefixes_limit_objects_listings_and_buckets() {
+        let rights = of(&["pets/cats/"]);
+        assert!(rights.allow("pets", "cats/1") && !rights.allow("pets", "dogs/1") && !rights.allow("pets", "cats"));
+        assert!(rights.know("pets") && !rights.know("pet"));
+        let bucket = || S3Path::bucket("pets");
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), Some("list-type=2&prefix=cats%2F")).is_ok());
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), Some("prefix=cats%2F&prefix=dogs")).is_err());
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), None).is_err());
+        assert!(rights.check_operation("DeleteBucket", &bucket(), None).is_err());
+        assert!(rights.check_operation("HeadBucket", &bucket(), None).is_ok());
+        assert!(of(&["pets/"]).check_operation("CreateBucket", &bucket(), None).is_ok());
+    }
+
+    #[test]
+    fn read_only_keys_cannot_write() {
+        let rights = Rights { read_only: true, prefixes: None };
+        assert!(rights.check_operation("GetObject", &S3Path::object("pets", "a"), None).is_ok());
+        for operation in ["PutObject", "DeleteObject", "CopyObject", "UploadPart", "PutBucketPolicy"] {
+            assert!(rights.check_operation(operation, &S3Path::object("pets", "a"), None).is_err());
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The memory that requests may use for bodies, counted together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use s3s::{S3Error, S3Result, s3_error};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long a request waits for memory.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The unit in which memory is counted.
+const UNIT_BYTES: u64 = 4096;
+
+/// A budget of memory. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    units: Arc<Semaphore>,
+}
+
+/// A part of the budget, until it is dropped.
+#[derive(Debug)]
+pub struct Taken(OwnedSemaphorePermit);
+
+struct Counted {
+    bytes: Bytes,
+    _taken: Taken,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Memory {
+    pub fn new(bytes: u64) -> Memory {
+        Memory { units: Arc::new(Semaphore::new((bytes / UNIT_BYTES) as usize)) }
+    }
+
+    /// Take memory if there is enough now.
+    pub fn try_take(&self, bytes: u64) -> Option<Taken> {
+        self.units.clone().try_acquire_many_owned(units(bytes)).ok().map(Taken)
+    }
+
+    /// Wait for memory. Fails with 503 after a time.
+    pub async fn take(&self, bytes: u64) -> S3Result<Taken> {
+        match tokio::time::timeout(PATIENCE, self.units.clone().acquire_many_owned(units(bytes))).await {
+            Ok(Ok(permit)) => Ok(Taken(permit)),
+            _ => Err(overloaded()),
+        }
+    }
+}
+
+fn units(bytes: u64) -> u32 {
+    bytes.div_ceil(UNIT_BYTES).min(u64::from(u32::MAX)) as u32
+}
+
+impl Taken {
+    /// Count these bytes until the last copy of the result is dropped.
+    pub fn with(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Counted { bytes, _taken: self })
+    }
+}
+
+/// The response to a request that the server has no room for.
+pub fn overloaded() -> S3Error {
+    let mut error = s3_error!(SlowDown, "the server has no room for this request now; try again later");
+    let mut headers = hyper::HeaderMap::new();
+    headers.insert(hyper::header::RETRY_AFTER, hyper::header::HeaderValue::from_static("1"));
+    error.set_headers(headers);
+    error
+}

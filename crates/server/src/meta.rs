@@ -1,0 +1,114 @@
+//! What the server knows of an object beside its bytes: the fields of a HEAD response.
+
+use std::time::Instant;
+
+use s3s::dto::{ETag, GetObjectOutput, HeadObjectOutput};
+
+/// The state of an object at one moment.
+#[derive(Debug)]
+pub struct Meta {
+    /// The response to a HEAD request, with the length of the whole object.
+    pub head: HeadObjectOutput,
+    pub etag: ETag,
+    pub bytes: u64,
+    /// When the cold store was asked.
+    pub seen: Instant,
+}
+
+/// Copy fields of these names from one output into another.
+macro_rules! copied {
+    ($from:expr => $to:ident; $($name:ident)*) => { $to { $($name: $from.$name.clone(),)* ..$to::default() } };
+}
+pub(crate) use copied;
+
+/// The fields that responses to GET and HEAD share, without those that depend on the range.
+macro_rules! shared {
+    ($from:expr => $to:ident) => {
+        copied!($from => $to; accept_ranges cache_control checksum_crc32 checksum_crc32c checksum_crc64nvme checksum_sha1 checksum_sha256
+            checksum_type content_disposition content_encoding content_language content_type e_tag expires last_modified metadata
+            missing_meta parts_count restore server_side_encryption ssekms_key_id storage_class version_id
+            website_redirect_location)
+    };
+}
+
+impl Meta {
+    /// Take the state from a HEAD response. Returns None without a strong ETag or a length, because such an object cannot be cached.
+    pub fn of_head(head: HeadObjectOutput) -> Option<Meta> {
+        let etag = head.e_tag.clone().filter(|etag| matches!(etag, ETag::Strong(text) if !text.is_empty() && !text.contains('\n')))?;
+        let bytes = u64::try_from(head.content_length?).ok()?;
+        Some(Meta { head, etag, bytes, seen: Instant::now() })
+    }
+
+    /// Take the state from the response to a GET request of a range. Checksums in it are those of the whole object or absent.
+    pub fn of_get(output: &GetObjectOutput) -> Option<Meta> {
+        let bytes = match &output.content_range {
+            Some(range) => range.rsplit_once('/')?.1.parse().ok()?,
+            None => u64::try_from(output.content_length?).ok()?,
+        };
+        let head = HeadObjectOutput { content_length: i64::try_from(bytes).ok(), ..shared!(output => HeadObjectOutput) };
+        Meta::of_head(head)
+    }
+
+    /// Return the response to a GET request, without a body.
+    pub fn to_get(&self) -> GetObjectOutput {
+        shared!(self.head => GetObjectOutput)
+    }
+}
+
+/// The name of an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Object {
+    pub bucket: String,
+    pub key: String,
+}
+
+impl Object {
+    pub fn new(bucket: &str, key: &str) -> Object {
+        Object { bucket: bucket.into(), key: key.into() }
+    }
+}
+
+/// A version of an object. Its bytes never change, so they can be cached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    pub object: Object,
+    etag: String,
+}
+
+impl Version {
+    pub fn new(object: &Object, meta: &Meta) -> Version {
+        Version { object: object.clone(), etag: meta.etag.value().to_owned() }
+    }
+
+    pub fn etag(&self) -> ETag {
+        ETag::Strong(self.etag.clone())
+    }
+
+    /// Return the name under which the version is cached. It has no line breaks, which separate the parts of a cache's keys.
+    pub fn name(&self) -> String {
+        let key = self.object.key.replace('%', "%25").replace('\n', "%0A").replace('?', "%3F");
+        format!("{}/{key}?{}", self.object.bucket, self.etag)
+    }
+
+    /// Return the version of a name.
+    pub fn parse(name: &str) -> Option<Version> {
+        let (path, etag) = name.split_once('?')?;
+        let (bucket, key) = path.split_once('/')?;
+        let key = key.replace("%3F", "?").replace("%0A", "\n").replace("%25", "%");
+        Some(Version { object: Object::new(bucket, &key), etag: etag.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_versions_are_read_back() {
+        for key in ["a", "a/b", "/", "a?b", "%3F", "%253F?", "line\nbreak", "ü"] {
+            let version = Version { object: Object::new("bucket", key), etag: "0123-4".into() };
+            assert!(!version.name().contains('\n'));
+            assert_eq!(Version::parse(&version.name()), Some(version));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What the server counts, in the text format of Prometheus.
+
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+type Count = Counter<u64, AtomicU64>;
+type Level = Gauge<i64, AtomicI64>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OperationLabels {
+    pub operation: &'static str,
+    pub status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct LatencyLabels {
+    pub operation: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DriveLabels {
+    pub drive: String,
+}
+
+/// All counts of a server.
+#[derive(Debug)]
+pub struct Metrics {
+    pub registry: Registry,
+    pub requests: Family<OperationLabels, Count>,
+    pub latency: Family<LatencyLabels, Histogram>,
+    pub sent_bytes: Count,
+    pub received_bytes: Count,
+    pub hits: Count,
+    pub hit_bytes: Count,
+    pub warm_gets: Count,
+    pub cold_gets: Count,
+    pub cold_requests: Count,
+    pub refused: Count,
+    pub connections: Level,
+    pub running: Level,
+    /// Of each drive, refreshed when they are read.
+    pub drive_misses: Family<DriveLabels, Level>,
+    pub drive_cold_bytes: Family<DriveLabels, Level>,
+    pub drive_corrupt_pages: Family<DriveLabels, Level>,
+    pub drive_bytes: Family<DriveLabels, Level>,
+    pub drive_budget_bytes: Family<DriveLabels, Level>,
+    pub drive_usable: Family<DriveLabels, Level>,
+}
+
+impl Metrics {
+    pub fn new() -> Metrics {
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("penstock"),
+            requests: Family::default(),
+            latency: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.0001, 2.0, 20))),
+            sent_bytes: Count::default(),
+            received_bytes: Count::default(),
+            hits: Count::default(),
+            hit_bytes: Count::default(),
+            warm_gets: Count::default(),
+            cold_gets: Count::default(),
+            cold_requests: Count::default(),
+            refused: Count::default(),
+            connections: Level::default(),
+            running: Level::default(),
+            drive_misses: Family::default(),
+            drive_cold_bytes: Family::default(),
+            drive_corrupt_pages: Family::default(),
+            drive_bytes: Family::default(),
+            drive_budget_bytes: Family::default(),
+            drive_usable: Family::default(),
+        };
+        let registry = &mut metrics.registry;
+        registry.register("requests", "Requests that were answered", metrics.requests.clone());
+        registry.register_with_unit("latency", "Time until a response begins", Unit::Seconds, metrics.latency.clone());
+        registry.register_with_unit("sent", "Bytes of response bodies", Unit::Bytes, metrics.sent_bytes.clone());
+        registry.register_with_unit("received", "Bytes of request bodies", Unit::Bytes, metrics.received_bytes.clone());
+        registry.register("hits", "Pieces that were read from the cache without waiting", metrics.hits.clone());
+        registry.register_with_unit("hit", "Bytes of these pieces", Unit::Bytes, metrics.hit_bytes.clone());
+        registry.register("warm_gets", "GET requests whose first bytes were cached", metrics.warm_gets.clone());
+        registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
+        registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
+        registry.register("refused", "Connections and requests that were refused with 503", metrics.refused.clone());
+        registry.register("connections", "Open connections", metrics.connections.clone());
+        registry.register("running", "Requests that are being answered", metrics.running.clone());
+        registry.register("drive_misses", "Reads that were not cached, by drive", metrics.drive_misses.clone());
+        registry.register_with_unit("drive_cold", "Bytes from the cold store", Unit::Bytes, metrics.drive_cold_bytes.clone());
+        registry.register("drive_corrupt_pages", "Pages that did not match their checksums", metrics.drive_corrupt_pages.clone());
+        registry.register_with_unit("drive_used", "Bytes that are cached", Unit::Bytes, metrics.drive_bytes.clone());
+        registry.register_with_unit("drive_budget", "Bytes that may be cached", Unit::Bytes, metrics.drive_budget_bytes.clone());
+        registry.register("drive_usable", "1 if the drive works, 0 while it is left alone", metrics.drive_usable.clone());
+        metrics
+    }
+}

@@ -1,0 +1,40 @@
+//! DeleteObject and DeleteObjects.
+
+use s3s::dto::{DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, Error};
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use crate::keys::rights;
+use crate::meta::Object;
+use crate::tier::Tier;
+
+/// The most objects of one request, as in S3.
+const MOST_OBJECTS: usize = 1000;
+
+pub async fn delete(tier: &Tier, request: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
+    let object = Object::new(&request.input.bucket, &request.input.key);
+    tier.write(&[object], tier.cold.delete_object(request)).await
+}
+
+/// Delete many objects. Those that the key has no rights on are listed as errors, and the others are deleted.
+pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    let (rights, bucket) = (rights(&request.extensions), request.input.bucket.clone());
+    if request.input.delete.objects.len() > MOST_OBJECTS {
+        return Err(s3_error!(MalformedXML, "one request can delete {MOST_OBJECTS} objects"));
+    }
+    let (allowed, refused): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut request.input.delete.objects).into_iter().partition(|object| rights.allow(&bucket, &object.key));
+    let refused = refused.into_iter().map(|object| Error {
+        code: Some("AccessDenied".into()),
+        message: Some("this key has no rights on the object".into()),
+        key: Some(object.key),
+        version_id: object.version_id,
+    });
+    let mut response = S3Response::new(DeleteObjectsOutput::default());
+    if !allowed.is_empty() {
+        let objects: Vec<Object> = allowed.iter().map(|object| Object::new(&bucket, &object.key)).collect();
+        request.input.delete.objects = allowed;
+        response = tier.write(&objects, tier.cold.delete_objects(request)).await?;
+    }
+    response.output.errors.get_or_insert_default().extend(refused);
+    Ok(response)
+}

@@ -1,0 +1,63 @@
+//! GetObject: the version that is current, and its bytes from the cache.
+
+use s3s::dto::{GetObjectInput, GetObjectOutput};
+use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+
+use crate::conditions::Conditions;
+use crate::meta::Object;
+use crate::tier::Tier;
+
+/// How often an object that changes while it is read is looked up again, before a byte was sent.
+const LOOK_UPS: usize = 3;
+
+pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+    let input = &request.input;
+    let is_plain = input.version_id.is_none() && input.part_number.is_none() && input.sse_customer_key.is_none();
+    let Some(blocks) = tier.blocks.as_ref().filter(|_| is_plain) else { return tier.cold.get_object(request).await };
+    let object = Object::new(&input.bucket, &input.key);
+    let conditions = Conditions {
+        matches: input.if_match.as_ref(),
+        none_match: input.if_none_match.as_ref(),
+        modified_since: input.if_modified_since.as_ref(),
+        unmodified_since: input.if_unmodified_since.as_ref(),
+    };
+    let mut look_ups = 0;
+    let (meta, range, body) = loop {
+        look_ups += 1;
+        let resolved = match blocks.resolve(&object, input.range).await {
+            // Objects without a strong ETag pass by the cache.
+            Err(error) if *error.code() == S3ErrorCode::NotImplemented => return tier.cold.get_object(request).await,
+            other => other?,
+        };
+        let meta = resolved.0.clone();
+        conditions.check_read(&meta.etag, meta.head.last_modified.as_ref())?;
+        let range = match &input.range {
+            None => 0..meta.bytes,
+            Some(range) => range.check(meta.bytes).map_err(|_| s3_error!(InvalidRange, "the object has {} bytes", meta.bytes))?,
+        };
+        match blocks.body(&object, resolved, range.clone()).await {
+            Ok(body) => break (meta, range, body),
+            Err(error) if matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey) => {
+                // The version that was known is no longer there.
+                blocks.changed(&object);
+                if look_ups == LOOK_UPS {
+                    return Err(s3_error!(ServiceUnavailable, "the object changes while it is read; try again"));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    let mut output = meta.to_get();
+    output.content_length = i64::try_from(range.end - range.start).ok();
+    if input.range.is_some() {
+        output.content_range = Some(format!("bytes {}-{}/{}", range.start, range.end - 1, meta.bytes));
+    }
+    if input.range.is_some() || input.checksum_mode.is_none() {
+        // They are those of the whole object.
+        (output.checksum_crc32, output.checksum_crc32c, output.checksum_crc64nvme) = (None, None, None);
+        (output.checksum_sha1, output.checksum_sha256, output.checksum_type) = (None, None, None);
+    }
+    output.accept_ranges = Some("bytes".into());
+    output.body = Some(body);
+    Ok(S3Response::new(output))
+}

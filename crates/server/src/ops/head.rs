@@ -1,0 +1,32 @@
+//! HeadObject and GetObjectAttributes.
+
+use s3s::dto::{GetObjectAttributesInput, GetObjectAttributesOutput, HeadObjectInput, HeadObjectOutput};
+use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
+
+use crate::conditions::Conditions;
+use crate::meta::Object;
+use crate::tier::Tier;
+
+pub async fn head(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+    let input = &request.input;
+    let asks_more = input.version_id.is_some() || input.part_number.is_some() || input.sse_customer_key.is_some() || input.range.is_some();
+    let Some(blocks) = tier.blocks.as_ref().filter(|_| !asks_more && input.checksum_mode.is_none()) else {
+        return tier.cold.head_object(request).await;
+    };
+    let meta = match blocks.state(&Object::new(&input.bucket, &input.key)).await {
+        Err(error) if *error.code() == S3ErrorCode::NotImplemented => return tier.cold.head_object(request).await,
+        other => other?,
+    };
+    let conditions = Conditions {
+        matches: input.if_match.as_ref(),
+        none_match: input.if_none_match.as_ref(),
+        modified_since: input.if_modified_since.as_ref(),
+        unmodified_since: input.if_unmodified_since.as_ref(),
+    };
+    conditions.check_read(&meta.etag, meta.head.last_modified.as_ref())?;
+    Ok(S3Response::new(HeadObjectOutput { accept_ranges: Some("bytes".into()), ..meta.head.clone() }))
+}
+
+pub async fn attributes(tier: &Tier, request: S3Request<GetObjectAttributesInput>) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+    tier.cold.get_object_attributes(request).await
+}

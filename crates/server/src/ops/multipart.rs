@@ -1,0 +1,63 @@
+//! Uploads in parts, which the cold store puts together.
+
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result};
+
+use super::copy::check_source;
+use crate::cold::request as cold_request;
+use crate::meta::Object;
+use crate::tier::Tier;
+use crate::upload::{Body, Expected, receive};
+
+pub async fn create(tier: &Tier, request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+    tier.cold.create_multipart_upload(request).await
+}
+
+pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+    let S3Request { mut input, headers, trailing_headers, .. } = request;
+    let given = Checksum {
+        checksum_crc32: input.checksum_crc32.take(),
+        checksum_crc32c: input.checksum_crc32c.take(),
+        checksum_crc64nvme: input.checksum_crc64nvme.take(),
+        checksum_sha1: input.checksum_sha1.take(),
+        checksum_sha256: input.checksum_sha256.take(),
+        ..Checksum::default()
+    };
+    let expected = Expected::new(input.content_length, input.content_md5.clone(), given, &headers, trailing_headers)?;
+    let (body, sums) = receive(input.body.take(), expected, &tier.memory).await?;
+    input.checksum_crc32 = sums.checksum_crc32;
+    input.checksum_crc32c = sums.checksum_crc32c;
+    input.checksum_crc64nvme = sums.checksum_crc64nvme;
+    input.checksum_sha1 = sums.checksum_sha1;
+    input.checksum_sha256 = sums.checksum_sha256;
+    input.body = Some(match body {
+        Body::Whole(bytes) => StreamingBlob::from(s3s::Body::from(bytes)),
+        Body::Stream(stream) => stream,
+    });
+    tier.cold.upload_part(cold_request(input)).await
+}
+
+pub async fn copy(tier: &Tier, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
+    check_source(&request.input.copy_source, &request.extensions)?;
+    tier.cold.upload_part_copy(request).await
+}
+
+pub async fn complete(
+    tier: &Tier,
+    request: S3Request<CompleteMultipartUploadInput>,
+) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+    let object = Object::new(&request.input.bucket, &request.input.key);
+    tier.write(&[object], tier.cold.complete_multipart_upload(request)).await
+}
+
+pub async fn abort(tier: &Tier, request: S3Request<AbortMultipartUploadInput>) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+    tier.cold.abort_multipart_upload(request).await
+}
+
+pub async fn list_parts(tier: &Tier, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+    tier.cold.list_parts(request).await
+}
+
+pub async fn list(tier: &Tier, request: S3Request<ListMultipartUploadsInput>) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+    tier.cold.list_multipart_uploads(request).await
+}

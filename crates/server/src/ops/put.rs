@@ -1,0 +1,68 @@
+//! PutObject: the body is compared with its checksums, and durable in the cold store before the response.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use s3s::dto::{Checksum, PutObjectInput, PutObjectOutput, StreamingBlob};
+use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
+
+use crate::cold::request as cold_request;
+use crate::meta::{Object, copied};
+use crate::tier::Tier;
+use crate::upload::{Body, Expected, receive};
+
+/// Waits before a put is sent again, after the cold store failed.
+const WAITS_MS: [u64; 3] = [100, 400, 1600];
+
+pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+    let S3Request { mut input, headers, trailing_headers, .. } = request;
+    let given = Checksum {
+        checksum_crc32: input.checksum_crc32.take(),
+        checksum_crc32c: input.checksum_crc32c.take(),
+        checksum_crc64nvme: input.checksum_crc64nvme.take(),
+        checksum_sha1: input.checksum_sha1.take(),
+        checksum_sha256: input.checksum_sha256.take(),
+        ..Checksum::default()
+    };
+    let expected = Expected::new(input.content_length, input.content_md5.clone(), given, &headers, trailing_headers)?;
+    let (body, sums) = receive(input.body.take(), expected, &tier.memory).await?;
+    input.checksum_crc32 = sums.checksum_crc32;
+    input.checksum_crc32c = sums.checksum_crc32c;
+    input.checksum_crc64nvme = sums.checksum_crc64nvme;
+    input.checksum_sha1 = sums.checksum_sha1;
+    input.checksum_sha256 = sums.checksum_sha256;
+    let object = Object::new(&input.bucket, &input.key);
+    let write = async {
+        let bytes = match body {
+            Body::Stream(stream) => {
+                input.body = Some(stream);
+                return tier.cold.put_object(cold_request(input)).await;
+            }
+            Body::Whole(bytes) => bytes,
+        };
+        // A put with a condition may have succeeded although its response was lost. Only the client can find out.
+        let is_repeatable = input.if_none_match.is_none() && input.if_match.is_none();
+        for wait in WAITS_MS {
+            match tier.cold.put_object(cold_request(again(&input, &bytes))).await {
+                Err(error) if is_repeatable && *error.code() == S3ErrorCode::ServiceUnavailable => {
+                    tokio::time::sleep(Duration::from_millis(wait)).await;
+                }
+                other => return other,
+            }
+        }
+        tier.cold.put_object(cold_request(again(&input, &bytes))).await
+    };
+    tier.write(&[object], write).await
+}
+
+/// Return the same put once more.
+fn again(input: &PutObjectInput, bytes: &Bytes) -> PutObjectInput {
+    let body = Some(StreamingBlob::from(s3s::Body::from(bytes.clone())));
+    let same = copied!(input => PutObjectInput; acl bucket bucket_key_enabled cache_control checksum_algorithm checksum_crc32 checksum_crc32c
+        checksum_crc64nvme checksum_sha1 checksum_sha256 content_disposition content_encoding content_language content_length content_md5
+        content_type expected_bucket_owner expires grant_full_control grant_read grant_read_acp grant_write_acp if_match if_none_match key
+        metadata object_lock_legal_hold_status object_lock_mode object_lock_retain_until_date request_payer sse_customer_algorithm
+        sse_customer_key sse_customer_key_md5 ssekms_encryption_context ssekms_key_id server_side_encryption storage_class tagging
+        website_redirect_location write_offset_bytes);
+    PutObjectInput { body, ..same }
+}

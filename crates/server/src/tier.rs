@@ -1,0 +1,75 @@
+//! The operations of the server: reads go through the cache, and writes go to the cold store. Each operation has a function in `ops`.
+
+use std::sync::Arc;
+
+use s3s::dto::*;
+use s3s::{S3, S3Request, S3Response, S3Result};
+
+use crate::blocks::Blocks;
+use crate::memory::Memory;
+use crate::meta::Object;
+use crate::ops;
+
+/// A cold store and its cache.
+pub struct Tier {
+    pub cold: Arc<dyn S3>,
+    /// None if nothing is cached.
+    pub blocks: Option<Arc<Blocks>>,
+    pub memory: Memory,
+}
+
+impl Tier {
+    /// Run a write, and forget what was known of the objects before it and after it.
+    pub async fn write<T>(&self, objects: &[Object], write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
+        let change = || self.blocks.iter().for_each(|blocks| objects.iter().for_each(|object| blocks.changed(object)));
+        // A request may be dropped while it writes.
+        let _after = Finally(change);
+        change();
+        write.await
+    }
+}
+
+/// Runs a function when it is dropped.
+struct Finally<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Finally<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
+/// Pass each operation to its function.
+macro_rules! operations {
+    ($($operation:ident($input:ident) -> $output:ident = $function:path;)*) => {
+        #[async_trait::async_trait]
+        impl S3 for Tier {
+            $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+                $function(self, request).await
+            })*
+        }
+    };
+}
+
+operations! {
+    get_object(GetObjectInput) -> GetObjectOutput = ops::get::get;
+    head_object(HeadObjectInput) -> HeadObjectOutput = ops::head::head;
+    get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput = ops::head::attributes;
+    put_object(PutObjectInput) -> PutObjectOutput = ops::put::put;
+    copy_object(CopyObjectInput) -> CopyObjectOutput = ops::copy::copy;
+    delete_object(DeleteObjectInput) -> DeleteObjectOutput = ops::delete::delete;
+    delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = ops::delete::delete_many;
+    list_objects(ListObjectsInput) -> ListObjectsOutput = ops::list::list;
+    list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = ops::list::list_v2;
+    create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = ops::multipart::create;
+    upload_part(UploadPartInput) -> UploadPartOutput = ops::multipart::upload;
+    upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = ops::multipart::copy;
+    complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput = ops::multipart::complete;
+    abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput = ops::multipart::abort;
+    list_parts(ListPartsInput) -> ListPartsOutput = ops::multipart::list_parts;
+    list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = ops::multipart::list;
+    list_buckets(ListBucketsInput) -> ListBucketsOutput = ops::bucket::list;
+    create_bucket(CreateBucketInput) -> CreateBucketOutput = ops::bucket::create;
+    delete_bucket(DeleteBucketInput) -> DeleteBucketOutput = ops::bucket::delete;
+    head_bucket(HeadBucketInput) -> HeadBucketOutput = ops::bucket::head;
+    get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput = ops::bucket::location;
+}

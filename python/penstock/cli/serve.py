@@ -1,0 +1,55 @@
+"""`penstock serve`: an S3 endpoint before a cold store or a folder."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from penstock.cli.terminal import at
+
+
+# Over 6 parameters: each is an option of the command line.
+def serve(
+    cold: str = typer.Option(..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket."),
+    cache: list[str] = typer.Option(
+        [], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated."
+    ),
+    listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
+    keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
+    anonymous: bool = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address."),
+    domain: list[str] = typer.Option([], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated."),
+    revalidate: str = typer.Option(
+        "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
+    ),
+    memory: int = typer.Option(1 << 30, "--memory-bytes", help="Memory for bodies that are being fetched or uploaded."),
+    connections: int = typer.Option(1024, "--connections", help="The most connections. More are answered with 503."),
+    idle: float = typer.Option(60.0, "--idle-seconds", help="How long a connection may send or receive nothing."),
+    drain: float = typer.Option(30.0, "--drain-seconds", help="How long requests may take to end after SIGTERM."),
+) -> None:
+    """Serve objects by the protocol of S3, from a cache of local drives. Ends on SIGTERM or Ctrl-C, after the requests that are running.
+
+    Objects of datasets never change and are never asked for again. For all others, --revalidate says how old an answer may be.
+    """
+    from penstock import _core
+
+    if anonymous == bool(keys):
+        raise typer.BadParameter("give either --keys FILE or --anonymous")
+
+    def ready(address: str) -> None:
+        print(f"serving {cold} at {address}", file=sys.stderr, flush=True)
+
+    _core.serve(
+        cold=cold,
+        cache=",".join(cache) or None,
+        listen=listen,
+        keys=keys or None,
+        domains=domain,
+        revalidate=revalidate,
+        memory_bytes=memory,
+        connections=connections,
+        idle_seconds=idle,
+        drain_seconds=drain,
+        storage_options=list(at.storage_options.items()),
+        ready=ready,
+    )
