@@ -12,12 +12,13 @@ use s3s::{S3Result, s3_error};
 use serde::Deserialize;
 
 /// Operations that change nothing.
-const READS: [&str; 12] = [
+const READS: [&str; 13] = [
     "GetObject",
     "HeadObject",
     "GetObjectAttributes",
     "ListObjects",
     "ListObjectsV2",
+    "ListObjectVersions",
     "ListParts",
     "ListMultipartUploads",
     "ListBuckets",
@@ -27,8 +28,8 @@ const READS: [&str; 12] = [
     "BatchGet",
 ];
 
-/// Operations that name objects in their query or body. They are checked for each prefix or object.
-const OF_MANY: [&str; 4] = ["ListObjects", "ListObjectsV2", "ListMultipartUploads", "DeleteObjects"];
+/// Operations that list objects. Their prefix is checked.
+const LISTINGS: [&str; 4] = ["ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads"];
 
 /// What a key may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +68,7 @@ impl Rights {
             S3Path::Root => Ok(()),
             S3Path::Object { bucket, key } => self.check(bucket, key),
             S3Path::Bucket { bucket } if operation == "DeleteObjects" || READS.contains(&operation) => {
-                if operation.starts_with("List") && OF_MANY.contains(&operation) {
+                if LISTINGS.contains(&operation) {
                     return self.check(bucket, &prefix_of(query));
                 }
                 if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}`")) }

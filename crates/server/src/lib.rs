@@ -9,6 +9,7 @@ mod body;
 mod buffers;
 mod cold;
 mod conditions;
+mod folder;
 mod keys;
 mod memory;
 mod meta;

@@ -1,7 +1,7 @@
 //! The server itself: its configuration, its connections and their limits, and how it ends.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::blocks::{Blocks, Revalidate};
 use crate::cold::remote::Remote;
+use crate::folder::Folder;
 use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -126,7 +127,14 @@ async fn service(config: &Config, metrics: &Arc<Metrics>) -> Result<S3Service> {
         let (remote, identity) = Remote::open(&config.cold, &config.options).await?;
         (Arc::new(remote), identity)
     } else {
-        return Err(Error::new("invalid-uri", "folder"));
+        let path = config.cold.strip_prefix("file://").unwrap_or(&config.cold);
+        if path.contains("://") {
+            return Err(Error::new("unsupported-storage", format!("cannot serve `{}`", config.cold))
+                .hint("serve s3://bucket, s3:// or a folder; other stores have S3 gateways of their own"));
+        }
+        let folder = Folder::open(Path::new(path))?;
+        let identity = format!("serve {}", std::fs::canonicalize(path).map_err(|error| failed(path, error))?.display());
+        (Arc::new(folder), identity)
     };
     let memory = Memory::new(config.memory_bytes);
     let blocks = match &config.cache {

@@ -60,6 +60,7 @@ operations! {
     delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = ops::delete::delete_many;
     list_objects(ListObjectsInput) -> ListObjectsOutput = ops::list::list;
     list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = ops::list::list_v2;
+    list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput = ops::list::list_versions;
     create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = ops::multipart::create;
     upload_part(UploadPartInput) -> UploadPartOutput = ops::multipart::upload;
     upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = ops::multipart::copy;

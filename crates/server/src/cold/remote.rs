@@ -117,6 +117,7 @@ pass! {
     get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
     list_objects(ListObjectsInput) -> ListObjectsOutput;
     list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
+    list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
     create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
     upload_part(UploadPartInput) -> UploadPartOutput;
     upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;

@@ -1,0 +1,153 @@
+//! A local folder as a cold store: a folder for each bucket, and a file for each object (`names`), with its metadata in an attribute (`record`).
+//!
+//! Files appear whole: they are written elsewhere, made durable, and then renamed. One server at a time uses a folder.
+
+mod buckets;
+mod listing;
+mod names;
+mod objects;
+mod pages;
+pub mod record;
+mod uploads;
+mod write;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+use penstock_error::{Error, Result};
+use s3s::dto::*;
+use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
+
+use names::SELF;
+
+/// The folder with what is not an object. No bucket can have its name.
+const OWN: &str = ".penstock-serve";
+/// Number of locks that writers of objects share.
+const LOCKS: usize = 256;
+
+/// A folder that is served.
+pub struct Folder {
+    root: PathBuf,
+    /// Writers of one object follow each other.
+    writers: Vec<Mutex<()>>,
+    /// Held alone while a file becomes a folder.
+    shape: RwLock<()>,
+    _lock: File,
+}
+
+impl Folder {
+    /// Open a folder to serve it. Fails if another server does, or if its file system has no extended attributes.
+    pub fn open(root: &Path) -> Result<Folder> {
+        let refused = |why: String, hint: &str| {
+            Error::new("storage-failed", format!("cannot serve folder `{}`: {why}", root.display())).hint(hint.to_owned())
+        };
+        let failed = |error: io::Error| refused(error.to_string(), "name a folder that can be written");
+        let own = root.join(OWN);
+        // A mistyped name would otherwise become an empty store.
+        if !root.is_dir() {
+            return Err(refused("it does not exist".into(), "create it first"));
+        }
+        for name in ["temporary", "uploads"] {
+            std::fs::create_dir_all(own.join(name)).map_err(failed)?;
+        }
+        let lock = File::create(own.join("lock")).map_err(failed)?;
+        if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(refused("another server serves it".into(), "end the other server, or name another folder"));
+        }
+        record::is_supported(&lock)
+            .map_err(|error| refused(format!("its file system keeps no attributes: {error}"), "choose a folder on ext4, XFS or Btrfs"))?;
+        // Files that an earlier server did not complete.
+        for entry in std::fs::read_dir(own.join("temporary")).map_err(failed)?.flatten() {
+            let _ = std::fs::remove_file(entry.path()).or_else(|_| std::fs::remove_dir_all(entry.path()));
+        }
+        let writers = (0..LOCKS).map(|_| Mutex::default()).collect();
+        Ok(Folder { root: std::path::absolute(root).map_err(failed)?, writers, shape: RwLock::default(), _lock: lock })
+    }
+
+    /// Return the folder of a bucket that exists.
+    fn bucket(&self, bucket: &str) -> S3Result<PathBuf> {
+        let path = self.root.join(bucket);
+        if path.is_dir() { Ok(path) } else { Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist")) }
+    }
+
+    /// Open the file of an object.
+    fn find(&self, bucket: &str, key: &str) -> S3Result<(File, PathBuf)> {
+        let path = self.bucket(bucket)?.join(names::path_of(key));
+        for path in [path.clone(), path.join(SELF)] {
+            match File::open(&path) {
+                Ok(file) if file.metadata().map_err(record::failed)?.is_file() => return Ok((file, path)),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => break,
+                Err(error) => return Err(record::failed(error)),
+            }
+        }
+        Err(s3_error!(NoSuchKey, "the object `{key}` does not exist"))
+    }
+
+    /// Wait until no other request writes this object.
+    fn write_lock(&self, bucket: &str, key: &str) -> MutexGuard<'_, ()> {
+        let hash = bucket.bytes().chain(key.bytes()).fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+        self.writers[hash % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn temporary(&self) -> PathBuf {
+        self.root.join(OWN).join("temporary").join(unique())
+    }
+}
+
+/// Return a new random name.
+fn unique() -> String {
+    let mut bytes = [0; 16];
+    // Without random bytes, names repeat, and files are then created with O_EXCL.
+    let _ = getrandom::fill(&mut bytes);
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Make the names in a folder durable.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Run a function that waits for the disk.
+fn on_disk<T>(function: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(function)
+}
+
+/// Pass each operation to its method.
+macro_rules! operations {
+    ($($operation:ident($input:ident) -> $output:ident;)*) => {
+        #[async_trait::async_trait]
+        impl S3 for Folder {
+            $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+                Ok(S3Response::new(self.$operation(request.input).await?))
+            })*
+        }
+    };
+}
+
+operations! {
+    get_object(GetObjectInput) -> GetObjectOutput;
+    head_object(HeadObjectInput) -> HeadObjectOutput;
+    put_object(PutObjectInput) -> PutObjectOutput;
+    delete_object(DeleteObjectInput) -> DeleteObjectOutput;
+    delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
+    copy_object(CopyObjectInput) -> CopyObjectOutput;
+    get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
+    list_objects(ListObjectsInput) -> ListObjectsOutput;
+    list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
+    list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
+    create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
+    upload_part(UploadPartInput) -> UploadPartOutput;
+    upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;
+    complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
+    abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
+    list_parts(ListPartsInput) -> ListPartsOutput;
+    list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
+    list_buckets(ListBucketsInput) -> ListBucketsOutput;
+    create_bucket(CreateBucketInput) -> CreateBucketOutput;
+    delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
+    head_bucket(HeadBucketInput) -> HeadBucketOutput;
+    get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
+}

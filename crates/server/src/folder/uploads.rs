@@ -1,0 +1,425 @@
+//! Uploads in parts. Each upload is a folder with its description and a file for each part.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use s3s::checksum::ChecksumHasher;
+use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
+use s3s::dto::*;
+use s3s::{S3Error, S3Result, s3_error};
+use serde::{Deserialize, Serialize};
+
+use super::buckets::owner;
+use super::objects::refuse;
+use super::pages::{Texts, most};
+use super::record::{Given, Record, Sums, failed, fill_sums, given};
+use super::write::{Draft, hex};
+use super::{Folder, OWN, on_disk, sync_folder, unique};
+use crate::conditions::Conditions;
+
+const DESCRIPTION: &str = "upload.json";
+/// All parts but the last are at least this long, as in S3.
+const LEAST_PART_BYTES: u64 = 5 << 20;
+const MOST_PARTS: i32 = 10_000;
+
+/// What an upload will make.
+#[derive(Debug, Serialize, Deserialize)]
+struct Description {
+    key: String,
+    given: Given,
+    /// The checksum that each part has, and whether the object gets one of its whole content.
+    algorithm: Option<String>,
+    is_full: bool,
+    begun_ms: u64,
+}
+
+impl Description {
+    fn begun(&self) -> Timestamp {
+        Timestamp::from(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(self.begun_ms))
+    }
+}
+
+impl Folder {
+    fn uploads(&self, bucket: &str) -> PathBuf {
+        self.root.join(OWN).join("uploads").join(bucket)
+    }
+
+    /// Return the folder of an upload, and its description.
+    fn upload(&self, bucket: &str, key: &str, id: &str) -> S3Result<(PathBuf, Description)> {
+        self.bucket(bucket)?;
+        let unknown = || s3_error!(NoSuchUpload, "the upload `{id}` does not exist");
+        // Ids are names of folders.
+        if id.len() != 32 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(unknown());
+        }
+        let folder = self.uploads(bucket).join(id);
+        let text = std::fs::read(folder.join(DESCRIPTION)).map_err(|_| unknown())?;
+        let description: Description = serde_json::from_slice(&text).map_err(S3Error::internal_error)?;
+        if description.key == key { Ok((folder, description)) } else { Err(unknown()) }
+    }
+
+    pub(super) async fn create_multipart_upload(&self, input: CreateMultipartUploadInput) -> S3Result<CreateMultipartUploadOutput> {
+        refuse!(input; tagging "tags" sse_customer_key "encryption" server_side_encryption "encryption" object_lock_mode "locks");
+        self.bucket(&input.bucket)?;
+        let given = given!(input);
+        let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
+        let asked = input.checksum_type.as_ref().map(ChecksumType::as_str);
+        let is_full = asked.map_or(algorithm.as_deref() == Some("CRC64NVME"), |asked| asked == ChecksumType::FULL_OBJECT);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let begun_ms = now.as_millis() as u64;
+        let description = Description { key: input.key.clone(), given, algorithm, is_full, begun_ms };
+        let id = unique();
+        on_disk(|| {
+            let folder = self.uploads(&input.bucket).join(&id);
+            std::fs::create_dir_all(&folder).map_err(failed)?;
+            let text = serde_json::to_vec(&description).map_err(S3Error::internal_error)?;
+            let path = folder.join(DESCRIPTION);
+            let written = File::create(&path).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
+            written.and_then(|()| sync_folder(&folder)).and_then(|()| sync_folder(&self.uploads(&input.bucket))).map_err(failed)
+        })?;
+        Ok(CreateMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(id),
+            checksum_algorithm: input.checksum_algorithm,
+            checksum_type: input.checksum_type,
+            ..CreateMultipartUploadOutput::default()
+        })
+    }
+
+    pub(super) async fn upload_part(&self, input: UploadPartInput) -> S3Result<UploadPartOutput> {
+        check_number(input.part_number)?;
+        let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
+        let mut draft = self.draft()?;
+        let etag = draft.receive(input.body).await?;
+        let sums = Sums {
+            crc32: input.checksum_crc32,
+            crc32c: input.checksum_crc32c,
+            crc64nvme: input.checksum_crc64nvme,
+            sha1: input.checksum_sha1,
+            sha256: input.checksum_sha256,
+            is_composite: false,
+        };
+        let record = on_disk(|| place_part(&folder, input.part_number, &draft, Record { etag, sums, ..Record::default() }))?;
+        let sums = record.sums.to_checksum();
+        Ok(UploadPartOutput {
+            e_tag: Some(record.etag()),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            ..UploadPartOutput::default()
+        })
+    }
+
+    pub(super) async fn upload_part_copy(&self, input: UploadPartCopyInput) -> S3Result<UploadPartCopyOutput> {
+        check_number(input.part_number)?;
+        let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
+        let record = on_disk(|| {
+            let (mut file, source) = self.copy_source(&input)?;
+            let range = match &input.copy_source_range {
+                None => 0..source.bytes,
+                Some(text) => copied_range(text, source.bytes)?,
+            };
+            let mut draft = self.draft()?;
+            file.seek(std::io::SeekFrom::Start(range.start)).map_err(failed)?;
+            let (mut md5, mut rest) = (Md5::new(), file.take(range.end - range.start));
+            let mut piece = vec![0; 1 << 20];
+            loop {
+                match rest.read(&mut piece).map_err(failed)? {
+                    0 => break,
+                    read => {
+                        md5.update(&piece[..read]);
+                        draft.file.write_all(&piece[..read]).map_err(failed)?;
+                    }
+                }
+            }
+            let record = Record { etag: hex(md5.finalize().as_ref()), ..Record::default() };
+            place_part(&folder, input.part_number, &draft, record)
+        })?;
+        let result = CopyPartResult { e_tag: Some(record.etag()), last_modified: Some(record.modified()), ..CopyPartResult::default() };
+        Ok(UploadPartCopyOutput { copy_part_result: Some(result), ..UploadPartCopyOutput::default() })
+    }
+
+    pub(super) async fn complete_multipart_upload(&self, input: CompleteMultipartUploadInput) -> S3Result<CompleteMultipartUploadOutput> {
+        let record = on_disk(|| self.complete(&input))?;
+        let mut output = CompleteMultipartUploadOutput {
+            location: Some(format!("/{}/{}", input.bucket, input.key)),
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            e_tag: Some(record.etag()),
+            ..CompleteMultipartUploadOutput::default()
+        };
+        fill_sums!(output, record);
+        Ok(output)
+    }
+
+    fn complete(&self, input: &CompleteMultipartUploadInput) -> S3Result<Record> {
+        let (folder, description) = match self.upload(&input.bucket, &input.key, &input.upload_id) {
+            Ok(found) => found,
+            // The response to an earlier request may have been lost.
+            Err(error) => {
+                let done = self.find(&input.bucket, &input.key).ok().and_then(|(file, _)| Record::read(&file).ok());
+                return done.filter(|record| record.upload.as_deref() == Some(&input.upload_id)).ok_or(error);
+            }
+        };
+        let asked = input.multipart_upload.as_ref().and_then(|upload| upload.parts.as_deref()).unwrap_or_default();
+        let parts = self.parts_of(&folder, asked)?;
+        let mut draft = self.draft()?;
+        let mut md5 = Md5::new();
+        for (file, record) in &parts {
+            std::io::copy(&mut &*file, &mut draft.file).map_err(failed)?;
+            md5.update(&bytes_of_hex(&record.etag));
+        }
+        let bytes: u64 = parts.iter().map(|(_, record)| record.bytes).sum();
+        if input.mpu_object_size.is_some_and(|size| u64::try_from(size).ok() != Some(bytes)) {
+            return Err(s3_error!(InvalidRequest, "the parts have {bytes} bytes"));
+        }
+        let sums = sums_of(&description, &parts, &mut draft)?;
+        let given = Sums {
+            crc32: input.checksum_crc32.clone(),
+            crc32c: input.checksum_crc32c.clone(),
+            crc64nvme: input.checksum_crc64nvme.clone(),
+            sha1: input.checksum_sha1.clone(),
+            sha256: input.checksum_sha256.clone(),
+            is_composite: sums.is_composite,
+        };
+        // Clients may leave the number of parts out.
+        let differs = |given: &Option<String>, found: &Option<String>| {
+            given.as_ref().is_some_and(|given| {
+                found.as_ref().is_some_and(|found| found != given && found.split('-').next() != Some(given))
+            })
+        };
+        if differs(&given.crc32, &sums.crc32)
+            || differs(&given.crc32c, &sums.crc32c)
+            || differs(&given.crc64nvme, &sums.crc64nvme)
+            || differs(&given.sha1, &sums.sha1)
+            || differs(&given.sha256, &sums.sha256)
+        {
+            return Err(s3_error!(BadDigest, "the checksum of the parts is another"));
+        }
+        let record = Record {
+            etag: format!("{}-{}", hex(md5.finalize().as_ref()), parts.len()),
+            given: description.given,
+            sums,
+            upload: Some(input.upload_id.clone()),
+            parts: Some(parts.iter().map(|(_, record)| record.bytes).collect()),
+            ..Record::default()
+        };
+        let conditions = Conditions { matches: input.if_match.as_ref(), none_match: input.if_none_match.as_ref(), ..Conditions::default() };
+        let record = self.place(&input.bucket, &input.key, &draft, record, conditions)?;
+        // What is left of the upload takes space, but nothing depends on it.
+        let _ = std::fs::remove_dir_all(&folder);
+        Ok(record)
+    }
+
+    /// Open the parts that an upload is completed with.
+    fn parts_of(&self, folder: &Path, asked: &[CompletedPart]) -> S3Result<Vec<(File, Record)>> {
+        if asked.is_empty() {
+            return Err(s3_error!(MalformedXML, "an upload is completed with at least one part"));
+        }
+        let mut last = 0;
+        let mut parts = Vec::new();
+        for (at, part) in asked.iter().enumerate() {
+            let number = part.part_number.unwrap_or_default();
+            if number <= last {
+                return Err(s3_error!(InvalidPartOrder, "part {number} follows part {last}"));
+            }
+            last = number;
+            let file = File::open(folder.join(number.to_string())).map_err(|_| s3_error!(InvalidPart, "part {number} does not exist"))?;
+            let record = Record::read(&file).map_err(failed)?;
+            if part.e_tag.as_ref().is_some_and(|etag| etag.value() != record.etag) {
+                return Err(s3_error!(InvalidPart, "part {number} has the ETag \"{}\"", record.etag));
+            }
+            if record.bytes < LEAST_PART_BYTES && at + 1 < asked.len() {
+                return Err(s3_error!(EntityTooSmall, "part {number} has {} bytes; all but the last need 5 MiB", record.bytes));
+            }
+            parts.push((file, record));
+        }
+        Ok(parts)
+    }
+
+    pub(super) async fn abort_multipart_upload(&self, input: AbortMultipartUploadInput) -> S3Result<AbortMultipartUploadOutput> {
+        let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
+        on_disk(|| std::fs::remove_dir_all(folder)).map_err(failed)?;
+        Ok(AbortMultipartUploadOutput::default())
+    }
+
+    pub(super) async fn list_parts(&self, input: ListPartsInput) -> S3Result<ListPartsOutput> {
+        let (folder, description) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
+        let (after, most) = (input.part_number_marker.unwrap_or_default(), most(input.max_parts)?);
+        let mut numbers: Vec<i32> = on_disk(|| std::fs::read_dir(&folder))
+            .map_err(failed)?
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|number| *number > after)
+            .collect();
+        numbers.sort_unstable();
+        let is_truncated = numbers.len() > most;
+        numbers.truncate(most);
+        let mut parts = Vec::new();
+        for number in &numbers {
+            let Ok(file) = File::open(folder.join(number.to_string())) else { continue };
+            let record = on_disk(|| Record::read(&file)).map_err(failed)?;
+            let sums = record.sums.to_checksum();
+            parts.push(s3s::dto::Part {
+                part_number: Some(*number),
+                e_tag: Some(record.etag()),
+                last_modified: Some(record.modified()),
+                size: Some(record.bytes as i64),
+                checksum_crc32: sums.checksum_crc32,
+                checksum_crc32c: sums.checksum_crc32c,
+                checksum_crc64nvme: sums.checksum_crc64nvme,
+                checksum_sha1: sums.checksum_sha1,
+                checksum_sha256: sums.checksum_sha256,
+            });
+        }
+        Ok(ListPartsOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(input.upload_id),
+            is_truncated: Some(is_truncated),
+            max_parts: input.max_parts.or(Some(1000)),
+            part_number_marker: input.part_number_marker,
+            next_part_number_marker: numbers.last().copied().filter(|_| is_truncated),
+            parts: Some(parts),
+            owner: Some(owner()),
+            checksum_algorithm: description.algorithm.map(Into::into),
+            storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+            ..ListPartsOutput::default()
+        })
+    }
+
+    pub(super) async fn list_multipart_uploads(&self, input: ListMultipartUploadsInput) -> S3Result<ListMultipartUploadsOutput> {
+        self.bucket(&input.bucket)?;
+        let (texts, most) = (Texts::new(input.encoding_type.as_ref())?, most(input.max_uploads)?);
+        let (prefix, delimiter) = (input.prefix.clone().unwrap_or_default(), input.delimiter.clone().unwrap_or_default());
+        let after = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone());
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(self.uploads(&input.bucket)).into_iter().flatten().flatten() {
+            let Ok(text) = std::fs::read(entry.path().join(DESCRIPTION)) else { continue };
+            let Ok(description) = serde_json::from_slice::<Description>(&text) else { continue };
+            let id = entry.file_name().to_string_lossy().into_owned();
+            let is_behind = match &after.1 {
+                None => description.key > after.0,
+                Some(marker) => (&description.key, &id) > (&after.0, marker),
+            };
+            if is_behind && description.key.starts_with(&prefix) {
+                all.push((description, id));
+            }
+        }
+        all.sort_unstable_by(|(one, first), (other, second)| (&one.key, one.begun_ms, first).cmp(&(&other.key, other.begun_ms, second)));
+        let (mut uploads, mut prefixes, mut is_truncated) = (Vec::new(), Vec::<String>::new(), false);
+        let mut next = (None, None);
+        for (description, id) in all {
+            let rest = &description.key[prefix.len()..];
+            let common = rest.find(&delimiter).filter(|_| !delimiter.is_empty());
+            let common = common.map(|at| description.key[..prefix.len() + at + delimiter.len()].to_owned());
+            if common.is_some() && common.as_ref() == prefixes.last() {
+                continue;
+            }
+            if uploads.len() + prefixes.len() == most {
+                is_truncated = true;
+                break;
+            }
+            next = (Some(texts.of(&description.key)), Some(id.clone()));
+            match common {
+                Some(common) => prefixes.push(common),
+                None => uploads.push(MultipartUpload {
+                    key: Some(texts.of(&description.key)),
+                    upload_id: Some(id),
+                    initiated: Some(description.begun()),
+                    owner: Some(owner()),
+                    storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
+                    ..MultipartUpload::default()
+                }),
+            }
+        }
+        let (next_key, next_id) = if is_truncated { next } else { (None, None) };
+        Ok(ListMultipartUploadsOutput {
+            bucket: Some(input.bucket),
+            is_truncated: Some(is_truncated),
+            uploads: Some(uploads),
+            common_prefixes: Some(prefixes.iter().map(|prefix| CommonPrefix { prefix: Some(texts.of(prefix)) }).collect()),
+            prefix: input.prefix.map(|prefix| texts.of(&prefix)),
+            delimiter: input.delimiter.map(|delimiter| texts.of(&delimiter)),
+            encoding_type: input.encoding_type,
+            key_marker: input.key_marker.map(|marker| texts.of(&marker)),
+            upload_id_marker: input.upload_id_marker,
+            next_key_marker: next_key,
+            next_upload_id_marker: next_id,
+            max_uploads: input.max_uploads.or(Some(1000)),
+            request_charged: None,
+        })
+    }
+}
+
+fn check_number(number: i32) -> S3Result<()> {
+    match number {
+        1..=MOST_PARTS => Ok(()),
+        _ => Err(s3_error!(InvalidArgument, "the part number is {number}, expected 1 to {MOST_PARTS}")),
+    }
+}
+
+/// Make a file a part of an upload. It takes the place of an earlier part of this number.
+fn place_part(folder: &Path, number: i32, draft: &Draft, record: Record) -> S3Result<Record> {
+    let record = record.write(&draft.file)?;
+    draft.file.sync_all().map_err(failed)?;
+    let placed = draft.rename(&folder.join(number.to_string())).and_then(|()| sync_folder(folder));
+    placed.map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => s3_error!(NoSuchUpload, "the upload was completed or aborted"),
+        _ => failed(error),
+    })?;
+    Ok(record)
+}
+
+/// Return the range that is copied, such as `bytes=0-9`. Unlike a range that is read, it must lie inside the source.
+fn copied_range(text: &str, bytes: u64) -> S3Result<std::ops::Range<u64>> {
+    let bad = || s3_error!(InvalidArgument, "the copied range is `{text}`, expected bytes=first-last within {bytes} bytes");
+    let (first, last) = text.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(bad)?;
+    let (first, last): (u64, u64) = (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
+    if first <= last && last < bytes { Ok(first..last + 1) } else { Err(s3_error!(InvalidRange, "the source has {bytes} bytes")) }
+}
+
+fn bytes_of_hex(text: &str) -> Vec<u8> {
+    text.as_bytes().chunks(2).filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+/// Compute the checksum that an upload was begun with: of the whole object, or of the checksums of its parts.
+fn sums_of(description: &Description, parts: &[(File, Record)], draft: &mut Draft) -> S3Result<Sums> {
+    let Some(algorithm) = description.algorithm.as_deref() else { return Ok(Sums::default()) };
+    let mut hasher = ChecksumHasher::default();
+    match algorithm {
+        "CRC32" => hasher.crc32 = Some(Crc32::new()),
+        "CRC32C" => hasher.crc32c = Some(Crc32c::new()),
+        "CRC64NVME" => hasher.crc64nvme = Some(Crc64Nvme::new()),
+        "SHA1" => hasher.sha1 = Some(Sha1::new()),
+        "SHA256" => hasher.sha256 = Some(Sha256::new()),
+        _ => return Err(s3_error!(InvalidRequest, "the checksum algorithm `{algorithm}` is not known")),
+    }
+    if description.is_full {
+        draft.file.seek(std::io::SeekFrom::Start(0)).map_err(failed)?;
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            match draft.file.read(&mut piece).map_err(failed)? {
+                0 => return Ok(Sums::of(&hasher.finalize())),
+                read => hasher.update(&piece[..read]),
+            }
+        }
+    }
+    for (number, (_, record)) in parts.iter().enumerate() {
+        let sums = &record.sums;
+        let of_part = [&sums.crc32, &sums.crc32c, &sums.crc64nvme, &sums.sha1, &sums.sha256].into_iter().flatten().next();
+        let of_part = of_part.and_then(|sum| base64_simd::STANDARD.decode_to_vec(sum).ok());
+        let missing = || s3_error!(InvalidRequest, "part {} of the list was uploaded without its {algorithm} checksum", number + 1);
+        hasher.update(&of_part.ok_or_else(missing)?);
+    }
+    let mut sums = Sums::of(&hasher.finalize());
+    for sum in [&mut sums.crc32, &mut sums.crc32c, &mut sums.crc64nvme, &mut sums.sha1, &mut sums.sha256].into_iter().flatten() {
+        *sum = format!("{sum}-{}", parts.len());
+    }
+    sums.is_composite = true;
+    Ok(sums)
+}
