@@ -193,6 +193,7 @@ impl Blocks {
             range: Some(HttpRange::Int { first, last: Some(last) }),
             ..GetObjectInput::default()
         };
+        let _waits = Waits::begin(&self.metrics);
         self.metrics.cold_requests.inc();
         let output = match self.cold.get_object(request(input)).await {
             // The object is empty, or ends before the range.
@@ -254,6 +255,7 @@ impl Blocks {
             Some(taken) => taken,
             None => self.memory.take(range.end - range.start).await?,
         };
+        let _waits = Waits::begin(&self.metrics);
         let (cached, name) = (self.cached.clone(), name.to_owned());
         let read = tokio::task::spawn_blocking(move || {
             let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
@@ -294,6 +296,22 @@ impl Blocks {
         });
         let whole = futures::StreamExt::chain(futures::stream::once(async move { Ok(first) }), rest);
         Ok(with_length(whole, length))
+    }
+}
+
+/// Counts a read that requests wait for, until it is dropped.
+struct Waits(Arc<Metrics>);
+
+impl Waits {
+    fn begin(metrics: &Arc<Metrics>) -> Waits {
+        metrics.cold_waits.inc();
+        Waits(metrics.clone())
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.cold_waits.dec();
     }
 }
 

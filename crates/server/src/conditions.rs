@@ -1,7 +1,8 @@
 //! Conditional requests. Source: RFC 9110, section 13.2.2.
 
-use s3s::dto::{ETag, ETagCondition, Timestamp};
-use s3s::{S3Result, s3_error};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
+use s3s::{S3Error, S3Result, s3_error};
 
 /// The conditions of a request.
 #[derive(Debug, Default, Clone, Copy)]
@@ -20,8 +21,25 @@ fn is_same(condition: &ETagCondition, etag: &ETag, compare: fn(&ETag, &ETag) -> 
 }
 
 /// HTTP dates have whole seconds.
-fn seconds(time: &Timestamp) -> i64 {
+pub fn seconds(time: &Timestamp) -> i64 {
     time::OffsetDateTime::from(time.clone()).unix_timestamp()
+}
+
+/// A response without a body, but with the headers of the version that the client has.
+fn not_modified(etag: &ETag, modified: Option<&Timestamp>) -> S3Error {
+    let mut headers = HeaderMap::new();
+    if let Ok(value) = etag.to_http_header() {
+        headers.insert(header::ETAG, value);
+    }
+    let mut date = Vec::new();
+    if modified.is_some_and(|modified| modified.format(TimestampFormat::HttpDate, &mut date).is_ok())
+        && let Ok(value) = HeaderValue::from_bytes(&date)
+    {
+        headers.insert(header::LAST_MODIFIED, value);
+    }
+    let mut error = s3_error!(NotModified, "Not Modified");
+    error.set_headers(headers);
+    error
 }
 
 impl Conditions<'_> {
@@ -38,7 +56,7 @@ impl Conditions<'_> {
             (None, None) => false,
         };
         if is_unmodified {
-            return Err(s3_error!(NotModified, "the object was not modified"));
+            return Err(not_modified(etag, modified));
         }
         Ok(())
     }

@@ -31,6 +31,9 @@ const READS: [&str; 13] = [
 /// Operations that list objects. Their prefix is checked.
 const LISTINGS: [&str; 4] = ["ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads"];
 
+/// The longest time for which a signed URL may be valid, as in S3.
+const MOST_EXPIRES_SECONDS: u64 = 7 * 24 * 3600;
+
 /// What a key may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rights {
@@ -69,7 +72,7 @@ impl Rights {
             S3Path::Object { bucket, key } => self.check(bucket, key),
             S3Path::Bucket { bucket } if operation == "DeleteObjects" || READS.contains(&operation) => {
                 if LISTINGS.contains(&operation) {
-                    return self.check(bucket, &prefix_of(query));
+                    return self.check(bucket, &parameter(query, "prefix"));
                 }
                 if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}`")) }
             }
@@ -78,10 +81,10 @@ impl Rights {
     }
 }
 
-/// Return the parameter `prefix` of a query.
-fn prefix_of(query: Option<&str>) -> String {
+/// Return a parameter of a query, or an empty text.
+fn parameter(query: Option<&str>, wanted: &str) -> String {
     let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    let value = pairs.filter(|(name, _)| *name == "prefix").map(|(_, value)| value.replace('+', " ")).next_back();
+    let value = pairs.filter(|(name, _)| *name == wanted).map(|(_, value)| value.replace('+', " ")).next_back();
     value.map(|value| percent_decoded(&value)).unwrap_or_default()
 }
 
@@ -183,6 +186,10 @@ impl S3Access for Keys {
         let key = context.credentials().map(|credentials| credentials.access_key.clone());
         let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
         let (_, rights) = self.get(&key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))?;
+        let expires = parameter(context.uri().query(), "X-Amz-Expires").parse::<u64>();
+        if expires.is_ok_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
+            return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
+        }
         rights.check_operation(context.s3_op().name(), context.s3_path(), context.uri().query())?;
         context.extensions_mut().insert(rights);
         Ok(())

@@ -4,20 +4,25 @@
 //! go through `blocks`, which knows the current version of each object and reads it through the crate `cache`. Writes go to the `cold` store.
 //! Nothing here depends on datasets (docs/design/0021-server.md).
 
+mod access_log;
+mod admin;
 mod blocks;
 mod body;
 mod buffers;
 mod cold;
 mod conditions;
 mod folder;
+mod front;
 mod keys;
 mod memory;
 mod meta;
 mod metrics;
 mod ops;
+mod sampler;
 mod server;
 mod tier;
+mod tls;
 mod upload;
 
 pub use blocks::Revalidate;
-pub use server::{Config, serve};
+pub use server::{Addresses, Config, serve};

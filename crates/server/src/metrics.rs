@@ -42,6 +42,10 @@ pub struct Metrics {
     pub cold_gets: Count,
     pub cold_requests: Count,
     pub refused: Count,
+    pub lost_lines: Count,
+    /// Bytes that came from the cold store.
+    pub cold_bytes: Count,
+    pub cold_waits: Level,
     pub connections: Level,
     pub running: Level,
     /// Of each drive, refreshed when they are read.
@@ -67,6 +71,9 @@ impl Metrics {
             cold_gets: Count::default(),
             cold_requests: Count::default(),
             refused: Count::default(),
+            lost_lines: Count::default(),
+            cold_bytes: Count::default(),
+            cold_waits: Level::default(),
             connections: Level::default(),
             running: Level::default(),
             drive_misses: Family::default(),
@@ -87,6 +94,9 @@ impl Metrics {
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
         registry.register("refused", "Connections and requests that were refused with 503", metrics.refused.clone());
+        registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
+        registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, metrics.cold_bytes.clone());
+        registry.register("cold_waits", "Reads of the cold store or of a drive that requests wait for", metrics.cold_waits.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register("running", "Requests that are being answered", metrics.running.clone());
         registry.register("drive_misses", "Reads that were not cached, by drive", metrics.drive_misses.clone());

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -13,17 +13,30 @@ use penstock_cache::{Drives, Spec};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
 use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::validation::NameValidation;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
+use crate::access_log::AccessLog;
+use crate::admin;
 use crate::blocks::{Blocks, Revalidate};
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
+use crate::front::Front;
 use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
+use crate::sampler::Sampler;
 use crate::tier::Tier;
+use crate::tls::Certificates;
+
+/// The longest headers of a request.
+const HEADER_BYTES: usize = 64 << 10;
+/// How long a client may take to begin an encrypted connection.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// What a server is started with.
 #[derive(Debug, Clone)]
@@ -34,8 +47,14 @@ pub struct Config {
     /// The drives of the cache, such as `/nvme:2TB`, or None to cache nothing.
     pub cache: Option<String>,
     pub listen: SocketAddr,
+    /// The address of the status page and of the counts, or None.
+    pub status: Option<SocketAddr>,
     /// A file with access keys, or None to allow everything to everybody.
     pub keys: Option<PathBuf>,
+    /// Files with a chain of certificates and its private key, or None for plain HTTP.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// The file of the access log, or None.
+    pub access_log: Option<PathBuf>,
     /// Domains whose subdomains are buckets.
     pub domains: Vec<String>,
     pub revalidate: Revalidate,
@@ -43,43 +62,83 @@ pub struct Config {
     pub is_immutable: fn(&str) -> bool,
     pub memory_bytes: u64,
     pub connections: usize,
+    /// Requests that are answered at once.
+    pub requests: usize,
     /// How long a connection may do nothing.
     pub idle: Duration,
     /// How long requests may take to end after SIGTERM.
     pub drain: Duration,
 }
 
+/// Where a server listens.
+#[derive(Debug, Clone, Copy)]
+pub struct Addresses {
+    pub listen: SocketAddr,
+    pub status: Option<SocketAddr>,
+}
+
 fn failed(what: &str, error: impl std::fmt::Display) -> Error {
     Error::new("storage-failed", format!("cannot serve: {what}: {error}"))
 }
 
-/// Serve until SIGTERM or Ctrl-C. Calls `ready` with the address when connections are accepted.
-pub fn serve(config: Config, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+/// Serve until SIGTERM or Ctrl-C. Calls `ready` when connections are accepted, and `note` with what an operator should know. SIGHUP reads keys and
+/// certificates again, and opens the access log again.
+pub fn serve(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
     if config.keys.is_none() && !config.listen.ip().is_loopback() {
         return Err(Error::new("invalid-argument", format!("cannot serve at {}: everybody could write", config.listen))
             .hint("give --keys FILE, or listen at 127.0.0.1"));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| failed("threads", error))?;
-    let ended = runtime.block_on(run(config, ready));
+    let ended = runtime.block_on(run(config, ready, note));
     // Threads that wait for a drive or a cold store must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
 }
 
-async fn run(config: Config, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+/// What is read again on SIGHUP, or serves all connections.
+struct Parts {
+    front: Arc<Front>,
+    keys: Option<Keys>,
+    certificates: Option<Arc<Certificates>>,
+    sampler: Arc<Sampler>,
+}
+
+async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
+    let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+    let [Ok(mut terminate), Ok(mut interrupt), Ok(hangup)] = signals else { return Err(failed("signals", "they cannot be received")) };
     let metrics = Arc::new(Metrics::new());
-    let service = service(&config, &metrics).await?;
-    let listener = TcpListener::bind(config.listen).await.map_err(|error| failed(&format!("listen at {}", config.listen), error))?;
-    ready(listener.local_addr().map_err(|error| failed("listen", error))?);
-    let (graceful, room) = (GracefulShutdown::new(), Arc::new(Semaphore::new(config.connections)));
-    let mut stop = std::pin::pin!(stopped());
+    let parts = parts(&config, &metrics, note).await?;
+    let bind = |address: SocketAddr| async move {
+        TcpListener::bind(address).await.map_err(|error| failed(&format!("listen at {address}"), error))
+    };
+    let listener = bind(config.listen).await?;
+    let mut addresses = Addresses { listen: listener.local_addr().map_err(|error| failed("listen", error))?, status: None };
+    if let Some(address) = config.status {
+        let listener = bind(address).await?;
+        addresses.status = listener.local_addr().ok();
+        tokio::spawn(show_status(listener, metrics.clone(), parts.sampler.clone()));
+    }
+    tokio::spawn(sample_each_second(parts.sampler.clone()));
+    tokio::spawn(reload_on(hangup, parts.keys.clone(), parts.certificates.clone(), parts.front.clone(), note));
+    ready(addresses);
+    let graceful = GracefulShutdown::new();
+    tokio::select! {
+        () = accept(&listener, &config, &parts, &metrics, &graceful) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    drop(listener);
+    // Connections that are still busy after this time are cut.
+    let _ = tokio::time::timeout(config.drain, graceful.shutdown()).await;
+    Ok(())
+}
+
+/// Accept connections for ever.
+async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics: &Arc<Metrics>, graceful: &GracefulShutdown) {
+    let room = Arc::new(Semaphore::new(config.connections));
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = &mut stop => break,
-        };
-        let Ok((stream, _peer)) = accepted else {
+        let Ok((stream, peer)) = listener.accept().await else {
             // No descriptors are left: some connection must end first.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
@@ -89,90 +148,146 @@ async fn run(config: Config, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             tokio::spawn(refuse(stream));
             continue;
         };
+        // Small responses would otherwise wait for more.
         let _ = stream.set_nodelay(true);
-        let (service, metrics) = (service.clone(), metrics.clone());
         let mut stream = TimeoutStream::new(stream);
         stream.set_read_timeout(Some(config.idle));
         stream.set_write_timeout(Some(config.idle));
-        let answered = service_fn(move |request: hyper::Request<Incoming>| {
-            let (service, metrics) = (service.clone(), metrics.clone());
-            async move {
-                let began = Instant::now();
-                metrics.running.inc();
-                let response = service.call(request.map(s3s::Body::from)).await;
-                metrics.running.dec();
-                let _ = began;
-                response
-            }
-        });
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(config.idle)
-            .serve_connection(TokioIo::new(Box::pin(stream)), answered);
-        let connection = graceful.watch(connection);
+        let stream = Box::pin(stream);
+        let (front, metrics, watcher, idle) = (parts.front.clone(), metrics.clone(), graceful.watcher(), config.idle);
+        let acceptor = parts.certificates.as_ref().map(|certificates| certificates.acceptor());
         tokio::spawn(async move {
-            // Clients may end a connection at any time.
-            let _ = connection.await;
+            metrics.connections.inc();
+            match acceptor {
+                None => converse(stream, peer, front, watcher, idle).await,
+                Some(acceptor) => {
+                    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                        converse(stream, peer, front, watcher, idle).await;
+                    }
+                }
+            }
+            metrics.connections.dec();
             drop(permit);
         });
     }
-    drop(listener);
-    // Connections that are still busy after this time are cut.
-    let _ = tokio::time::timeout(config.drain, graceful.shutdown()).await;
-    Ok(())
 }
 
-async fn service(config: &Config, metrics: &Arc<Metrics>) -> Result<S3Service> {
-    let (cold, identity): (Arc<dyn s3s::S3>, String) = if config.cold.starts_with("s3://") {
-        let (remote, identity) = Remote::open(&config.cold, &config.options).await?;
-        (Arc::new(remote), identity)
-    } else {
-        let path = config.cold.strip_prefix("file://").unwrap_or(&config.cold);
-        if path.contains("://") {
-            return Err(Error::new("unsupported-storage", format!("cannot serve `{}`", config.cold))
-                .hint("serve s3://bucket, s3:// or a folder; other stores have S3 gateways of their own"));
-        }
-        let folder = Folder::open(Path::new(path))?;
-        let identity = format!("serve {}", std::fs::canonicalize(path).map_err(|error| failed(path, error))?.display());
-        (Arc::new(folder), identity)
-    };
+/// Answer the requests of a connection.
+async fn converse<S>(stream: S, peer: SocketAddr, front: Arc<Front>, watcher: hyper_util::server::graceful::Watcher, idle: Duration)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let answer = service_fn(move |request: hyper::Request<Incoming>| front.clone().answer(peer, request));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(idle)
+        .max_buf_size(HEADER_BYTES)
+        .serve_connection(TokioIo::new(stream), answer);
+    // Clients may end a connection at any time.
+    let _ = watcher.watch(connection).await;
+}
+
+async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
+    let (cold, identity) = open_cold(config).await?;
     let memory = Memory::new(config.memory_bytes);
     let blocks = match &config.cache {
         None => None,
         Some(spec) => {
             let drives = Drives::open(&Spec::parse(spec)?)?;
+            for (folder, error) in &drives.failed {
+                note(&format!("the cache {} is not used: {error}", folder.display()));
+            }
             let (cold, metrics) = (cold.clone(), metrics.clone());
-            let blocks = Blocks::new(cold, identity, drives, memory.clone(), config.revalidate, config.is_immutable, metrics);
-            Some(Arc::new(blocks))
+            Some(Arc::new(Blocks::new(cold, identity, drives, memory.clone(), config.revalidate, config.is_immutable, metrics)))
         }
     };
-    let mut builder = S3ServiceBuilder::new(Tier { cold, blocks, memory });
-    if let Some(path) = &config.keys {
-        let keys = Keys::open(path)?;
+    let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone()));
+    let keys = config.keys.as_deref().map(Keys::open).transpose()?;
+    let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
+    let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
+    let service = service(Tier { cold, blocks, memory }, keys.clone(), &config.domains)?;
+    let front = Arc::new(Front::new(service, metrics.clone(), log, config.requests, keys.is_none()));
+    Ok(Parts { front, keys, certificates, sampler })
+}
+
+/// Open the cold store. Returns it, and a text that identifies it in the keys of the cache.
+async fn open_cold(config: &Config) -> Result<(Arc<dyn s3s::S3>, String)> {
+    if config.cold.starts_with("s3://") {
+        let (remote, identity) = Remote::open(&config.cold, &config.options).await?;
+        return Ok((Arc::new(remote), identity));
+    }
+    let path = config.cold.strip_prefix("file://").unwrap_or(&config.cold);
+    if path.contains("://") {
+        return Err(Error::new("unsupported-storage", format!("cannot serve `{}`", config.cold))
+            .hint("serve s3://bucket, s3:// or a folder; most other stores have an S3 endpoint"));
+    }
+    let folder = Folder::open(Path::new(path))?;
+    let identity = format!("serve {}", std::fs::canonicalize(path).map_err(|error| failed(path, error))?.display());
+    Ok((Arc::new(folder), identity))
+}
+
+fn service(tier: Tier, keys: Option<Keys>, domains: &[String]) -> Result<S3Service> {
+    let mut builder = S3ServiceBuilder::new(tier);
+    builder.set_validation(BucketNames);
+    if let Some(keys) = keys {
         builder.set_auth(keys.clone());
         builder.set_access(keys);
     }
-    if !config.domains.is_empty() {
-        let domains = s3s::host::MultiDomain::new(&config.domains);
+    if !domains.is_empty() {
+        let domains = s3s::host::MultiDomain::new(domains);
         builder.set_host(domains.map_err(|error| Error::new("invalid-argument", format!("cannot serve domains: {error}")))?);
     }
     Ok(builder.build())
 }
 
+/// The names of buckets that S3 allows.
+struct BucketNames;
+
+impl NameValidation for BucketNames {
+    fn validate_bucket_name(&self, name: &str) -> bool {
+        s3s::path::check_bucket_name(name) && !name.contains(".-") && !name.contains("-.")
+    }
+}
+
 /// Answer a connection that the server has no room for.
 async fn refuse(mut stream: TcpStream) {
-    use tokio::io::AsyncWriteExt as _;
     let text = b"HTTP/1.1 503 Slow Down\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     let _ = tokio::time::timeout(Duration::from_secs(5), stream.write_all(text)).await;
 }
 
-/// Wait for SIGTERM or Ctrl-C.
-async fn stopped() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(mut terminate), Ok(mut interrupt)) => {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+async fn show_status(listener: TcpListener, metrics: Arc<Metrics>, sampler: Arc<Sampler>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let (metrics, sampler) = (metrics.clone(), sampler.clone());
+        let answer = service_fn(move |request| admin::answer(metrics.clone(), sampler.clone(), request));
+        tokio::spawn(async move {
+            let mut builder = hyper::server::conn::http1::Builder::new();
+            // Clients may end a connection at any time.
+            let _ = builder.timer(TokioTimer::new()).max_buf_size(HEADER_BYTES).serve_connection(TokioIo::new(stream), answer).await;
+        });
+    }
+}
+
+async fn sample_each_second(sampler: Arc<Sampler>) {
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        second.tick().await;
+        let sampler = sampler.clone();
+        // A drive that hangs must not hold up the runtime.
+        let _ = tokio::task::spawn_blocking(move || sampler.take()).await;
+    }
+}
+
+/// Read keys and certificates again on each SIGHUP.
+async fn reload_on(mut hangup: Signal, keys: Option<Keys>, certificates: Option<Arc<Certificates>>, front: Arc<Front>, note: fn(&str)) {
+    while hangup.recv().await.is_some() {
+        let results = [keys.as_ref().map(Keys::reload), certificates.as_ref().map(|certificates| certificates.reload())];
+        for error in results.into_iter().flatten().filter_map(Result::err) {
+            note(&format!("{}; it stays as it was", error.message()));
         }
-        _ => std::future::pending().await,
+        front.reopen_log();
     }
 }

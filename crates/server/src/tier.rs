@@ -29,6 +29,10 @@ impl Tier {
     }
 }
 
+/// The number of a request, in its response and in the access log.
+#[derive(Debug, Clone)]
+pub struct RequestId(pub Arc<str>);
+
 /// Runs a function when it is dropped.
 struct Finally<F: Fn()>(F);
 
@@ -44,7 +48,12 @@ macro_rules! operations {
         #[async_trait::async_trait]
         impl S3 for Tier {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
-                $function(self, request).await
+                let id = request.extensions.get::<RequestId>().cloned();
+                $function(self, request).await.map_err(|mut error| {
+                    // The cold store's own id would not be found in the log of this server.
+                    id.into_iter().for_each(|id| error.set_request_id(&*id.0));
+                    error
+                })
             })*
         }
     };
@@ -73,4 +82,5 @@ operations! {
     delete_bucket(DeleteBucketInput) -> DeleteBucketOutput = ops::bucket::delete;
     head_bucket(HeadBucketInput) -> HeadBucketOutput = ops::bucket::head;
     get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput = ops::bucket::location;
+    get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput = ops::bucket::versioning;
 }

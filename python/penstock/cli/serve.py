@@ -18,36 +18,50 @@ def serve(
     listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
     keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
     anonymous: bool = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address."),
+    tls_certificate: str = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS."),
+    tls_key: str = typer.Option("", "--tls-key", help="A PEM file with the private key."),
+    status: str = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101."),
+    access_log: str = typer.Option("", "--access-log", help="A file that gets a line of JSON for each request; - for the standard output."),
     domain: list[str] = typer.Option([], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated."),
     revalidate: str = typer.Option(
         "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
     ),
     memory: int = typer.Option(1 << 30, "--memory-bytes", help="Memory for bodies that are being fetched or uploaded."),
     connections: int = typer.Option(1024, "--connections", help="The most connections. More are answered with 503."),
+    requests: int = typer.Option(512, "--requests", help="The most requests that are answered at once. More are answered with 503."),
     idle: float = typer.Option(60.0, "--idle-seconds", help="How long a connection may send or receive nothing."),
     drain: float = typer.Option(30.0, "--drain-seconds", help="How long requests may take to end after SIGTERM."),
 ) -> None:
     """Serve objects by the protocol of S3, from a cache of local drives. Ends on SIGTERM or Ctrl-C, after the requests that are running.
 
-    Objects of datasets never change and are never asked for again. For all others, --revalidate says how old an answer may be.
+    SIGHUP reads keys and certificates again, and opens the access log again. Objects of datasets never change and are never asked for again. For all others, --revalidate says how old an answer may be.
     """
     from penstock import _core
 
     if anonymous == bool(keys):
         raise typer.BadParameter("give either --keys FILE or --anonymous")
 
-    def ready(address: str) -> None:
-        print(f"serving {cold} at {address}", file=sys.stderr, flush=True)
+    if bool(tls_certificate) != bool(tls_key):
+        raise typer.BadParameter("give --tls-certificate and --tls-key together")
+
+    def ready(address: str, status_address: str | None) -> None:
+        scheme = "https" if tls_key else "http"
+        page = f", status at http://{status_address}" if status_address else ""
+        print(f"serving {cold} at {scheme}://{address}{page}", file=sys.stderr, flush=True)
 
     _core.serve(
         cold=cold,
         cache=",".join(cache) or None,
         listen=listen,
+        status=status or None,
         keys=keys or None,
+        tls=(tls_certificate, tls_key) if tls_key else None,
+        access_log=access_log or None,
         domains=domain,
         revalidate=revalidate,
         memory_bytes=memory,
         connections=connections,
+        requests=requests,
         idle_seconds=idle,
         drain_seconds=drain,
         storage_options=list(at.storage_options.items()),

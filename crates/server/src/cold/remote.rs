@@ -129,4 +129,5 @@ pass! {
     delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
     head_bucket(HeadBucketInput) -> HeadBucketOutput;
     get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
+    get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput;
 }

@@ -9,7 +9,7 @@ use super::record::failed;
 use super::{Folder, OWN, on_disk, sync_folder};
 
 impl Folder {
-    pub(super) async fn list_buckets(&self, _input: ListBucketsInput) -> S3Result<ListBucketsOutput> {
+    pub(super) async fn list_buckets(&self, input: ListBucketsInput) -> S3Result<ListBucketsOutput> {
         let mut buckets = Vec::new();
         for entry in on_disk(|| std::fs::read_dir(&self.root)).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -21,7 +21,15 @@ impl Folder {
             }
         }
         buckets.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        Ok(ListBucketsOutput { buckets: Some(buckets), owner: Some(owner()), ..ListBucketsOutput::default() })
+        let is_asked = |bucket: &Bucket| {
+            let name = bucket.name.as_deref().unwrap_or_default();
+            name.starts_with(input.prefix.as_deref().unwrap_or_default()) && input.continuation_token.as_deref().is_none_or(|after| name > after)
+        };
+        buckets.retain(is_asked);
+        let most = input.max_buckets.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+        let next = buckets.get(most).and_then(|_| buckets.get(most.checked_sub(1)?)?.name.clone());
+        buckets.truncate(most);
+        Ok(ListBucketsOutput { buckets: Some(buckets), owner: Some(owner()), continuation_token: next, prefix: input.prefix })
     }
 
     pub(super) async fn create_bucket(&self, input: CreateBucketInput) -> S3Result<CreateBucketOutput> {
@@ -57,6 +65,14 @@ impl Folder {
     pub(super) async fn get_bucket_location(&self, input: GetBucketLocationInput) -> S3Result<GetBucketLocationOutput> {
         self.bucket(&input.bucket)?;
         Ok(GetBucketLocationOutput::default())
+    }
+}
+
+impl Folder {
+    /// A folder never has versions.
+    pub(super) async fn get_bucket_versioning(&self, input: GetBucketVersioningInput) -> S3Result<GetBucketVersioningOutput> {
+        self.bucket(&input.bucket)?;
+        Ok(GetBucketVersioningOutput::default())
     }
 }
 

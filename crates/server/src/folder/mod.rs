@@ -150,4 +150,5 @@ operations! {
     delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
     head_bucket(HeadBucketInput) -> HeadBucketOutput;
     get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
+    get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput;
 }

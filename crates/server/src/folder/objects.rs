@@ -11,10 +11,18 @@ use s3s::{S3ErrorCode, S3Result, StdError, s3_error};
 
 use super::record::{Record, Sums, failed, fill, fill_sums, given};
 use super::{Folder, on_disk};
-use crate::conditions::Conditions;
+use crate::conditions::{Conditions, seconds};
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;
+
+const ATTRIBUTES: [&str; 5] = [
+    ObjectAttributes::ETAG,
+    ObjectAttributes::CHECKSUM,
+    ObjectAttributes::OBJECT_SIZE,
+    ObjectAttributes::OBJECT_PARTS,
+    ObjectAttributes::STORAGE_CLASS,
+];
 
 /// Refuse what a folder does not have, so that nobody believes that it does.
 macro_rules! refuse {
@@ -46,8 +54,8 @@ impl Folder {
             (None, None) => None,
         };
         fill!(output, &record);
-        if input.checksum_mode.is_some() && range.is_none() {
-            fill_sums!(output, record);
+        if input.checksum_mode.is_some() && input.range.is_none() {
+            fill_sums!(output, record.of_part(input.part_number));
         }
         if let Some(range) = &range {
             output.content_range = Some(format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), record.bytes));
@@ -82,7 +90,7 @@ impl Folder {
         };
         fill!(output, &record);
         if input.checksum_mode.is_some() {
-            fill_sums!(output, record);
+            fill_sums!(output, record.of_part(input.part_number));
         }
         output.content_length = Some(range.map_or(record.bytes, |range| range.end - range.start) as i64);
         Ok(output)
@@ -92,15 +100,17 @@ impl Folder {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
         let (_, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
-        let wants = |name: &str| input.object_attributes.iter().any(|attribute| attribute.as_str() == name);
+        // One header may name several attributes.
+        let wanted = input.object_attributes.iter().flat_map(|attribute| attribute.as_str().split(',').map(str::trim));
+        let wants = |name: &str| wanted.clone().any(|attribute| attribute == name);
+        if let Some(unknown) = wanted.clone().find(|attribute| !ATTRIBUTES.contains(attribute)) {
+            return Err(s3_error!(InvalidArgument, "the attribute `{unknown}` is not known"));
+        }
         Ok(GetObjectAttributesOutput {
             e_tag: wants(ObjectAttributes::ETAG).then(|| record.etag()),
             checksum: (wants(ObjectAttributes::CHECKSUM) && !record.sums.is_empty()).then(|| record.sums.to_checksum()),
             object_size: wants(ObjectAttributes::OBJECT_SIZE).then_some(record.bytes as i64),
-            object_parts: record.parts.as_ref().filter(|_| wants(ObjectAttributes::OBJECT_PARTS)).map(|parts| GetObjectAttributesParts {
-                total_parts_count: i32::try_from(parts.len()).ok(),
-                ..GetObjectAttributesParts::default()
-            }),
+            object_parts: wants(ObjectAttributes::OBJECT_PARTS).then(|| parts_of(&record, input.part_number_marker.as_ref(), input.max_parts)).flatten(),
             last_modified: Some(record.modified()),
             ..GetObjectAttributesOutput::default()
         })
@@ -133,9 +143,19 @@ impl Folder {
         check_version(input.version_id.as_deref())?;
         on_disk(|| {
             let _turn = self.write_lock(&input.bucket, &input.key);
-            if input.if_match.is_some() {
-                let (_, record) = self.read_record(&input.bucket, &input.key)?;
+            let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
+            if has_conditions {
+                let record = match self.read_record(&input.bucket, &input.key) {
+                    // Nothing is left to delete.
+                    Err(error) if *error.code() == S3ErrorCode::NoSuchKey => return Ok(false),
+                    other => other?.1,
+                };
                 Conditions { matches: input.if_match.as_ref(), ..Conditions::default() }.check_write(Some(&record.etag()))?;
+                let is_other_size = input.if_match_size.is_some_and(|bytes| u64::try_from(bytes).ok() != Some(record.bytes));
+                let is_other_time = input.if_match_last_modified_time.as_ref().is_some_and(|time| seconds(time) != seconds(&record.modified()));
+                if is_other_size || is_other_time {
+                    return Err(s3_error!(PreconditionFailed, "the object has another size or time"));
+                }
             }
             self.remove(&input.bucket, &input.key)
         })?;
@@ -151,6 +171,8 @@ impl Folder {
                 key: object.key.clone(),
                 version_id: object.version_id.clone(),
                 if_match: object.e_tag.map(ETagCondition::ETag),
+                if_match_size: object.size,
+                if_match_last_modified_time: object.last_modified_time,
                 ..DeleteObjectInput::default()
             };
             match self.delete_object(one).await {
@@ -208,6 +230,34 @@ impl Folder {
         check_copy(conditions, &record)?;
         Ok((file, record))
     }
+}
+
+/// Return a page of the parts of an object, or None if it was uploaded whole.
+fn parts_of(record: &Record, marker: Option<&i32>, most: Option<i32>) -> Option<GetObjectAttributesParts> {
+    let parts = record.parts.as_ref()?;
+    let (after, most) = (usize::try_from(*marker.unwrap_or(&0)).ok()?, usize::try_from(most.unwrap_or(1000)).ok()?.min(1000));
+    let page: Vec<ObjectPart> = (after + 1..).zip(parts.iter().skip(after)).take(most).map(|(number, bytes)| {
+        let sums = record.part_sums(number).to_checksum();
+        ObjectPart {
+            part_number: i32::try_from(number).ok(),
+            size: i64::try_from(*bytes).ok(),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+        }
+    }).collect();
+    let last = after + page.len();
+    Some(GetObjectAttributesParts {
+        total_parts_count: i32::try_from(parts.len()).ok(),
+        is_truncated: Some(last < parts.len()),
+        max_parts: i32::try_from(most).ok(),
+        part_number_marker: i32::try_from(after).ok(),
+        next_part_number_marker: i32::try_from(last).ok(),
+        // Without checksums, S3 does not list the parts of an object.
+        parts: (!record.sums.is_empty()).then_some(page),
+    })
 }
 
 /// A copy whose conditions are not met fails with 412, where a read would answer 304.

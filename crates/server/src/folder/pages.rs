@@ -79,7 +79,8 @@ impl Folder {
         let (objects, prefixes, next) = self.page(&input.bucket, &query, &texts, true)?;
         Ok(ListObjectsOutput {
             name: Some(input.bucket),
-            prefix: Some(texts.of(&query.prefix)),
+            // Clients do not decode this one.
+            prefix: Some(query.prefix.clone()),
             marker: Some(texts.of(&query.after)),
             max_keys: input.max_keys.or(Some(MOST_KEYS)),
             is_truncated: Some(next.is_some()),
@@ -87,7 +88,7 @@ impl Folder {
             common_prefixes: Some(prefixes),
             // Without a delimiter, clients take the last key.
             next_marker: next.filter(|_| !query.delimiter.is_empty()).map(|next| texts.of(&next)),
-            delimiter: input.delimiter.map(|delimiter| texts.of(&delimiter)),
+            delimiter: input.delimiter.filter(|delimiter| !delimiter.is_empty()).map(|delimiter| texts.of(&delimiter)),
             encoding_type: input.encoding_type,
             request_charged: None,
         })
@@ -113,7 +114,7 @@ impl Folder {
             next_continuation_token: next.map(|next| token(&next)),
             contents: Some(objects),
             common_prefixes: Some(prefixes),
-            delimiter: input.delimiter.map(|delimiter| texts.of(&delimiter)),
+            delimiter: input.delimiter.filter(|delimiter| !delimiter.is_empty()).map(|delimiter| texts.of(&delimiter)),
             encoding_type: input.encoding_type,
             start_after: input.start_after.map(|after| texts.of(&after)),
             request_charged: None,
@@ -153,7 +154,7 @@ impl Folder {
             is_truncated: Some(next.is_some()),
             next_version_id_marker: next.as_ref().map(|_| "null".into()),
             next_key_marker: next.map(|next| texts.of(&next)),
-            delimiter: input.delimiter.map(|delimiter| texts.of(&delimiter)),
+            delimiter: input.delimiter.filter(|delimiter| !delimiter.is_empty()).map(|delimiter| texts.of(&delimiter)),
             encoding_type: input.encoding_type,
             ..ListObjectVersionsOutput::default()
         })

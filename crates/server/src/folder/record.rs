@@ -35,7 +35,7 @@ macro_rules! given {
             content_type: $from.content_type.clone().map(Into::into),
             cache_control: $from.cache_control.clone(),
             content_disposition: $from.content_disposition.clone(),
-            content_encoding: $from.content_encoding.clone(),
+            content_encoding: $from.content_encoding.as_deref().and_then($crate::folder::record::encoding),
             content_language: $from.content_language.clone(),
             website_redirect_location: $from.website_redirect_location.clone(),
             expires: $from.expires.as_ref().and_then($crate::folder::record::http_date),
@@ -103,6 +103,11 @@ impl Sums {
         }
     }
 
+    /// Return the checksum, if there is only one.
+    pub fn first(&self) -> Option<&String> {
+        [&self.crc32, &self.crc32c, &self.crc64nvme, &self.sha1, &self.sha256].into_iter().flatten().next()
+    }
+
     pub fn is_empty(&self) -> bool {
         *self == Sums { is_composite: self.is_composite, ..Sums::default() }
     }
@@ -133,6 +138,8 @@ pub struct Record {
     /// The upload that made the object, and the lengths of its parts if they fit.
     pub upload: Option<String>,
     pub parts: Option<Vec<u64>>,
+    /// The checksums of the parts if they fit, by the algorithm of the object.
+    pub parts_sums: Option<Vec<String>>,
 }
 
 impl Record {
@@ -161,6 +168,10 @@ impl Record {
         let encode = |record: &Record| serde_json::to_vec(record).map_err(S3Error::internal_error);
         let mut text = encode(&self)?;
         if text.len() > MOST_BYTES {
+            self.parts_sums = None;
+            text = encode(&self)?;
+        }
+        if text.len() > MOST_BYTES {
             self.parts = None;
             text = encode(&self)?;
         }
@@ -170,6 +181,25 @@ impl Record {
             None | Some(Err(rustix::io::Errno::TOOBIG)) => Err(s3_error!(MetadataTooLarge, "the metadata has more than 3,800 bytes")),
             Some(Err(error)) => Err(failed(error.into())),
         }
+    }
+
+    /// Return the checksums of a part, by its number from 1.
+    pub fn part_sums(&self, number: usize) -> Sums {
+        let sum = self.parts_sums.as_ref().and_then(|sums| sums.get(number.checked_sub(1)?)).cloned();
+        let mut sums = Sums { is_composite: self.sums.is_composite, ..Sums::default() };
+        let known = |whole: &Option<String>| sum.clone().filter(|_| whole.is_some());
+        sums.crc32 = known(&self.sums.crc32);
+        sums.crc32c = known(&self.sums.crc32c);
+        sums.crc64nvme = known(&self.sums.crc64nvme);
+        sums.sha1 = known(&self.sums.sha1);
+        sums.sha256 = known(&self.sums.sha256);
+        sums
+    }
+
+    /// Return the record with the checksums of a part, if one is named.
+    pub fn of_part(&self, number: Option<i32>) -> Record {
+        let number = number.filter(|_| self.parts.is_some()).and_then(|number| usize::try_from(number).ok());
+        number.map_or_else(|| self.clone(), |number| Record { sums: self.part_sums(number), ..self.clone() })
     }
 
     pub fn etag(&self) -> ETag {
@@ -185,6 +215,12 @@ impl Record {
 /// Return whether files below this folder can have records.
 pub fn is_supported(file: &File) -> io::Result<()> {
     rustix::fs::fsetxattr(file, ATTRIBUTE, b"{}", rustix::fs::XattrFlags::empty()).map_err(Into::into)
+}
+
+/// Return the encoding of an object without that of the request.
+pub fn encoding(text: &str) -> Option<String> {
+    let kept: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
+    (!kept.is_empty()).then(|| kept.join(", "))
 }
 
 pub fn http_date(time: &Timestamp) -> Option<String> {

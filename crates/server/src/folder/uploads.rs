@@ -207,6 +207,7 @@ impl Folder {
             sums,
             upload: Some(input.upload_id.clone()),
             parts: Some(parts.iter().map(|(_, record)| record.bytes).collect()),
+            parts_sums: parts.iter().map(|(_, record)| record.sums.first().cloned()).collect(),
             ..Record::default()
         };
         let conditions = Conditions { matches: input.if_match.as_ref(), none_match: input.if_none_match.as_ref(), ..Conditions::default() };
@@ -411,8 +412,7 @@ fn sums_of(description: &Description, parts: &[(File, Record)], draft: &mut Draf
     }
     for (number, (_, record)) in parts.iter().enumerate() {
         let sums = &record.sums;
-        let of_part = [&sums.crc32, &sums.crc32c, &sums.crc64nvme, &sums.sha1, &sums.sha256].into_iter().flatten().next();
-        let of_part = of_part.and_then(|sum| base64_simd::STANDARD.decode_to_vec(sum).ok());
+        let of_part = sums.first().and_then(|sum| base64_simd::STANDARD.decode_to_vec(sum).ok());
         let missing = || s3_error!(InvalidRequest, "part {} of the list was uploaded without its {algorithm} checksum", number + 1);
         hasher.update(&of_part.ok_or_else(missing)?);
     }

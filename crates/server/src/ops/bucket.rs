@@ -31,3 +31,7 @@ pub async fn head(tier: &Tier, request: S3Request<HeadBucketInput>) -> S3Result<
 pub async fn location(tier: &Tier, request: S3Request<GetBucketLocationInput>) -> S3Result<S3Response<GetBucketLocationOutput>> {
     tier.cold.get_bucket_location(request).await
 }
+
+pub async fn versioning(tier: &Tier, request: S3Request<GetBucketVersioningInput>) -> S3Result<S3Response<GetBucketVersioningOutput>> {
+    tier.cold.get_bucket_versioning(request).await
+}
