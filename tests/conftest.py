@@ -23,7 +23,7 @@ BUCKET = servers.BUCKET
 FAULTS = os.environ.get("PS_FAULTS", "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20")
 
 
-STORES = ["azure", "buffered", "cached", "direct", "proxy", "s3", "versity"]
+STORES = ["azure", "buffered", "cached", "direct", "proxy", "s3", "served", "versity"]
 
 
 def pytest_addoption(parser):
@@ -99,8 +99,8 @@ def running(server):
 
 @pytest.fixture(scope="session")
 def other_store(store, tmp_path_factory):
-    """Yield the server of the current store: Versity's gateway or Azurite."""
-    kind = {"versity": servers.VersityGateway, "azure": servers.Azurite}[store]
+    """Yield the server of the current store: Penstock's own, Versity's gateway or Azurite."""
+    kind = {"served": servers.Penstock, "versity": servers.VersityGateway, "azure": servers.Azurite}[store]
     yield from running(kind(tmp_path_factory.mktemp("store")))
 
 
@@ -147,7 +147,7 @@ def bucket(minio):
 @pytest.fixture
 def root(tmp_path, request, store, monkeypatch):
     """Return an unused place for a new dataset: a local path, or a place on one of the stores named by --store."""
-    if store in ("versity", "azure"):
+    if store in ("served", "versity", "azure"):
         return request.getfixturevalue("other_store").place(f"{uuid.uuid4().hex}/dataset")
     if store in ("s3", "proxy"):
         place = request.getfixturevalue("bucket")

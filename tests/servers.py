@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import socket
 import subprocess
+import sys
 import types
 import urllib.request
 from typing import Any
@@ -157,6 +158,33 @@ class VersityGateway(S3Server):
         (self.folder / "data").mkdir()
         command = [tool("bin/versitygw"), "--quiet", "--port", f"127.0.0.1:{self.port}", "posix", str(self.folder / "data")]
         return command, {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
+
+
+class Penstock(S3Server):
+    """Penstock's own server, before a folder or before another server."""
+
+    def __init__(self, folder: pathlib.Path, cold: str = "", *options: str, environment: dict[str, str] | None = None) -> None:
+        self.cold, self.options, self.cold_environment = cold, options, environment or {}
+        super().__init__(folder)
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        keys = self.folder / "keys.json"
+        if not keys.exists():
+            keys.write_text(json.dumps({"keys": [{"access_key": KEY, "secret_key": SECRET}]}))
+        (self.folder / "data").mkdir(exist_ok=True)
+        cold = self.cold or str(self.folder / "data")
+        command = [sys.executable, "-m", "penstock", "serve", "--cold", cold, "--listen", f"127.0.0.1:{self.port}"]
+        return [*command, *(["--keys", str(keys)] if "--anonymous" not in self.options else []), *self.options], self.cold_environment
+
+    def make_bucket(self) -> None:
+        if "--anonymous" not in self.options and not self.cold:
+            super().make_bucket()
+
+    def restart(self) -> None:
+        """Start the server again at the same port, after it was stopped or killed."""
+        command, environment = self.command()
+        self.process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self.log, stderr=self.log)
+        self._wait()
 
 
 class Azurite(Server):

@@ -279,9 +279,9 @@ impl Blocks {
             object_bytes: meta.bytes,
             at: range.start,
             end: range.end,
+            was_cold: first.is_some(),
             arrived: first,
             ahead: VecDeque::new(),
-            was_cold: false,
         };
         let first = reader.next().await.transpose()?.unwrap_or_default();
         let status = if reader.was_cold { &self.metrics.cold_gets } else { &self.metrics.warm_gets };

@@ -22,6 +22,9 @@ use crate::tier::RequestId;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
+/// The version of batches, by which clients see that the server has them.
+const BATCH: HeaderName = HeaderName::from_static("x-penstock-batch");
+
 /// What all connections share.
 pub struct Front {
     service: S3Service,
@@ -79,6 +82,7 @@ impl Front {
         self.metrics.latency.get_or_create(&LatencyLabels { operation }).observe(began.elapsed().as_secs_f64());
         let status = response.status().as_u16();
         self.metrics.requests.get_or_create(&OperationLabels { operation, status }).inc();
+        response.headers_mut().insert(BATCH, HeaderValue::from_static("1"));
         if let Ok(value) = HeaderValue::from_str(&id.0) {
             response.headers_mut().insert(REQUEST_ID, value);
         }

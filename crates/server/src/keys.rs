@@ -12,7 +12,7 @@ use s3s::{S3Result, s3_error};
 use serde::Deserialize;
 
 /// Operations that change nothing.
-const READS: [&str; 13] = [
+const READS: [&str; 12] = [
     "GetObject",
     "HeadObject",
     "GetObjectAttributes",
@@ -25,7 +25,6 @@ const READS: [&str; 13] = [
     "HeadBucket",
     "GetBucketLocation",
     "GetBucketVersioning",
-    "BatchGet",
 ];
 
 /// Operations that list objects. Their prefix is checked.
@@ -145,6 +144,12 @@ impl Keys {
         Ok(())
     }
 
+    /// Return the rights of a key. Fails without one, or if it is not known.
+    pub fn rights_of(&self, key: Option<&str>) -> S3Result<Arc<Rights>> {
+        let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
+        self.get(key).map(|(_, rights)| rights).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
+    }
+
     fn get(&self, key: &str) -> Option<(SecretKey, Arc<Rights>)> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
@@ -183,9 +188,7 @@ impl S3Auth for Keys {
 #[async_trait::async_trait]
 impl S3Access for Keys {
     async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
-        let key = context.credentials().map(|credentials| credentials.access_key.clone());
-        let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
-        let (_, rights) = self.get(&key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))?;
+        let rights = self.rights_of(context.credentials().map(|credentials| credentials.access_key.as_str()))?;
         let expires = parameter(context.uri().query(), "X-Amz-Expires").parse::<u64>();
         if expires.is_ok_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));

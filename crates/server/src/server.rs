@@ -12,6 +12,8 @@ use hyper_util::server::graceful::GracefulShutdown;
 use penstock_cache::{Drives, Spec};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
+use s3s::S3Result;
+use s3s::host::{S3Host, VirtualHost};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::validation::NameValidation;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -22,6 +24,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::access_log::AccessLog;
 use crate::admin;
+use crate::batch::Batch;
 use crate::blocks::{Blocks, Revalidate};
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
@@ -30,7 +33,7 @@ use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::sampler::Sampler;
-use crate::tier::Tier;
+use crate::tier::{Shared, Tier};
 use crate::tls::Certificates;
 
 /// The longest headers of a request.
@@ -227,15 +230,16 @@ async fn open_cold(config: &Config) -> Result<(Arc<dyn s3s::S3>, String)> {
 }
 
 fn service(tier: Tier, keys: Option<Keys>, domains: &[String]) -> Result<S3Service> {
-    let mut builder = S3ServiceBuilder::new(tier);
+    let tier = Arc::new(tier);
+    let mut builder = S3ServiceBuilder::new(Shared(tier.clone()));
     builder.set_validation(BucketNames);
+    builder.set_route(Batch { tier, keys: keys.clone() });
     if let Some(keys) = keys {
         builder.set_auth(keys.clone());
         builder.set_access(keys);
     }
     if !domains.is_empty() {
-        let domains = s3s::host::MultiDomain::new(domains);
-        builder.set_host(domains.map_err(|error| Error::new("invalid-argument", format!("cannot serve domains: {error}")))?);
+        builder.set_host(Domains::new(domains)?);
     }
     Ok(builder.build())
 }
@@ -246,6 +250,31 @@ struct BucketNames;
 impl NameValidation for BucketNames {
     fn validate_bucket_name(&self, name: &str) -> bool {
         s3s::path::check_bucket_name(name) && !name.contains(".-") && !name.contains("-.")
+    }
+}
+
+/// Domains whose subdomains are buckets. Requests to other names have the bucket in their path.
+struct Domains(Vec<String>);
+
+impl Domains {
+    fn new(domains: &[String]) -> Result<Domains> {
+        let is_wrong = |domain: &&String| domain.is_empty() || domain.starts_with('.') || domain.contains(['/', ':']);
+        match domains.iter().find(is_wrong) {
+            Some(wrong) => Err(Error::new("invalid-argument", format!("`{wrong}` is not a domain")).hint("write it as s3.example.com")),
+            None => Ok(Domains(domains.iter().map(|domain| domain.to_ascii_lowercase()).collect())),
+        }
+    }
+}
+
+impl S3Host for Domains {
+    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name).to_ascii_lowercase();
+        let bucket = self.0.iter().find_map(|domain| name.strip_suffix(domain.as_str())?.strip_suffix('.').map(str::to_owned));
+        let found = VirtualHost::new(name);
+        Ok(match bucket {
+            Some(bucket) => found.with_bucket(bucket),
+            None => found,
+        })
     }
 }
 

@@ -42,14 +42,17 @@ impl<F: Fn()> Drop for Finally<F> {
     }
 }
 
+/// A tier, as `s3s` wants it.
+pub struct Shared(pub Arc<Tier>);
+
 /// Pass each operation to its function.
 macro_rules! operations {
     ($($operation:ident($input:ident) -> $output:ident = $function:path;)*) => {
         #[async_trait::async_trait]
-        impl S3 for Tier {
+        impl S3 for Shared {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 let id = request.extensions.get::<RequestId>().cloned();
-                $function(self, request).await.map_err(|mut error| {
+                $function(&self.0, request).await.map_err(|mut error| {
                     // The cold store's own id would not be found in the log of this server.
                     id.into_iter().for_each(|id| error.set_request_id(&*id.0));
                     error

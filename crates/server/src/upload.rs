@@ -1,5 +1,7 @@
 //! Bodies of uploads, compared with the checksums that came with them before the last bytes are passed on.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use s3s::checksum::ChecksumHasher;
@@ -18,7 +20,22 @@ const TRAILER_PREFIX: &str = "x-amz-checksum-";
 /// A body that is received.
 pub enum Body {
     Whole(Bytes),
-    Stream(StreamingBlob),
+    Stream(StreamingBlob, Broken),
+}
+
+/// Why a stream broke off. The cold store's client only says that it did.
+#[derive(Debug, Clone, Default)]
+pub struct Broken(Arc<Mutex<Option<S3Error>>>);
+
+impl Broken {
+    fn note(&self, error: S3Error) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    /// Return the reason, or else the error of the cold store.
+    pub fn or(&self, error: S3Error) -> S3Error {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or(error)
+    }
 }
 
 /// What a body is compared with.
@@ -41,7 +58,9 @@ impl Expected {
         headers: &hyper::HeaderMap,
         trailing: Option<TrailingHeaders>,
     ) -> S3Result<Expected> {
-        let bytes = content_length.and_then(|bytes| u64::try_from(bytes).ok());
+        // A body in chunks says how long its content is in a header of its own.
+        let decoded = headers.get("x-amz-decoded-content-length").and_then(|value| value.to_str().ok()?.parse().ok());
+        let bytes = decoded.or_else(|| content_length.and_then(|bytes| u64::try_from(bytes).ok()));
         let bytes = bytes.ok_or_else(|| s3_error!(MissingContentLength, "the request does not say how long its body is"))?;
         if bytes > MOST_BYTES {
             return Err(s3_error!(EntityTooLarge, "one request can upload 5 GiB; use a multipart upload"));
@@ -133,6 +152,12 @@ impl Hashers {
     }
 }
 
+/// Return the encoding of an object without that of the request.
+pub fn encoding(text: &str) -> Option<String> {
+    let kept: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
+    (!kept.is_empty()).then(|| kept.join(", "))
+}
+
 /// Encode bytes as headers do.
 pub fn base64(bytes: &[u8]) -> String {
     base64_simd::STANDARD.encode_to_string(bytes)
@@ -144,7 +169,8 @@ pub async fn receive(body: Option<StreamingBlob>, expected: Expected, memory: &M
     let mut body = body.unwrap_or_else(|| StreamingBlob::from(s3s::Body::empty()));
     if expected.bytes > WHOLE_BYTES {
         let given = expected.given.clone();
-        return Ok((Body::Stream(checked(body, expected)), given));
+        let broken = Broken::default();
+        return Ok((Body::Stream(checked(body, expected, broken.clone()), broken), given));
     }
     let taken: Taken = memory.take(expected.bytes).await?;
     let (mut whole, mut hashers) = (BytesMut::with_capacity(expected.bytes as usize), expected.hashers());
@@ -169,15 +195,16 @@ fn broken(error: StdError) -> S3Error {
 }
 
 /// Pass a body on, but the last part only after all checksums match.
-fn checked(body: StreamingBlob, expected: Expected) -> StreamingBlob {
+fn checked(body: StreamingBlob, expected: Expected, why: Broken) -> StreamingBlob {
     struct State {
         body: StreamingBlob,
         hashers: Option<Hashers>,
         held: Option<Bytes>,
         expected: Expected,
+        why: Broken,
     }
     let bytes = expected.bytes as usize;
-    let state = State { body, hashers: Some(expected.hashers()), held: None, expected };
+    let state = State { body, hashers: Some(expected.hashers()), held: None, expected, why };
     let parts = futures::stream::unfold(state, |mut state| async move {
         loop {
             let mut hashers = state.hashers.take()?;
@@ -196,7 +223,9 @@ fn checked(body: StreamingBlob, expected: Expected) -> StreamingBlob {
                     Err(error) => error,
                 },
             };
-            return Some((Err(StdError::from(Box::new(failed))), state));
+            let text = failed.to_string();
+            state.why.note(failed);
+            return Some((Err(StdError::from(text)), state));
         }
     });
     crate::body::with_length(parts, bytes)

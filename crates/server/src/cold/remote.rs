@@ -78,6 +78,9 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
                 Some(412) => error = S3Error::new(S3ErrorCode::PreconditionFailed),
                 Some(416) => error = S3Error::new(S3ErrorCode::InvalidRange),
                 Some(403) => error = s3_error!(AccessDenied, "the cold store refused access"),
+                None if why.contains("failed to construct request") => {
+                    error = s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
+                }
                 Some(400) => error = s3_error!(InvalidRequest, "the cold store refused the request"),
                 _ => error = s3_error!(ServiceUnavailable, "the cold store failed: {why}"),
             }

@@ -100,10 +100,8 @@ impl Folder {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
         let (_, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
-        // One header may name several attributes.
-        let wanted = input.object_attributes.iter().flat_map(|attribute| attribute.as_str().split(',').map(str::trim));
-        let wants = |name: &str| wanted.clone().any(|attribute| attribute == name);
-        if let Some(unknown) = wanted.clone().find(|attribute| !ATTRIBUTES.contains(attribute)) {
+        let wants = |name: &str| input.object_attributes.iter().any(|attribute| attribute.as_str() == name);
+        if let Some(unknown) = input.object_attributes.iter().map(ObjectAttributes::as_str).find(|name| !ATTRIBUTES.contains(name)) {
             return Err(s3_error!(InvalidArgument, "the attribute `{unknown}` is not known"));
         }
         Ok(GetObjectAttributesOutput {

@@ -35,7 +35,7 @@ macro_rules! given {
             content_type: $from.content_type.clone().map(Into::into),
             cache_control: $from.cache_control.clone(),
             content_disposition: $from.content_disposition.clone(),
-            content_encoding: $from.content_encoding.as_deref().and_then($crate::folder::record::encoding),
+            content_encoding: $from.content_encoding.clone(),
             content_language: $from.content_language.clone(),
             website_redirect_location: $from.website_redirect_location.clone(),
             expires: $from.expires.as_ref().and_then($crate::folder::record::http_date),
@@ -215,12 +215,6 @@ impl Record {
 /// Return whether files below this folder can have records.
 pub fn is_supported(file: &File) -> io::Result<()> {
     rustix::fs::fsetxattr(file, ATTRIBUTE, b"{}", rustix::fs::XattrFlags::empty()).map_err(Into::into)
-}
-
-/// Return the encoding of an object without that of the request.
-pub fn encoding(text: &str) -> Option<String> {
-    let kept: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
-    (!kept.is_empty()).then(|| kept.join(", "))
 }
 
 pub fn http_date(time: &Timestamp) -> Option<String> {

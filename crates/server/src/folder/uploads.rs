@@ -222,14 +222,13 @@ impl Folder {
         if asked.is_empty() {
             return Err(s3_error!(MalformedXML, "an upload is completed with at least one part"));
         }
-        let mut last = 0;
+        let numbers = asked.iter().map(|part| part.part_number.unwrap_or_default());
+        if let Some((last, number)) = numbers.clone().zip(numbers.skip(1)).find(|(last, number)| number <= last) {
+            return Err(s3_error!(InvalidPartOrder, "part {number} follows part {last}"));
+        }
         let mut parts = Vec::new();
         for (at, part) in asked.iter().enumerate() {
             let number = part.part_number.unwrap_or_default();
-            if number <= last {
-                return Err(s3_error!(InvalidPartOrder, "part {number} follows part {last}"));
-            }
-            last = number;
             let file = File::open(folder.join(number.to_string())).map_err(|_| s3_error!(InvalidPart, "part {number} does not exist"))?;
             let record = Record::read(&file).map_err(failed)?;
             if part.e_tag.as_ref().is_some_and(|etag| etag.value() != record.etag) {

@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use futures::StreamExt as _;
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{ETag, StreamingBlob};
-use s3s::{S3Error, S3Result, s3_error};
+use s3s::{S3Result, s3_error};
 
 use super::names::{SELF, path_of};
 use super::record::{Record, failed};
@@ -42,11 +42,7 @@ impl Draft {
         let mut md5 = Md5::new();
         if let Some(mut body) = body {
             while let Some(part) = body.next().await {
-                // The body says by its own error what is wrong with it.
-                let part = part.map_err(|error| match error.downcast::<S3Error>() {
-                    Ok(error) => *error,
-                    Err(error) => s3_error!(IncompleteBody, "the body could not be received: {error}"),
-                })?;
+                let part = part.map_err(|error| s3_error!(IncompleteBody, "the body could not be received: {error}"))?;
                 on_disk(|| {
                     md5.update(&part);
                     self.file.write_all(&part).map_err(failed)

@@ -1,6 +1,6 @@
 //! HeadObject and GetObjectAttributes.
 
-use s3s::dto::{GetObjectAttributesInput, GetObjectAttributesOutput, HeadObjectInput, HeadObjectOutput};
+use s3s::dto::{GetObjectAttributesInput, GetObjectAttributesOutput, HeadObjectInput, HeadObjectOutput, ObjectAttributes};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 
 use crate::conditions::Conditions;
@@ -27,6 +27,10 @@ pub async fn head(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<
     Ok(S3Response::new(HeadObjectOutput { accept_ranges: Some("bytes".into()), ..meta.head.clone() }))
 }
 
-pub async fn attributes(tier: &Tier, request: S3Request<GetObjectAttributesInput>) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+pub async fn attributes(tier: &Tier, mut request: S3Request<GetObjectAttributesInput>) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+    // One header may name several attributes.
+    let given = std::mem::take(&mut request.input.object_attributes);
+    let each = given.iter().flat_map(|attribute| attribute.as_str().split(',').map(|name| ObjectAttributes::from(name.trim().to_owned())));
+    request.input.object_attributes = each.collect();
     tier.cold.get_object_attributes(request).await
 }

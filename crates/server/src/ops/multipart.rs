@@ -7,9 +7,10 @@ use super::copy::check_source;
 use crate::cold::request as cold_request;
 use crate::meta::Object;
 use crate::tier::Tier;
-use crate::upload::{Body, Expected, receive};
+use crate::upload::{Body, Broken, Expected, encoding, receive};
 
-pub async fn create(tier: &Tier, request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+    request.input.content_encoding = request.input.content_encoding.as_deref().and_then(encoding);
     tier.cold.create_multipart_upload(request).await
 }
 
@@ -30,11 +31,12 @@ pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Resul
     input.checksum_crc64nvme = sums.checksum_crc64nvme;
     input.checksum_sha1 = sums.checksum_sha1;
     input.checksum_sha256 = sums.checksum_sha256;
-    input.body = Some(match body {
-        Body::Whole(bytes) => StreamingBlob::from(s3s::Body::from(bytes)),
-        Body::Stream(stream) => stream,
-    });
-    tier.cold.upload_part(cold_request(input)).await
+    let (stream, broken) = match body {
+        Body::Whole(bytes) => (StreamingBlob::from(s3s::Body::from(bytes)), Broken::default()),
+        Body::Stream(stream, broken) => (stream, broken),
+    };
+    input.body = Some(stream);
+    tier.cold.upload_part(cold_request(input)).await.map_err(|error| broken.or(error))
 }
 
 pub async fn copy(tier: &Tier, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {

@@ -9,7 +9,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 use crate::cold::request as cold_request;
 use crate::meta::{Object, copied};
 use crate::tier::Tier;
-use crate::upload::{Body, Expected, receive};
+use crate::upload::{Body, Expected, encoding, receive};
 
 /// Waits before a put is sent again, after the cold store failed.
 const WAITS_MS: [u64; 3] = [100, 400, 1600];
@@ -31,12 +31,13 @@ pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3
     input.checksum_crc64nvme = sums.checksum_crc64nvme;
     input.checksum_sha1 = sums.checksum_sha1;
     input.checksum_sha256 = sums.checksum_sha256;
+    input.content_encoding = input.content_encoding.as_deref().and_then(encoding);
     let object = Object::new(&input.bucket, &input.key);
     let write = async {
         let bytes = match body {
-            Body::Stream(stream) => {
+            Body::Stream(stream, broken) => {
                 input.body = Some(stream);
-                return tier.cold.put_object(cold_request(input)).await;
+                return tier.cold.put_object(cold_request(input)).await.map_err(|error| broken.or(error));
             }
             Body::Whole(bytes) => bytes,
         };
