@@ -204,6 +204,10 @@ impl Blocks {
         // A store may ignore ranges, and then sends the whole object.
         let begin = if output.content_range.is_some() { first } else { 0 };
         let length = u64::try_from(output.content_length.unwrap_or_default()).unwrap_or_default();
+        let is_asked = |range: &String| *range == format!("bytes {first}-{}/{}", (first + length).saturating_sub(1), meta.bytes);
+        if !output.content_range.as_ref().is_none_or(is_asked) {
+            return Err(s3_error!(ServiceUnavailable, "the cold store returned another range"));
+        }
         if length > FIRST_BYTES || begin + length > meta.bytes || length == 0 {
             return Ok((meta, None));
         }

@@ -1,0 +1,444 @@
+"""`penstock serve` when clients, cold stores, drives and the machine fail."""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import http.client
+import http.server
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import botocore.exceptions
+import pytest
+import servers
+from botocore.config import Config
+from waiting import until
+
+MIB = 1 << 20
+# The name of a data file of a dataset: 32 hexadecimal digits.
+DATA_ID = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Return a function that starts a server before a folder or another store, with a cache if asked."""
+    started = []
+
+    def start(cold="", *options, cache=None, environment=None):
+        folder = tmp_path / f"served-{len(started)}"
+        folder.mkdir()
+        drives = ("--cache", f"{folder / 'cache'}:{cache}") if cache else ()
+        started.append(servers.Penstock(folder, cold, *drives, *options, environment=environment))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def test_many_readers_of_a_cold_object_fetch_it_once(served, proxy, minio):
+    body = os.urandom(9 * MIB)
+    minio.client().put_object(Bucket="penstock", Key="herd", Body=body)
+    proxy.faults("delay_ms=50")
+    server = served("s3://", "--revalidate", "never", cache="100MB", environment={**minio.environment, "AWS_ENDPOINT_URL": proxy.endpoint})
+    client = server.client()
+    with concurrent.futures.ThreadPoolExecutor(24) as threads:
+        got = list(threads.map(lambda _: client.get_object(Bucket="penstock", Key="herd")["Body"].read() == body, range(24)))
+    assert got == [True] * 24
+    # The first MiB with the version, then 3, 4 and 1 MiB.
+    assert proxy.counts()["requests"] == 4
+    proxy.faults()
+
+
+class WrongStore(http.server.BaseHTTPRequestHandler):
+    """A cold store with an object of 3 MiB, which misbehaves as its server's `fault` says."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.do_GET(head=True)
+
+    def do_GET(self, head=False):
+        server = self.server
+        server.seen += 1
+        fault, body = server.fault, server.body
+        if fault in ("403", "404", "500", "503"):
+            self.send_response(int(fault))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        given = self.headers.get("Range")
+        first, last = 0, len(body) - 1
+        if given and fault != "ignores ranges":
+            first, last = given.removeprefix("bytes=").split("-")
+            first, last = int(first), min(int(last), len(body) - 1)
+        etag = server.etag
+        if fault == "changes" and first > 0:
+            etag = '"another"'
+        wanted = self.headers.get("If-Match")
+        if wanted and wanted != etag and fault != "ignores conditions":
+            self.send_response(412)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        part = body[first : last + 1]
+        self.send_response(206 if given and fault != "ignores ranges" else 200)
+        if given and fault != "ignores ranges":
+            shift = 1 if fault == "other range" else 0
+            self.send_header("Content-Range", f"bytes {first + shift}-{last + shift}/{len(body)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("ETag", etag)
+        self.send_header("Last-Modified", "Fri, 27 Nov 2026 10:00:00 GMT")
+        self.end_headers()
+        if not head:
+            short = fault == "short" and server.seen % 2
+            self.wfile.write(part[: len(part) // 2] if short else part)
+            self.close_connection = bool(short)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def wrong_store():
+    store = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WrongStore)
+    store.fault, store.seen, store.etag, store.body = "", 0, '"version-1"', random.Random(1).randbytes(3 * MIB)
+    threading.Thread(target=store.serve_forever, daemon=True).start()
+    yield store
+    store.shutdown()
+    store.server_close()
+
+
+def environment_of(store):
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.server_port}", "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1"
+    }  # fmt: skip
+
+
+def read(client, key="a", **asked):
+    """Return a body, or the status of an error, or `broken` if the connection broke off."""
+    try:
+        return client.get_object(Bucket="bucket", Key=key, **asked)["Body"].read()
+    except botocore.exceptions.ClientError as error:
+        return error.response["ResponseMetadata"]["HTTPStatusCode"]
+    except (botocore.exceptions.ConnectionClosedError, botocore.exceptions.IncompleteReadError, botocore.exceptions.ResponseStreamingError,
+            botocore.exceptions.HTTPClientError):  # fmt: skip
+        return "broken"
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [("", None), ("short", None), ("ignores ranges", None), ("ignores conditions", None), ("403", 403), ("404", 404), ("500", 503), ("503", 503),
+     ("changes", "broken"), ("other range", 503)],
+)  # fmt: skip
+def test_a_wrong_cold_store_never_gives_wrong_bytes(served, wrong_store, fault, expected):
+    wrong_store.fault = fault
+    server = served("s3://", cache="50MB", environment=environment_of(wrong_store))
+    client = boto(server)
+    for _ in range(3):
+        found = read(client)
+        assert found == (wrong_store.body if expected is None else expected) or found in ("broken", 503) and fault == "ignores ranges"
+    # When the store works again, so does the server.
+    wrong_store.fault = ""
+    assert read(client) == wrong_store.body
+
+
+def boto(server, **config):
+    """Return a client that tries once."""
+    import boto3
+
+    return boto3.client(
+        "s3", endpoint_url=server.endpoint, aws_access_key_id=servers.KEY, aws_secret_access_key=servers.SECRET, region_name="us-east-1",
+        config=Config(retries={"total_max_attempts": 1}, **config)
+    )  # fmt: skip
+
+
+def test_a_changed_object_is_seen_as_the_policy_says(served, wrong_store):
+    old, new = wrong_store.body, random.Random(2).randbytes(3 * MIB)
+    clients = {
+        policy: boto(served("s3://", "--revalidate", policy, cache="50MB", environment=environment_of(wrong_store)))
+        for policy in ("always", "never", "1s")
+    }
+    for client in clients.values():
+        assert read(client) == old
+    wrong_store.body, wrong_store.etag = new, '"version-2"'
+    assert read(clients["always"]) == new
+    assert read(clients["never"]) == old
+    time.sleep(1.1)  # The answer of the first read is valid for a second.
+    assert read(clients["1s"]) == new
+    # The objects of datasets never change.
+    for name, requests in ((f"pets/d/{DATA_ID}", 0), (f"pets/other/{DATA_ID}", 5)):
+        read(clients["always"], name)
+        before = wrong_store.seen
+        for _ in range(5):
+            assert read(clients["always"], name) == new
+        assert wrong_store.seen - before == requests, name
+
+
+def test_corrupt_pages_are_fetched_again(served, minio):
+    body = random.Random(3).randbytes(5 * MIB)
+    minio.client().put_object(Bucket="penstock", Key="flipped", Body=body)
+    server = served("s3://", "--revalidate", "never", cache="50MB", environment=minio.environment)
+    client = boto(server)
+    assert client.get_object(Bucket="penstock", Key="flipped")["Body"].read() == body
+    files = [path for path in (server.folder / "cache" / "stores").rglob("*") if path.is_file()]
+    assert files
+    choose = random.Random(4)
+    for _ in range(40):
+        for path in files:
+            with path.open("r+b") as file:
+                for _ in range(8):
+                    at = choose.randrange(path.stat().st_size)
+                    file.seek(at)
+                    byte = file.read(1)[0]
+                    file.seek(at)
+                    file.write(bytes([byte ^ (1 << choose.randrange(8))]))
+        first = choose.randrange(len(body))
+        assert client.get_object(Bucket="penstock", Key="flipped", Range=f"bytes={first}-")["Body"].read() == body[first:]
+    assert client.get_object(Bucket="penstock", Key="flipped")["Body"].read() == body
+
+
+def raw(server, text, timeout=20):
+    """Send bytes and return all that is answered."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout) as connection:
+        connection.sendall(text)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+
+def test_odd_requests_are_refused(served):
+    server = served("", "--anonymous", "--idle-seconds", "1")
+    (server.folder / "data" / "penstock").mkdir()
+    end = b"Host: x\r\nConnection: close\r\n\r\n"
+    cases = [
+        (b"GET /penstock/../../etc/passwd HTTP/1.1\r\n" + end, b"404"),
+        (b"GET /penstock/%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\n" + end, b"404"),
+        (b"GET /penstock/%ff HTTP/1.1\r\n" + end, b"400"),
+        (b"GET /penstock/" + b"k" * 1025 + b" HTTP/1.1\r\n" + end, b"400"),
+        (b"GET /..%2f/x HTTP/1.1\r\n" + end, b"400"),
+        (b"GET /.penstock-serve/lock HTTP/1.1\r\n" + end, b"400"),
+        (b"GET /penstock/a HTTP/1.1\r\nX: " + b"y" * 200_000 + b"\r\n" + end, b"431"),
+        (b"PUT /penstock/a HTTP/1.1\r\nContent-Length: -1\r\n" + end, b"400"),
+        (b"PUT /penstock/a HTTP/1.1\r\nContent-Length: 99999999999999\r\n" + end, b"400"),
+        (b"PUT /penstock/a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + end + b"zz\r\n", b"411"),
+        (b"BREW /penstock/a HTTP/1.1\r\n" + end, b"501"),
+        (b"POST /penstock?delete HTTP/1.1\r\nContent-Length: 5\r\n" + end + b"<a><b", b"400"),
+        (b"\x16\x03\x01\x02\x00", b""),
+    ]
+    for text, status in cases:
+        answer = raw(server, text)
+        assert answer[9:].startswith(status) or (not status and not answer.startswith(b"HTTP/1.1 2")), (text[:80], answer[:200])
+    # A body that ends early leaves nothing behind, and a client that sends nothing is cut off.
+    assert b" 200 " not in raw(server, b"PUT /penstock/a HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nshort")
+    began = time.monotonic()
+    raw(server, b"GET /penstock/a HT")
+    assert time.monotonic() - began < 15
+    assert list((server.folder / "data" / "penstock").iterdir()) == []
+    assert list((server.folder / "data" / ".penstock-serve" / "temporary").iterdir()) == []
+
+
+def test_too_many_connections_and_requests_are_refused(served):
+    server = served("", "--connections", "4", "--requests", "2")
+    held = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(4)]
+    for connection in held:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 403")
+    answer = raw(server, b"")
+    assert answer.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in answer.lower()
+    for connection in held:
+        connection.close()
+    client = server.client()
+    client.put_object(Bucket="penstock", Key="a", Body=bytes(40 * MIB))
+
+    def slow():
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        url = client.generate_presigned_url("get_object", {"Bucket": "penstock", "Key": "a"})
+        connection.request("GET", url.partition(str(server.port))[2])
+        return connection, connection.getresponse()
+
+    reading = [slow() for _ in range(2)]
+    assert [response.status for _, response in reading] == [200, 200]
+    refused, response = slow()
+    assert response.status == 503 and response.getheader("Retry-After") == "1" and b"SlowDown" in response.read()
+    refused.close()
+    assert all(len(response.read()) == 40 * MIB for _, response in reading)
+    assert slow()[1].status == 200
+
+
+def test_sigterm_lets_running_requests_end(served):
+    server = served("", "--drain-seconds", "20")
+    client = server.client()
+    body = os.urandom(60 * MIB)
+    client.put_object(Bucket="penstock", Key="a", Body=body)
+    stream = client.get_object(Bucket="penstock", Key="a")["Body"]
+    begun = stream.read(MIB)
+    server.process.send_signal(signal.SIGTERM)
+
+    def is_closed():
+        try:
+            socket.create_connection(("127.0.0.1", server.port), 1).close()
+        except OSError:
+            return True
+        return False
+
+    until(is_closed, "no new connections are accepted")
+    assert begun + stream.read() == body
+    assert server.process.wait(20) == 0
+
+
+WRITER = """
+import hashlib, sys, boto3, botocore.config, random, pathlib
+endpoint, seed, log = sys.argv[1:]
+client = boto3.client("s3", endpoint_url=endpoint, aws_access_key_id="penstock-test", aws_secret_access_key="penstock-test-secret",
+                      region_name="us-east-1", config=botocore.config.Config(retries={"total_max_attempts": 1}))
+choose, log = random.Random(seed), open(log, "a", buffering=1)
+for number in range(10**6):
+    key = choose.choice(["a", "a/b", "a/b/c", "d", f"d/{choose.randrange(20)}", f"e/{choose.randrange(20)}"]) + f"-{seed}"
+    body = random.Random(f"{seed} {number}").randbytes(choose.choice([0, 10, 5000, 200_000]))
+    log.write(f"begin {key} {number}\\n")
+    if choose.random() < 0.2:
+        upload = client.create_multipart_upload(Bucket="penstock", Key=key)["UploadId"]
+        etag = client.upload_part(Bucket="penstock", Key=key, UploadId=upload, PartNumber=1, Body=body)["ETag"]
+        client.complete_multipart_upload(Bucket="penstock", Key=key, UploadId=upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]})
+    elif choose.random() < 0.2:
+        client.delete_object(Bucket="penstock", Key=key)
+        log.write(f"deleted {key} {number}\\n")
+        continue
+    else:
+        client.put_object(Bucket="penstock", Key=key, Body=body)
+    log.write(f"done {key} {number} {hashlib.md5(body).hexdigest()}\\n")
+    if choose.random() < 0.5:
+        assert client.get_object(Bucket="penstock", Key=key)["Body"].read() == body
+"""
+
+
+def killed_rounds(served, tmp_path, rounds, cold, environment, seed):
+    """Kill the server while two writers use it, again and again, and compare what is there with what was acknowledged."""
+    server = served(cold, cache="20MB", environment=environment)
+    if cold:
+        with contextlib.suppress(botocore.exceptions.ClientError):
+            server.client().create_bucket(Bucket="penstock")
+    choose = random.Random(seed)
+    for round_number in range(rounds):
+        logs = [tmp_path / f"log-{round_number}-{writer}" for writer in range(2)]
+        names = [f"{round_number}x{writer}x{seed}" for writer in range(2)]
+        writers = [
+            subprocess.Popen([sys.executable, "-c", WRITER, server.endpoint, name, str(log)], stderr=subprocess.DEVNULL)
+            for name, log in zip(names, logs, strict=True)
+        ]
+        until(lambda logs=logs: all(log.exists() and "done" in log.read_text() for log in logs), "both write")
+        time.sleep(choose.random() * 0.5)  # The moment of the kill.
+        server.process.kill()
+        server.process.wait()
+        for writer in writers:
+            writer.wait(60)
+        began = time.monotonic()
+        server.restart()
+        restart_seconds = time.monotonic() - began
+        client = server.client()
+        for name, log in zip(names, logs, strict=True):
+            state, open_number = {}, {}
+            for line in log.read_text().splitlines():
+                word, key, number, *digest = line.split()
+                if word == "begin":
+                    open_number[key] = int(number)
+                else:
+                    state[key] = (int(number), digest[0] if digest else None)
+                    open_number.pop(key, None)
+            for key, (number, digest) in state.items():
+                # Any write that was not acknowledged may have happened.
+                bodies = [digest]
+                if key in open_number:
+                    sizes = (0, 10, 5000, 200_000)
+                    bodies.append(None)
+                    bodies += [hashlib.md5(random.Random(f"{name} {open_number[key]}").randbytes(size)).hexdigest() for size in sizes]
+                found = read_digest(client, key)
+                assert found in bodies, (key, number, found, bodies)
+    return restart_seconds
+
+
+def read_digest(client, key):
+    try:
+        return hashlib.md5(client.get_object(Bucket="penstock", Key=key)["Body"].read()).hexdigest()
+    except botocore.exceptions.ClientError as error:
+        assert error.response["Error"]["Code"] == "NoSuchKey"
+        return None
+
+
+@pytest.mark.parametrize("kind", ["folder", "minio"])
+def test_kill_loses_no_acknowledged_write(served, tmp_path, kind, request):
+    environment = request.getfixturevalue("minio").environment if kind == "minio" else None
+    seed = random.randrange(10**6)
+    killed_rounds(served, tmp_path, 4, "s3://" if kind == "minio" else "", environment, seed)
+
+
+@pytest.mark.soak
+def test_kill_at_many_moments_loses_no_acknowledged_write(served, tmp_path, minio):
+    for cold, environment in (("", None), ("s3://", minio.environment)):
+        killed_rounds(served, tmp_path, 250, cold, environment, random.randrange(10**6))
+
+
+def test_a_folder_without_space_or_rights_refuses_writes(served):
+    if os.geteuid() != 0:
+        pytest.skip("a small file system needs root")
+    server = served()
+    client = boto(server)
+    client.put_object(Bucket="penstock", Key="kept", Body=b"kept")
+    small = server.folder / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        (small / "penstock").mkdir()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "serve", "--cold", str(small), "--keys", str(server.folder / "keys.json"), "--listen",
+             f"127.0.0.1:{(port := servers.free_port())}"], stderr=subprocess.PIPE, text=True
+        )  # fmt: skip
+        line = process.stderr.readline()
+        if "keeps no attributes" in line:
+            process.wait()
+            pytest.skip("tmpfs has no attributes here")
+        other = server.client(endpoint=f"http://127.0.0.1:{port}")
+        other.put_object(Bucket="penstock", Key="fits", Body=bytes(MIB))
+        with pytest.raises(botocore.exceptions.ClientError) as raised:
+            boto_at(port).put_object(Bucket="penstock", Key="fits", Body=bytes(8 * MIB))
+        assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+        assert other.get_object(Bucket="penstock", Key="fits")["Body"].read() == bytes(MIB)
+        assert list((small / ".penstock-serve" / "temporary").iterdir()) == []
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def boto_at(port):
+    class At:
+        endpoint = f"http://127.0.0.1:{port}"
+
+    return boto(At)
+
+
+def test_a_lost_cache_only_costs_time(served, minio):
+    body = os.urandom(2 * MIB)
+    minio.client().put_object(Bucket="penstock", Key="lost", Body=body)
+    server = served("s3://", cache="50MB", environment=minio.environment)
+    client = boto(server)
+    assert client.get_object(Bucket="penstock", Key="lost")["Body"].read() == body
+    os.rename(server.folder / "cache", server.folder / "gone")
+    pathlib.Path(server.folder / "cache").write_bytes(b"not a folder")
+    for _ in range(3):
+        assert client.get_object(Bucket="penstock", Key="lost")["Body"].read() == body
+    minio.client().put_object(Bucket="penstock", Key="new", Body=body)
+    assert client.get_object(Bucket="penstock", Key="new")["Body"].read() == body
