@@ -10,7 +10,7 @@ command -v cmake >/dev/null || missing+=(cmake)
 command -v nasm >/dev/null || missing+=(nasm)
 [ ${#missing[@]} = 0 ] || install_packages "${missing[@]}"
 if ! command -v cargo >/dev/null; then
-  echo "error: cargo is missing: install Rust 1.88 or newer (https://rustup.rs)" >&2
+  echo "error: cargo is missing: install Rust 1.92 or newer (https://rustup.rs)" >&2
   exit 1
 fi
 python=""

@@ -284,7 +284,9 @@ def test_wrong_signatures_are_refused(served):
         with pytest.raises(botocore.exceptions.ClientError) as raised:
             served.client(key=key, secret=secret).list_buckets()
         assert code(raised) == (403, expected)
-    anonymous = boto3.client("s3", endpoint_url=served.endpoint, region_name="us-east-1", config=Config(signature_version=botocore.UNSIGNED))
+    anonymous = boto3.client(
+        "s3", endpoint_url=served.endpoint, region_name="us-east-1", config=Config(signature_version=botocore.UNSIGNED)
+    )
     with pytest.raises(botocore.exceptions.ClientError) as raised:
         anonymous.list_buckets()
     assert code(raised) == (403, "AccessDenied")
@@ -419,7 +421,9 @@ def test_a_folder_of_files_is_served_as_it_is(tmp_path):
         # A file that was changed by other means has another ETag, and no metadata.
         (photos / "two.jpg").write_bytes(b"new")
         assert client.get_object(Bucket="photos", Key="2026/two.jpg")["ETag"] != f'"{hashlib.md5(b"two").hexdigest()}"'
-        second = subprocess.run(server.command()[0][:-1] + [str(folder / "keys.json"), "--listen", "127.0.0.1:0"], capture_output=True, text=True)
+        second = subprocess.run(
+            server.command()[0][:-1] + [str(folder / "keys.json"), "--listen", "127.0.0.1:0"], capture_output=True, text=True
+        )
         assert second.returncode == 1 and "another server serves it" in second.stderr
     finally:
         server.stop()
@@ -511,7 +515,9 @@ def test_status_counts_and_access_log(tmp_path, minio):
         assert "The limit" in page("/") and page("/health") == "ok\n"
         lines = [json.loads(line) for line in (folder / "access.log").read_text().splitlines()]
         gets = [line for line in lines if line["method"] == "GET" and line["path"] == "/penstock/status/a"]
-        assert [(line["status"], line["sent_bytes"], line["key"], line["is_whole"]) for line in gets] == [(206, 100_000, servers.KEY, True)] * 3
+        assert [(line["status"], line["sent_bytes"], line["key"], line["is_whole"]) for line in gets] == [
+            (206, 100_000, servers.KEY, True)
+        ] * 3
         os.rename(folder / "access.log", folder / "access.log.1")
         server.process.send_signal(1)
 
@@ -546,3 +552,33 @@ def test_wrong_use_is_refused_with_a_remedy(tmp_path):
         assert found.returncode == 1 and remedy in found.stderr, (arguments, found.stderr)
     assert run("--cold", str(tmp_path)).returncode == 2
     assert pathlib.Path(tmp_path).exists()
+
+
+def test_links_do_not_lead_out_of_a_served_folder(tmp_path):
+    folder = tmp_path / "served"
+    (folder / "data" / "penstock" / "inside").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file").write_bytes(b"secret")
+    (folder / "data" / "penstock" / "link").symlink_to(tmp_path / "secret" / "file")
+    (folder / "data" / "penstock" / "folder").symlink_to(tmp_path / "secret")
+    (folder / "data" / "bucket-link").symlink_to(tmp_path / "secret")
+
+    class Filled(servers.Penstock):
+        def make_bucket(self):
+            pass
+
+    server = Filled(folder)
+    try:
+        client = server.client()
+        for bucket, key in (("penstock", "link"), ("penstock", "folder/file"), ("bucket-link", "file")):
+            with pytest.raises(botocore.exceptions.ClientError) as raised:
+                client.get_object(Bucket=bucket, Key=key)
+            assert code(raised)[0] == 404
+            if key != "link":
+                with pytest.raises(botocore.exceptions.ClientError):
+                    client.put_object(Bucket=bucket, Key=key, Body=b"overwritten")
+        assert "Contents" not in client.list_objects_v2(Bucket="penstock")
+        assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["penstock"]
+        assert (tmp_path / "secret" / "file").read_bytes() == b"secret"
+    finally:
+        server.stop()

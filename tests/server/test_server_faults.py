@@ -136,16 +136,16 @@ def read(client, key="a", **asked):
 
 @pytest.mark.parametrize(
     ("fault", "expected"),
-    [("", None), ("short", None), ("ignores ranges", None), ("ignores conditions", None), ("403", 403), ("404", 404), ("500", 503), ("503", 503),
+    [("", None), ("short", None), ("ignores ranges", 503), ("ignores conditions", None), ("403", 403), ("404", 404), ("500", 503), ("503", 503),
      ("changes", "broken"), ("other range", 503)],
 )  # fmt: skip
 def test_a_wrong_cold_store_never_gives_wrong_bytes(served, wrong_store, fault, expected):
     wrong_store.fault = fault
     server = served("s3://", cache="50MB", environment=environment_of(wrong_store))
     client = boto(server)
-    for _ in range(3):
+    for _ in range(3 if expected is None else 1):  # Requests that fail are sent again with growing waits.
         found = read(client)
-        assert found == (wrong_store.body if expected is None else expected) or found in ("broken", 503) and fault == "ignores ranges"
+        assert found == (wrong_store.body if expected is None else expected)
     # When the store works again, so does the server.
     wrong_store.fault = ""
     assert read(client) == wrong_store.body
@@ -324,7 +324,7 @@ for number in range(10**6):
 
 
 def killed_rounds(served, tmp_path, rounds, cold, environment, seed):
-    """Kill the server while two writers use it, again and again, and compare what is there with what was acknowledged."""
+    """Kill the server while two writers use it, again and again, and compare the objects with the acknowledged writes."""
     server = served(cold, cache="20MB", environment=environment)
     if cold:
         with contextlib.suppress(botocore.exceptions.ClientError):

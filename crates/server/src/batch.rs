@@ -18,7 +18,7 @@ use serde::Deserialize;
 use crate::cold::request as new_request;
 use crate::keys::{Keys, Rights};
 use crate::ops;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 
 /// The longest list, in bytes of JSON.
 const LIST_BYTES: usize = 8 << 20;

@@ -16,9 +16,9 @@ use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::access_log::{AccessLog, Line};
 use crate::metrics::{LatencyLabels, Metrics, OperationLabels};
 use crate::tier::RequestId;
+use crate::watch::access_log::{AccessLog, Line};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
@@ -31,7 +31,7 @@ pub struct Front {
     metrics: Arc<Metrics>,
     log: Option<AccessLog>,
     room: Arc<Semaphore>,
-    /// Whether signatures are removed, because there are no keys to verify them with.
+    /// Whether signatures are removed, because nothing can verify them.
     is_anonymous: bool,
     /// Distinguishes the numbers of requests of this process from those of others.
     process: u64,

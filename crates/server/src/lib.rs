@@ -4,26 +4,23 @@
 //! go through `blocks`, which knows the current version of each object and reads it through the crate `cache`. Writes go to the `cold` store.
 //! Nothing here depends on datasets (docs/design/0021-server.md).
 
-mod access_log;
-mod admin;
 mod batch;
-mod blocks;
 mod body;
-mod buffers;
 mod cold;
-mod conditions;
 mod folder;
 mod front;
 mod keys;
+pub mod load;
 mod memory;
 mod meta;
 mod metrics;
 mod ops;
-mod sampler;
+mod read;
 mod server;
 mod tier;
 mod tls;
 mod upload;
+mod watch;
 
-pub use blocks::Revalidate;
+pub use read::blocks::Revalidate;
 pub use server::{Addresses, Config, serve};

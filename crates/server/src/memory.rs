@@ -20,7 +20,9 @@ pub struct Memory {
 
 /// A part of the budget, until it is dropped.
 #[derive(Debug)]
-pub struct Taken(OwnedSemaphorePermit);
+pub struct Taken {
+    _permit: OwnedSemaphorePermit,
+}
 
 struct Counted {
     bytes: Bytes,
@@ -40,13 +42,13 @@ impl Memory {
 
     /// Take memory if there is enough now.
     pub fn try_take(&self, bytes: u64) -> Option<Taken> {
-        self.units.clone().try_acquire_many_owned(units(bytes)).ok().map(Taken)
+        self.units.clone().try_acquire_many_owned(units(bytes)).ok().map(|permit| Taken { _permit: permit })
     }
 
     /// Wait for memory. Fails with 503 after a time.
     pub async fn take(&self, bytes: u64) -> S3Result<Taken> {
         match tokio::time::timeout(PATIENCE, self.units.clone().acquire_many_owned(units(bytes))).await {
-            Ok(Ok(permit)) => Ok(Taken(permit)),
+            Ok(Ok(permit)) => Ok(Taken { _permit: permit }),
             _ => Err(overloaded()),
         }
     }

@@ -22,19 +22,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-use crate::access_log::AccessLog;
-use crate::admin;
 use crate::batch::Batch;
-use crate::blocks::{Blocks, Revalidate};
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
 use crate::front::Front;
 use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
-use crate::sampler::Sampler;
-use crate::tier::{Shared, Tier};
+use crate::ops::tier::Tier;
+use crate::read::blocks::{Blocks, Revalidate};
+use crate::tier::Shared;
 use crate::tls::Certificates;
+use crate::watch::access_log::AccessLog;
+use crate::watch::admin;
+use crate::watch::sampler::Sampler;
 
 /// The longest headers of a request.
 const HEADER_BYTES: usize = 64 << 10;

@@ -5,10 +5,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use penstock_error::{Error, Result};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::ServerConfig;
 
 /// A certificate chain and its key, from two files.
 pub struct Certificates {

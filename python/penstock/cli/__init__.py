@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from penstock.cli import cache, create, doctor, head, importing, info, serve, stats, verify
+from penstock.cli import cache, create, doctor, head, importing, info, load, serve, stats, top, verify
 from penstock.cli.terminal import at
 from penstock.cli.versions import branch, diff, log, merge, reset, tag
 
@@ -59,6 +59,8 @@ app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
 app.add_typer(cache.app, name="cache")
 app.command("serve")(serve.serve)
+app.command("top")(top.top)
+app.command("load")(load.load)
 
 
 def main() -> None:

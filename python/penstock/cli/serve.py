@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import typer
@@ -11,10 +12,10 @@ from penstock.cli.terminal import at
 
 # Over 6 parameters: each is an option of the command line.
 def serve(
-    cold: str = typer.Option(..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket."),
-    cache: list[str] = typer.Option(
-        [], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated."
+    cold: str = typer.Option(
+        ..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket."
     ),
+    cache: list[str] = typer.Option([], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated."),
     listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
     keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
     anonymous: bool = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address."),
@@ -22,7 +23,9 @@ def serve(
     tls_key: str = typer.Option("", "--tls-key", help="A PEM file with the private key."),
     status: str = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101."),
     access_log: str = typer.Option("", "--access-log", help="A file that gets a line of JSON for each request; - for the standard output."),
-    domain: list[str] = typer.Option([], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated."),
+    domain: list[str] = typer.Option(
+        [], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated."
+    ),
     revalidate: str = typer.Option(
         "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
     ),
@@ -49,7 +52,7 @@ def serve(
         page = f", status at http://{status_address}" if status_address else ""
         print(f"serving {cold} at {scheme}://{address}{page}", file=sys.stderr, flush=True)
 
-    _core.serve(
+    config = dict(
         cold=cold,
         cache=",".join(cache) or None,
         listen=listen,
@@ -64,6 +67,6 @@ def serve(
         requests=requests,
         idle_seconds=idle,
         drain_seconds=drain,
-        storage_options=list(at.storage_options.items()),
-        ready=ready,
+        storage_options=at.storage_options,
     )
+    _core.serve(json.dumps(config), ready)

@@ -348,7 +348,7 @@ fn read_in_memory(file: &File, out: &mut [u8], at: u64) -> io::Result<usize> {
         }
         match io::Error::last_os_error() {
             error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(0),
-            // The file system cannot tell. It is a local one, so that it rarely waits.
+            // The file system does not know. It is a local one, so that it rarely waits.
             error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.read_at(out, at),
             error => Err(error),
         }

@@ -21,41 +21,19 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Open `s3://bucket`, or `s3://` for all buckets. Credentials, region and endpoint come from the options or from where AWS's tools look
-    /// for them. Returns the store, and a text that identifies it.
+    /// Open `s3://bucket`, or `s3://` for all buckets. Returns the store, and a text that identifies it.
     pub async fn open(uri: &str, options: &Options) -> Result<(Remote, String)> {
         let bucket = uri.strip_prefix("s3://").unwrap_or_default().trim_end_matches('/');
         if bucket.contains('/') {
-            return Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket"))
-                .hint(format!("serve the whole bucket, s3://{}, and give keys rights on a prefix", bucket.split('/').next().unwrap_or_default())));
+            return Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket")).hint(format!(
+                "serve the whole bucket, s3://{}, and give keys rights on a prefix",
+                bucket.split('/').next().unwrap_or_default()
+            )));
         }
-        let mut loader = aws_config::from_env();
-        if let (Some(key), Some(secret)) = (options.given("access_key_id"), options.given("secret_access_key")) {
-            let token = options.given("session_token").map(str::to_owned);
-            loader = loader.credentials_provider(aws_sdk_s3::config::Credentials::new(key, secret, token, None, "options"));
-        }
-        if let Some(profile) = options.given("profile") {
-            loader = loader.profile_name(profile);
-        }
-        if options.flag("anonymous")? {
-            loader = loader.no_credentials();
-        }
-        let shared = loader.load().await;
-        let mut config = aws_sdk_s3::config::Builder::from(&shared)
-            .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
-            .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.timeout()?).build());
-        let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
-        config = config.region(aws_sdk_s3::config::Region::new(region.clone()));
-        let endpoint = options.get("endpoint_url").or_else(|| shared.endpoint_url().map(str::to_owned));
-        if let Some(endpoint) = &endpoint {
-            // Few servers have a DNS entry for each bucket.
-            config = config.endpoint_url(endpoint).force_path_style(!options.flag("virtual_hosted")?);
-            // Servers other than AWS's rarely know new checksums.
-            config = config.request_checksum_calculation(aws_sdk_s3::config::RequestChecksumCalculation::WhenRequired);
-        }
-        let account = Proxy::from(aws_sdk_s3::Client::from_conf(config.build()));
+        let (client, place) = client(options).await?;
+        let account = Proxy::from(client);
         let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()) };
-        Ok((remote, format!("serve {}", endpoint.unwrap_or_else(|| format!("aws {region}")))))
+        Ok((remote, format!("serve {place}")))
     }
 
     fn check(&self, bucket: &str) -> S3Result<()> {
@@ -64,6 +42,36 @@ impl Remote {
             _ => Ok(()),
         }
     }
+}
+
+/// Build a client. Credentials, region and endpoint come from the options or from where AWS's tools look for them. Also returns where its account is.
+pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
+    let mut loader = aws_config::from_env();
+    if let (Some(key), Some(secret)) = (options.given("access_key_id"), options.given("secret_access_key")) {
+        let token = options.given("session_token").map(str::to_owned);
+        loader = loader.credentials_provider(aws_sdk_s3::config::Credentials::new(key, secret, token, None, "options"));
+    }
+    if let Some(profile) = options.given("profile") {
+        loader = loader.profile_name(profile);
+    }
+    if options.flag("anonymous")? {
+        loader = loader.no_credentials();
+    }
+    let shared = loader.load().await;
+    let mut config = aws_sdk_s3::config::Builder::from(&shared)
+        .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
+        .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.timeout()?).build());
+    let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
+    config = config.region(aws_sdk_s3::config::Region::new(region.clone()));
+    let endpoint = options.get("endpoint_url").or_else(|| shared.endpoint_url().map(str::to_owned));
+    if let Some(endpoint) = &endpoint {
+        // Few servers have a DNS entry for each bucket.
+        config = config.endpoint_url(endpoint).force_path_style(!options.flag("virtual_hosted")?);
+        // Servers other than AWS's rarely know new checksums.
+        config = config.request_checksum_calculation(aws_sdk_s3::config::RequestChecksumCalculation::WhenRequired);
+    }
+    let place = endpoint.unwrap_or_else(|| format!("aws {region}"));
+    Ok((aws_sdk_s3::Client::from_conf(config.build()), place))
 }
 
 /// An account that cannot be reached is not an error of this server.

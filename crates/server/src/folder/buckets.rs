@@ -23,7 +23,8 @@ impl Folder {
         buckets.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         let is_asked = |bucket: &Bucket| {
             let name = bucket.name.as_deref().unwrap_or_default();
-            name.starts_with(input.prefix.as_deref().unwrap_or_default()) && input.continuation_token.as_deref().is_none_or(|after| name > after)
+            name.starts_with(input.prefix.as_deref().unwrap_or_default())
+                && input.continuation_token.as_deref().is_none_or(|after| name > after)
         };
         buckets.retain(is_asked);
         let most = input.max_buckets.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);

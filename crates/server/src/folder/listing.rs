@@ -77,7 +77,8 @@ fn walk(folder: &Path, base: &str, query: &Query, listed: &mut Listed) -> io::Re
 fn read(folder: &Path, base: &str, entries: &mut Vec<(String, Kind, PathBuf)>) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        let (path, is_folder) = (entry.path(), entry.file_type()?.is_dir());
+        // Links are neither.
+        let (path, is_folder, is_file) = (entry.path(), entry.file_type()?.is_dir(), entry.file_type()?.is_file());
         // Names that no key has are files of somebody else.
         match entry.file_name().to_str().and_then(part_of) {
             Some(Part::Whole(part)) if is_folder => {
@@ -88,7 +89,7 @@ fn read(folder: &Path, base: &str, entries: &mut Vec<(String, Kind, PathBuf)>) -
                 }
                 entries.push((key + "/", Kind::Folder, path));
             }
-            Some(Part::Whole(part)) if path.is_file() => entries.push((format!("{base}{part}"), Kind::File, path)),
+            Some(Part::Whole(part)) if is_file => entries.push((format!("{base}{part}"), Kind::File, path)),
             Some(Part::Begin(part)) if is_folder => read(&path, &format!("{base}{part}"), entries)?,
             _ => {}
         }

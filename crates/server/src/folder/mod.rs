@@ -34,6 +34,8 @@ pub struct Folder {
     writers: Vec<Mutex<()>>,
     /// Held alone while a file becomes a folder.
     shape: RwLock<()>,
+    /// The folder itself, for paths that must not lead out of it.
+    handle: File,
     _lock: File,
 }
 
@@ -63,21 +65,23 @@ impl Folder {
             let _ = std::fs::remove_file(entry.path()).or_else(|_| std::fs::remove_dir_all(entry.path()));
         }
         let writers = (0..LOCKS).map(|_| Mutex::default()).collect();
-        Ok(Folder { root: std::path::absolute(root).map_err(failed)?, writers, shape: RwLock::default(), _lock: lock })
+        let (root, handle) = (std::path::absolute(root).map_err(failed)?, File::open(root).map_err(failed)?);
+        Ok(Folder { root, writers, shape: RwLock::default(), handle, _lock: lock })
     }
 
     /// Return the folder of a bucket that exists.
     fn bucket(&self, bucket: &str) -> S3Result<PathBuf> {
         let path = self.root.join(bucket);
-        if path.is_dir() { Ok(path) } else { Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist")) }
+        if is_folder(&path) { Ok(path) } else { Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist")) }
     }
 
     /// Open the file of an object.
     fn find(&self, bucket: &str, key: &str) -> S3Result<(File, PathBuf)> {
-        let path = self.bucket(bucket)?.join(names::path_of(key));
-        for path in [path.clone(), path.join(SELF)] {
-            match File::open(&path) {
-                Ok(file) if file.metadata().map_err(record::failed)?.is_file() => return Ok((file, path)),
+        self.bucket(bucket)?;
+        let below = Path::new(bucket).join(names::path_of(key));
+        for below in [below.clone(), below.join(SELF)] {
+            match open_below(&self.handle, &below) {
+                Ok(file) if file.metadata().map_err(record::failed)?.is_file() => return Ok((file, self.root.join(below))),
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => break,
                 Err(error) => return Err(record::failed(error)),
@@ -97,12 +101,33 @@ impl Folder {
     }
 }
 
+/// Open a file below a folder. A link in the path is like a missing file, because it may lead out of the folder.
+fn open_below(folder: &File, path: &Path) -> io::Result<File> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+        let links = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match openat2(folder, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty(), links) {
+            Ok(file) => Ok(file.into()),
+            Err(rustix::io::Errno::LOOP | rustix::io::Errno::XDEV | rustix::io::Errno::NAMETOOLONG) => Err(io::ErrorKind::NotFound.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+}
+
 /// Return a new random name.
 fn unique() -> String {
     let mut bytes = [0; 16];
     // Without random bytes, names repeat, and files are then created with O_EXCL.
     let _ = getrandom::fill(&mut bytes);
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Return whether a path is a folder, and not a link to one.
+fn is_folder(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
 /// Make the names in a folder durable.

@@ -23,7 +23,8 @@ fn encoded(part: &str) -> String {
     let is_dots = part == "." || part == "..";
     let (mut path, mut name) = (String::new(), String::new());
     for letter in part.chars() {
-        let code = if letter == '%' || letter.is_ascii_control() || is_dots { format!("%{:02X}", letter as u32) } else { letter.to_string() };
+        let code =
+            if letter == '%' || letter.is_ascii_control() || is_dots { format!("%{:02X}", letter as u32) } else { letter.to_string() };
         if name.len() + code.len() > MOST_BYTES - CONTINUED.len() {
             path.push_str(&name);
             path.push_str(CONTINUED);
@@ -81,7 +82,9 @@ mod tests {
     #[test]
     fn paths_are_safe_and_differ() {
         let long = "ü%".repeat(256);
-        let keys = ["a", "a/b.jpg", "", "a/", "/a", "a//b", ".", "..", "../x", "a/../b", "%", "%2E", "%self", "%_", "x%~", "a\u{0}b", "...", &long];
+        let keys = [
+            "a", "a/b.jpg", "", "a/", "/a", "a//b", ".", "..", "../x", "a/../b", "%", "%2E", "%self", "%_", "x%~", "a\u{0}b", "...", &long,
+        ];
         let mut paths: Vec<String> = keys.iter().map(|key| path_of(key)).collect();
         for path in &paths {
             assert!(!path.starts_with('/') && path.split('/').all(|name| !matches!(name, "" | "." | "..") && name.len() <= 255), "{path}");

@@ -11,7 +11,7 @@ use s3s::{S3ErrorCode, S3Result, StdError, s3_error};
 
 use super::record::{Record, Sums, failed, fill, fill_sums, given};
 use super::{Folder, on_disk};
-use crate::conditions::{Conditions, seconds};
+use crate::read::conditions::{Conditions, seconds};
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -108,7 +108,9 @@ impl Folder {
             e_tag: wants(ObjectAttributes::ETAG).then(|| record.etag()),
             checksum: (wants(ObjectAttributes::CHECKSUM) && !record.sums.is_empty()).then(|| record.sums.to_checksum()),
             object_size: wants(ObjectAttributes::OBJECT_SIZE).then_some(record.bytes as i64),
-            object_parts: wants(ObjectAttributes::OBJECT_PARTS).then(|| parts_of(&record, input.part_number_marker.as_ref(), input.max_parts)).flatten(),
+            object_parts: wants(ObjectAttributes::OBJECT_PARTS)
+                .then(|| parts_of(&record, input.part_number_marker.as_ref(), input.max_parts))
+                .flatten(),
             last_modified: Some(record.modified()),
             ..GetObjectAttributesOutput::default()
         })
@@ -150,7 +152,8 @@ impl Folder {
                 };
                 Conditions { matches: input.if_match.as_ref(), ..Conditions::default() }.check_write(Some(&record.etag()))?;
                 let is_other_size = input.if_match_size.is_some_and(|bytes| u64::try_from(bytes).ok() != Some(record.bytes));
-                let is_other_time = input.if_match_last_modified_time.as_ref().is_some_and(|time| seconds(time) != seconds(&record.modified()));
+                let is_other_time =
+                    input.if_match_last_modified_time.as_ref().is_some_and(|time| seconds(time) != seconds(&record.modified()));
                 if is_other_size || is_other_time {
                     return Err(s3_error!(PreconditionFailed, "the object has another size or time"));
                 }
@@ -234,18 +237,22 @@ impl Folder {
 fn parts_of(record: &Record, marker: Option<&i32>, most: Option<i32>) -> Option<GetObjectAttributesParts> {
     let parts = record.parts.as_ref()?;
     let (after, most) = (usize::try_from(*marker.unwrap_or(&0)).ok()?, usize::try_from(most.unwrap_or(1000)).ok()?.min(1000));
-    let page: Vec<ObjectPart> = (after + 1..).zip(parts.iter().skip(after)).take(most).map(|(number, bytes)| {
-        let sums = record.part_sums(number).to_checksum();
-        ObjectPart {
-            part_number: i32::try_from(number).ok(),
-            size: i64::try_from(*bytes).ok(),
-            checksum_crc32: sums.checksum_crc32,
-            checksum_crc32c: sums.checksum_crc32c,
-            checksum_crc64nvme: sums.checksum_crc64nvme,
-            checksum_sha1: sums.checksum_sha1,
-            checksum_sha256: sums.checksum_sha256,
-        }
-    }).collect();
+    let page: Vec<ObjectPart> = (after + 1..)
+        .zip(parts.iter().skip(after))
+        .take(most)
+        .map(|(number, bytes)| {
+            let sums = record.part_sums(number).to_checksum();
+            ObjectPart {
+                part_number: i32::try_from(number).ok(),
+                size: i64::try_from(*bytes).ok(),
+                checksum_crc32: sums.checksum_crc32,
+                checksum_crc32c: sums.checksum_crc32c,
+                checksum_crc64nvme: sums.checksum_crc64nvme,
+                checksum_sha1: sums.checksum_sha1,
+                checksum_sha256: sums.checksum_sha256,
+            }
+        })
+        .collect();
     let last = after + page.len();
     Some(GetObjectAttributesParts {
         total_parts_count: i32::try_from(parts.len()).ok(),

@@ -37,7 +37,13 @@ pub fn most(asked: Option<i32>) -> S3Result<usize> {
 
 impl Folder {
     /// Return a page: its objects, its common prefixes, and where the next one begins.
-    fn page(&self, bucket: &str, query: &Query, texts: &Texts, with_owner: bool) -> S3Result<(Vec<Object>, Vec<CommonPrefix>, Option<String>)> {
+    fn page(
+        &self,
+        bucket: &str,
+        query: &Query,
+        texts: &Texts,
+        with_owner: bool,
+    ) -> S3Result<(Vec<Object>, Vec<CommonPrefix>, Option<String>)> {
         let folder = self.bucket(bucket)?;
         let Listed { found, is_truncated } = on_disk(|| list(&folder, query)).map_err(failed)?;
         let next = found.last().filter(|_| is_truncated).map(|last| last.text().to_owned());

@@ -232,7 +232,9 @@ pub fn failed(error: io::Error) -> S3Error {
     let answer = match error.kind() {
         io::ErrorKind::NotFound => s3_error!(NoSuchKey, "the object does not exist"),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => s3_error!(ServiceUnavailable, "the folder has no space left"),
-        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => s3_error!(AccessDenied, "the folder cannot be written: {error}"),
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            s3_error!(AccessDenied, "the folder cannot be written: {error}")
+        }
         _ => s3_error!(ServiceUnavailable, "the folder failed: {error}"),
     };
     let mut answer = answer;

@@ -17,7 +17,7 @@ use super::pages::{Texts, most};
 use super::record::{Given, Record, Sums, failed, fill_sums, given};
 use super::write::{Draft, hex};
 use super::{Folder, OWN, on_disk, sync_folder, unique};
-use crate::conditions::Conditions;
+use crate::read::conditions::Conditions;
 
 const DESCRIPTION: &str = "upload.json";
 /// All parts but the last are at least this long, as in S3.
@@ -189,9 +189,7 @@ impl Folder {
         };
         // Clients may leave the number of parts out.
         let differs = |given: &Option<String>, found: &Option<String>| {
-            given.as_ref().is_some_and(|given| {
-                found.as_ref().is_some_and(|found| found != given && found.split('-').next() != Some(given))
-            })
+            given.as_ref().is_some_and(|given| found.as_ref().is_some_and(|found| found != given && found.split('-').next() != Some(given)))
         };
         if differs(&given.crc32, &sums.crc32)
             || differs(&given.crc32c, &sums.crc32c)

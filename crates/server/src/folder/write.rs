@@ -12,8 +12,8 @@ use s3s::{S3Result, s3_error};
 
 use super::names::{SELF, path_of};
 use super::record::{Record, failed};
-use super::{Folder, on_disk, sync_folder};
-use crate::conditions::Conditions;
+use super::{Folder, is_folder, on_disk, sync_folder};
+use crate::read::conditions::Conditions;
 
 /// How often a folder that another request removes is created again.
 const TRIES: usize = 100;
@@ -79,7 +79,7 @@ impl Folder {
                 Ok(()) => return Ok(record),
                 // Another request removed the folder, or made one of the file.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                    if !folder.is_dir() {
+                    if !is_folder(&folder) {
                         return Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist"));
                     }
                 }
@@ -102,7 +102,7 @@ impl Folder {
         let parent = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
         self.create_folders(bucket, parent)?;
         let shape = self.shape.read().unwrap_or_else(PoisonError::into_inner);
-        let to = if to.is_dir() { to.join(SELF) } else { to.to_owned() };
+        let to = if is_folder(to) { to.join(SELF) } else { to.to_owned() };
         std::fs::rename(from, &to)?;
         drop(shape);
         sync_folder(to.parent().unwrap_or(parent))
@@ -110,11 +110,18 @@ impl Folder {
 
     /// Create the folders above a file, durably. Files in their places become the objects of these folders.
     fn create_folders(&self, bucket: &Path, folder: &Path) -> io::Result<()> {
-        if folder.is_dir() {
-            return Ok(());
+        if folder == bucket {
+            return if is_folder(bucket) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) };
         }
         let above = folder.parent().filter(|above| above.starts_with(bucket)).ok_or(io::ErrorKind::NotFound)?;
         self.create_folders(bucket, above)?;
+        if is_folder(folder) {
+            return Ok(());
+        }
+        if folder.is_symlink() {
+            // It may lead out of the served folder.
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a folder of the key is a link"));
+        }
         match std::fs::create_dir(folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other?,

@@ -4,7 +4,7 @@ use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result};
 
 use crate::keys::rights;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 
 /// List the buckets that the key may know of.
 pub async fn list(tier: &Tier, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {

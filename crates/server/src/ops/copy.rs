@@ -5,7 +5,7 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use crate::keys::rights;
 use crate::meta::Object;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 
 pub async fn copy(tier: &Tier, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
     check_source(&request.input.copy_source, &request.extensions)?;

@@ -5,7 +5,7 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use crate::keys::rights;
 use crate::meta::Object;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 
 /// The most objects of one request, as in S3.
 const MOST_OBJECTS: usize = 1000;

@@ -3,9 +3,9 @@
 use s3s::dto::{GetObjectInput, GetObjectOutput};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use crate::conditions::Conditions;
 use crate::meta::Object;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
+use crate::read::conditions::Conditions;
 
 /// How often an object that changes while it is read is looked up again, before a byte was sent.
 const LOOK_UPS: usize = 3;

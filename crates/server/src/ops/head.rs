@@ -3,9 +3,9 @@
 use s3s::dto::{GetObjectAttributesInput, GetObjectAttributesOutput, HeadObjectInput, HeadObjectOutput, ObjectAttributes};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 
-use crate::conditions::Conditions;
 use crate::meta::Object;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
+use crate::read::conditions::Conditions;
 
 pub async fn head(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
     let input = &request.input;

@@ -1,9 +1,11 @@
 //! ListObjects, ListObjectsV2 and ListObjectVersions. Listings are not cached, so they show what the cold store has now.
 
-use s3s::dto::{ListObjectsInput, ListObjectsOutput, ListObjectsV2Input, ListObjectsV2Output, ListObjectVersionsInput, ListObjectVersionsOutput};
+use s3s::dto::{
+    ListObjectVersionsInput, ListObjectVersionsOutput, ListObjectsInput, ListObjectsOutput, ListObjectsV2Input, ListObjectsV2Output,
+};
 use s3s::{S3Request, S3Response, S3Result};
 
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 
 pub async fn list(tier: &Tier, request: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
     tier.cold.list_objects(request).await

@@ -8,3 +8,4 @@ pub mod head;
 pub mod list;
 pub mod multipart;
 pub mod put;
+pub mod tier;

@@ -6,7 +6,7 @@ use s3s::{S3Request, S3Response, S3Result};
 use super::copy::check_source;
 use crate::cold::request as cold_request;
 use crate::meta::Object;
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 use crate::upload::{Body, Broken, Expected, encoding, receive};
 
 pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {

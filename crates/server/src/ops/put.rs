@@ -8,7 +8,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 
 use crate::cold::request as cold_request;
 use crate::meta::{Object, copied};
-use crate::tier::Tier;
+use crate::ops::tier::Tier;
 use crate::upload::{Body, Expected, encoding, receive};
 
 /// Waits before a put is sent again, after the cold store failed.
@@ -56,7 +56,7 @@ pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3
     tier.write(&[object], write).await
 }
 
-/// Return the same put once more.
+/// Return the same put again.
 fn again(input: &PutObjectInput, bytes: &Bytes) -> PutObjectInput {
     let body = Some(StreamingBlob::from(s3s::Body::from(bytes.clone())));
     let same = copied!(input => PutObjectInput; acl bucket bucket_key_enabled cache_control checksum_algorithm checksum_crc32 checksum_crc32c

@@ -11,7 +11,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use prometheus_client::encoding::text::encode;
 
 use crate::metrics::Metrics;
-use crate::sampler::Sampler;
+use crate::watch::sampler::Sampler;
 
 const PAGE: &str = include_str!("status.html");
 

@@ -80,7 +80,7 @@ impl AccessLog {
         let write = move || {
             for line in waiting {
                 if own.swap(false, Relaxed) {
-                    // The old file goes on if the new one cannot be opened.
+                    // The old file stays in use if the new one cannot be opened.
                     file = open(&path).unwrap_or(file);
                 }
                 // A log that cannot be written must not stop requests.

@@ -16,12 +16,12 @@ use s3s::dto::{GetObjectInput, HeadObjectInput, Range as HttpRange, StreamingBlo
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 
 use crate::body::with_length;
-use crate::buffers::Buffers;
-use crate::cold::source::{Early, Source, answer, receive};
 use crate::cold::request;
+use crate::cold::source::{Early, Source, answer, receive};
 use crate::memory::{Memory, Taken, overloaded};
 use crate::meta::{Meta, Object, Version};
 use crate::metrics::Metrics;
+use crate::read::buffers::Buffers;
 
 /// A piece of a warm body: it is read, verified and sent while it is in the processor's cache.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -52,6 +52,9 @@ type Fetched<T> = Shared<BoxFuture<'static, Result<T, Arc<S3Error>>>>;
 /// A version, and the bytes that arrived with the news of it.
 type Resolved = (Arc<Meta>, Option<(u64, Bytes)>);
 
+/// A question for the version of an object: the object, its generation, and the first and last byte that are wanted.
+type Question = (Object, u64, Option<(u64, u64)>);
+
 /// Objects of a cold store behind a cache.
 pub struct Blocks {
     cold: Arc<dyn S3>,
@@ -60,7 +63,7 @@ pub struct Blocks {
     states: Cache<Object, Arc<Meta>>,
     /// Changes when an object with this hash is written, so that what was read before is not kept.
     generations: Vec<AtomicU64>,
-    resolving: Mutex<HashMap<(Object, u64, Option<(u64, u64)>), Fetched<Resolved>>>,
+    resolving: Mutex<HashMap<Question, Fetched<Resolved>>>,
     windows: Mutex<HashMap<(String, u64, u64), Fetched<Bytes>>>,
     memory: Memory,
     buffers: Arc<Buffers>,

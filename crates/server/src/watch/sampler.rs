@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::blocks::Blocks;
 use crate::metrics::{DriveLabels, Metrics};
+use crate::read::blocks::Blocks;
 
 /// A resource that is used more than this is the limit.
 const BUSY: f64 = 0.85;
@@ -47,7 +47,7 @@ pub struct DriveSample {
     pub misses: u64,
     pub cold_bytes: u64,
     pub corrupt_pages: u64,
-    /// Share of the last second in which the device was busy, if the system tells.
+    /// Share of the last second in which the device was busy, if the system reports it.
     pub busy: Option<f64>,
 }
 
@@ -169,7 +169,8 @@ impl Sampler {
 /// Say which resource is the limit, and why.
 fn verdict(sample: &Sample) -> (String, String) {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
-    let busiest = sample.drives.iter().filter_map(|drive| Some((drive.busy?, &drive.folder))).max_by(|one, other| one.0.total_cmp(&other.0));
+    let busiest =
+        sample.drives.iter().filter_map(|drive| Some((drive.busy?, &drive.folder))).max_by(|one, other| one.0.total_cmp(&other.0));
     let (name, why) = if sample.processor >= BUSY {
         ("processor", format!("this server uses {} of all processors", percent(sample.processor)))
     } else if let Some(share) = sample.network.filter(|share| *share >= BUSY) {
@@ -208,7 +209,7 @@ fn busy_ms(folder: &str) -> Option<u64> {
     fields.into_iter().find(|fields| fields.len() > 12 && fields[0] == name.0 && fields[1] == name.1)?[12].parse().ok()
 }
 
-/// Return the speed of the fastest network link in bytes per second, if the system tells.
+/// Return the speed of the fastest network link in bytes per second, if the system reports it.
 fn link_bytes() -> Option<f64> {
     let links = std::fs::read_dir("/sys/class/net").ok()?.flatten();
     let speed = |link: std::fs::DirEntry| std::fs::read_to_string(link.path().join("speed")).ok()?.trim().parse::<f64>().ok();

@@ -1,0 +1,195 @@
+//! Workers: each sends one request after the other.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::primitives::ByteStream;
+use bytes::Bytes;
+use futures::StreamExt as _;
+use penstock_error::{Error, Result};
+
+use super::line::{Counts, Line, Load};
+use crate::cold::remote::client;
+
+/// Requests that prepare or delete objects at once.
+const AT_ONCE: usize = 16;
+
+/// The objects of a load and the counts of its workers.
+pub struct Workers {
+    load: Load,
+    client: Client,
+    /// Bytes from which all bodies are cut.
+    random: Bytes,
+    counts: Mutex<[Counts; 2]>,
+    /// The state of a simple generator, which all workers share.
+    dice: AtomicU64,
+}
+
+/// Workers that run.
+pub struct Running {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Running {
+    /// Let the workers end after their present requests.
+    pub async fn stop(self) {
+        self.stop.store(true, Relaxed);
+        for task in self.tasks {
+            // A worker only ends early if it panicked, and its requests are then missing from the counts.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Workers {
+    /// Write the objects that will be read, or check that they are there.
+    pub async fn prepare(load: &Load, see: &mut dyn FnMut(&[Line]) -> ControlFlow<()>) -> Result<Arc<Workers>> {
+        if load.objects == 0 || load.workers == 0 || !(0.0..=1.0).contains(&load.puts) {
+            return Err(Error::new("invalid-argument", "cannot load: there must be objects and workers, and a share of puts from 0 to 1"));
+        }
+        let (client, _) = client(&load.options).await?;
+        let mut random = vec![0; load.object_bytes + 4096];
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        random.iter_mut().for_each(|byte| *byte = next(&mut state) as u8);
+        let dice = AtomicU64::new(state);
+        let counts = Mutex::new([Counts::new(), Counts::new()]);
+        let workers = Arc::new(Workers { load: load.clone(), client, random: random.into(), counts, dice });
+        let each = (0..if load.reuses { 1 } else { load.objects }).map(|number| {
+            let workers = workers.clone();
+            async move { if workers.load.reuses { workers.get(number).await.map(|_| ()) } else { workers.put(number).await } }
+        });
+        let mut done = futures::stream::iter(each).buffer_unordered(AT_ONCE);
+        while let Some(done) = done.next().await {
+            done.map_err(|why| {
+                Error::new("storage-failed", format!("cannot load bucket `{}`: {why}", load.bucket))
+                    .hint("check the endpoint, the keys and the bucket; without --existing, the bucket must allow writes")
+            })?;
+            if see(&[]).is_break() {
+                return Err(Error::new("interrupted", "the load was stopped"));
+            }
+        }
+        drop(done);
+        Ok(workers)
+    }
+
+    fn key(&self, number: usize) -> String {
+        format!("{}{number:08}", self.load.prefix)
+    }
+
+    /// Return the body of an object: a part of the random bytes.
+    fn body(&self, number: usize) -> Bytes {
+        let begin = number * 37 % 4096;
+        self.random.slice(begin..begin + self.load.object_bytes)
+    }
+
+    async fn put(&self, number: usize) -> std::result::Result<(), String> {
+        let body = ByteStream::from(self.body(number));
+        let put = self.client.put_object().bucket(&self.load.bucket).key(self.key(number)).body(body);
+        put.send().await.map(|_| ()).map_err(|error| text(&error))
+    }
+
+    async fn get(&self, number: usize) -> std::result::Result<u64, String> {
+        let get = self.client.get_object().bucket(&self.load.bucket).key(self.key(number)).send().await;
+        let mut body = get.map_err(|error| text(&error))?.body;
+        let (mut bytes, mut digest) = (0, crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi));
+        while let Some(part) = body.next().await {
+            let part = part.map_err(|error| error.to_string())?;
+            bytes += part.len() as u64;
+            if self.load.verifies {
+                digest.update(&part);
+            }
+        }
+        if bytes != self.load.object_bytes as u64 {
+            return Err(format!("`{}` has {bytes} bytes, expected {}", self.key(number), self.load.object_bytes));
+        }
+        if self.load.verifies && digest.finalize() as u32 != crc_fast::crc32_iscsi(&self.body(number)) {
+            return Err(format!("`{}` has other bytes than were written", self.key(number)));
+        }
+        Ok(bytes)
+    }
+
+    /// Start some workers.
+    pub fn start(self: &Arc<Self>, count: usize) -> Running {
+        // Counts of earlier workers do not belong to these.
+        self.take();
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = (0..count).map(|_| tokio::spawn(work(self.clone(), stop.clone()))).collect();
+        Running { stop, tasks }
+    }
+
+    /// Return the counts since the last call: of reads, and of writes.
+    pub fn take(&self) -> [Counts; 2] {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *counts, [Counts::new(), Counts::new()])
+    }
+
+    fn roll(&self) -> u64 {
+        let mut state = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
+        next(&mut state)
+    }
+
+    /// Delete the objects, if this was asked.
+    pub async fn clean_up(&self) {
+        if !self.load.cleans_up {
+            return;
+        }
+        let each = (0..self.load.objects).map(|number| self.client.delete_object().bucket(&self.load.bucket).key(self.key(number)).send());
+        // An object that stays can be deleted later.
+        futures::stream::iter(each).buffer_unordered(AT_ONCE).for_each(|_| async {}).await;
+    }
+}
+
+async fn work(workers: Arc<Workers>, stop: Arc<AtomicBool>) {
+    while !stop.load(Relaxed) {
+        let dice = workers.roll();
+        let number = (dice >> 16) as usize % workers.load.objects;
+        let is_put = (dice & 0xffff) as f64 / 65536.0 < workers.load.puts;
+        let began = Instant::now();
+        let done = match is_put {
+            true => workers.put(number).await.map(|()| workers.load.object_bytes as u64),
+            false => workers.get(number).await,
+        };
+        let latency = began.elapsed().as_micros() as u64;
+        let is_ok = {
+            let mut counts = workers.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let counts = &mut counts[usize::from(is_put)];
+            match &done {
+                Ok(bytes) => {
+                    counts.latency.saturating_record(latency);
+                    counts.bytes += bytes;
+                }
+                Err(_) => counts.errors += 1,
+            }
+            done.is_ok()
+        };
+        if !is_ok {
+            // A server that is down should not be asked a million times.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// The next number of a simple generator. Source: SplitMix64, https://prng.di.unimi.it/splitmix64.c
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Return an error and its causes.
+fn text(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut texts = vec![error.to_string()];
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        texts.push(next.to_string());
+        cause = next.source();
+    }
+    texts.dedup();
+    texts.join(": ")
+}

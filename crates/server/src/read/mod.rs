@@ -1,0 +1,5 @@
+//! Reads of objects through the cache.
+
+pub mod blocks;
+pub mod buffers;
+pub mod conditions;

@@ -1,0 +1,106 @@
+"""`penstock load`: load on an S3 endpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import typer
+
+from penstock.cli.terminal import at
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?", re.IGNORECASE)
+
+
+def _bytes(text: str) -> int:
+    """Return a size such as 1MiB or 100KB in bytes.
+
+    >>> _bytes("1MiB"), _bytes("100KB"), _bytes("7")
+    (1048576, 100000, 7)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise typer.BadParameter(f"`{text}` is not a size: write it as 100KB or 1MiB")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** ("kmg".index(unit.lower()) + 1 if unit else 0))
+
+
+# Over 6 parameters: each is an option of the command line.
+def load(
+    bucket: str = typer.Argument(help="The bucket, such as s3://bucket/prefix. Objects are written below the prefix."),
+    size: str = typer.Option("1MiB", "--size", help="The size of an object, such as 100KB or 10MiB."),
+    objects: int = typer.Option(100, "--objects", help="Number of objects that are written first, and then read and written again."),
+    puts: float = typer.Option(0.0, "--puts", help="Share of puts: 0 only reads, 1 only writes."),
+    workers: int = typer.Option(16, "--workers", "-w", help="Requests at once. With --tune, the most."),
+    seconds: float = typer.Option(30.0, "--seconds", help="How long the load lasts. With --tune, each step lasts a tenth of it."),
+    tune: bool = typer.Option(False, "--tune", help="Search for the fewest workers that reach nearly the best throughput."),
+    existing: bool = typer.Option(False, "--existing", help="The objects are there from an earlier run with the same size and number."),
+    keep: bool = typer.Option(False, "--keep", help="Keep the objects at the end."),
+    verify: bool = typer.Option(False, "--verify", help="Compare the checksum of each body with what was written."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON at the end."),
+) -> None:
+    """Read and write objects of an S3 endpoint, and print what it reached every 10 seconds.
+
+    Endpoint and keys come from `penstock --option` or from the variables that AWS's tools use.
+    """
+    from penstock import _core
+    from penstock.cli.terminal import show
+
+    if not bucket.startswith("s3://") or bucket == "s3://":
+        raise typer.BadParameter(f"`{bucket}`: write it as s3://bucket/prefix")
+    name, _, prefix = bucket.removeprefix("s3://").partition("/")
+    header = "  time  op   workers     count         size   latency: min      mean       p99       max   throughput  errors"
+    printed: list[bool] = []
+
+    def see(lines: list[tuple[str, list[tuple[str, float]]]]) -> None:
+        if as_json:
+            return
+        if not printed:
+            print(header)
+        printed.append(True)
+        for operation, values in lines:
+            line = dict(values)
+            latencies = "".join(f"{line[f'{name}_ms']:7.2f} ms" for name in ("least", "mean", "p99", "most"))
+            rate = f"{show.size_text(line['bytes_per_second'])}/s"
+            print(
+                f"{line['at_seconds']:5.0f}s  {operation}  {line['workers']:8.0f}  {line['requests']:8,.0f}  {show.size_text(line['bytes']):>11}"
+                f"      {latencies}  {rate:>11}  {line['errors']:6,.0f}",
+                flush=True,
+            )
+
+    config = dict(
+        bucket=name,
+        prefix=f"{prefix.rstrip('/')}/penstock-load/".lstrip("/"),
+        puts=puts,
+        object_bytes=_bytes(size),
+        objects=objects,
+        workers=workers,
+        seconds=seconds / 10 if tune else seconds,
+        interval_seconds=10.0,
+        verifies=verify,
+        reuses=existing,
+        cleans_up=not keep,
+        storage_options=at.storage_options,
+    )
+    total, tuned = _core.load(json.dumps(config), tune, see)
+    if tuned is not None:
+        knee, rate, mean, steps = tuned
+        full = steps[-1]
+        if as_json:
+            names = ("workers", "bytes_per_second", "mean_ms")
+            show.print_json(
+                {
+                    "workers": knee,
+                    "bytes_per_second": rate,
+                    "mean_ms": mean,
+                    "steps": [dict(zip(names, step, strict=True)) for step in steps],
+                }
+            )
+            return
+        print(f"knee: {knee} workers, {show.size_text(rate)}/s, {mean:.2f} ms on average")
+        print(f"with {full[0]} workers: {show.size_text(full[1])}/s, {full[2]:.2f} ms on average")
+    elif as_json:
+        show.print_json([{"operation": operation, **dict(values)} for operation, values in total])
+    else:
+        print("total")
+        see(total)
