@@ -23,10 +23,10 @@ import harness  # noqa: E402
 # Each benchmark, and the file of bench/workloads whose function of the same name runs it.
 ALL = {
     "cifar": "local", "jpeg": "local", "ingest": "local", "text": "tables", "calls": "local", "opening": "opening", "commits": "opening",
-    "memory": "memory", "larger_than_memory": "memory", "codecs": "memory", "minio": "remote", "minio_rows": "remote", "minio_epochs": "remote",
+    "memory": "memory", "larger_than_memory": "memory", "codecs": "memory", "minio": "stores.remote", "minio_rows": "stores.remote", "minio_epochs": "stores.remote",
     "direct": "direct", "slices": "slices", "rows": "rows", "import_rows": "rows", "overlays": "changes", "branches": "changes",
     "embeddings": "embeddings", "patterns": "embeddings", "beside": "changes", "loader_photos": "photos", "loader_augment": "photos",
-    "loader_functions": "training", "loader_transforms": "transforms", "loader_starting": "training", "loader_whole_direct": "training",
+    "loader_functions": "training", "loader_transforms": "transforms", "loader_starting": "training", "loader_whole_direct": "training", "serve": "stores.tier", "tier": "stores.tier", "local_cache": "stores.tier",
 }  # fmt: skip
 
 

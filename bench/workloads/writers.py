@@ -21,7 +21,7 @@ from typing import Any
 
 import penstock as ps
 from harness import comparison, interleaved, rate, synced_file
-from workloads.remote import BUCKET, servers
+from workloads.stores.remote import BUCKET, servers
 
 Result = dict[str, Any]
 COMMITS, SECONDS, WRITERS = 240, 3.0, 8

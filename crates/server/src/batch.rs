@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
 use hyper::http::Extensions;
 use hyper::{HeaderMap, Method, Uri};
 use s3s::dto::{GetObjectInput, Range as HttpRange};
@@ -16,6 +16,7 @@ use s3s::{Body, S3Error, S3Request, S3Response, S3Result, StdError, s3_error};
 use serde::Deserialize;
 
 use crate::cold::request as new_request;
+use crate::hosts::{Domains, is_bucket_name};
 use crate::keys::{Keys, Rights};
 use crate::ops;
 use crate::ops::tier::Tier;
@@ -48,6 +49,7 @@ pub struct Batch {
     pub tier: Arc<Tier>,
     /// None if everything is allowed to everybody.
     pub keys: Option<Keys>,
+    pub domains: Arc<Domains>,
 }
 
 #[async_trait::async_trait]
@@ -67,8 +69,12 @@ impl S3Route for Batch {
 
     async fn call(&self, mut request: S3Request<Body>) -> S3Result<S3Response<Body>> {
         let rights = crate::keys::rights(&request.extensions);
-        let path = request.uri.path().trim_start_matches('/');
-        let bucket = path.split('/').next().unwrap_or_default().to_owned();
+        let host = request.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let in_path = || request.uri.path().trim_start_matches('/').split('/').next().unwrap_or_default().to_owned();
+        let bucket = self.domains.bucket_of(host).unwrap_or_else(in_path);
+        if !is_bucket_name(&bucket) {
+            return Err(s3_error!(InvalidBucketName, "`{bucket}` is not the name of a bucket"));
+        }
         let list = request.input.store_all_limited(LIST_BYTES).await;
         let list = list.map_err(|error| s3_error!(InvalidRequest, "the list could not be received: {error}"))?;
         let list: List = serde_json::from_slice(&list).map_err(|error| s3_error!(InvalidRequest, "the list is not valid: {error}"))?;

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -16,6 +16,8 @@ use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::hosts::Domains;
+use crate::memory::Memory;
 use crate::metrics::{LatencyLabels, Metrics, OperationLabels};
 use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
@@ -25,26 +27,45 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 /// The version of batches, by which clients see that the server has them.
 const BATCH: HeaderName = HeaderName::from_static("x-penstock-batch");
 
+/// The longest list in the body of a request, such as the parts of an upload.
+pub const LIST_BYTES: u64 = 8 << 20;
+
+/// Limits of requests.
+pub struct Limits {
+    /// Requests that are answered at once.
+    pub requests: usize,
+    /// How long a client may send nothing of its body, and how long it waits for a response to a read.
+    pub idle: Duration,
+    pub memory: Memory,
+}
+
 /// What all connections share.
 pub struct Front {
     service: S3Service,
     metrics: Arc<Metrics>,
     log: Option<AccessLog>,
+    limits: Limits,
     room: Arc<Semaphore>,
-    /// Whether signatures are removed, because nothing can verify them.
-    is_anonymous: bool,
+    /// If everybody may use the server: the domains that it is known by.
+    anonymous: Option<Arc<Domains>>,
     /// Distinguishes the numbers of requests of this process from those of others.
     process: u64,
     requests: AtomicU64,
 }
 
 impl Front {
-    pub fn new(service: S3Service, metrics: Arc<Metrics>, log: Option<AccessLog>, requests: usize, is_anonymous: bool) -> Front {
+    pub fn new(
+        service: S3Service,
+        metrics: Arc<Metrics>,
+        log: Option<AccessLog>,
+        limits: Limits,
+        anonymous: Option<Arc<Domains>>,
+    ) -> Front {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
         let _ = getrandom::fill(&mut process);
-        let room = Arc::new(Semaphore::new(requests));
-        Front { service, metrics, log, room, is_anonymous, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
+        let room = Arc::new(Semaphore::new(limits.requests));
+        Front { service, metrics, log, limits, room, anonymous, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
     }
 
     /// Open the access log again.
@@ -70,17 +91,20 @@ impl Front {
             Ok(_) if request.method() == Method::OPTIONS => (no_cors(&request), None),
             Ok(room) => {
                 request.extensions_mut().insert(id.clone());
-                if self.is_anonymous {
-                    request.headers_mut().remove(hyper::header::AUTHORIZATION);
-                }
                 self.metrics.running.inc();
-                let response = self.service.call(request.map(s3s::Body::from)).await;
+                let response = match self.refusal(&request) {
+                    Some(refusal) => Ok(refusal),
+                    None => self.called(request).await,
+                };
                 self.metrics.running.dec();
                 (response?, Some(room))
             }
         };
         self.metrics.latency.get_or_create(&LatencyLabels { operation }).observe(began.elapsed().as_secs_f64());
         let status = response.status().as_u16();
+        if status == 503 {
+            response.headers_mut().entry(RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
+        }
         self.metrics.requests.get_or_create(&OperationLabels { operation, status }).inc();
         response.headers_mut().insert(BATCH, HeaderValue::from_static("1"));
         if let Ok(value) = HeaderValue::from_str(&id.0) {
@@ -92,6 +116,100 @@ impl Front {
         }
         Ok(response.map(|body| Answer { body, front: self, line, began, sent_bytes: 0, is_whole: false, _room: room }))
     }
+}
+
+impl Front {
+    /// Call the operation. A read that takes too long is answered with 503, and memory for the list of a POST is counted.
+    async fn called(&self, mut request: Request<Incoming>) -> Result<s3s::HttpResponse, HttpError> {
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let taken = if *request.method() == Method::POST {
+            let bytes = request.body().size_hint().exact().unwrap_or(LIST_BYTES).min(LIST_BYTES);
+            match self.limits.memory.take(bytes).await {
+                Ok(taken) => Some(taken),
+                Err(_) => return Ok(overloaded()),
+            }
+        } else {
+            None
+        };
+        if self.anonymous.is_some() {
+            request.headers_mut().remove(hyper::header::AUTHORIZATION);
+        }
+        let idle = self.limits.idle;
+        let call = self.service.call(request.map(|body| s3s::Body::http_body_unsync(Patient::new(body, idle))));
+        let response = match is_read {
+            false => call.await,
+            true => tokio::time::timeout(idle, call).await.unwrap_or_else(|_| Ok(late())),
+        };
+        drop(taken);
+        response
+    }
+
+    /// Return the response to a request that this server never answers.
+    fn refusal(&self, request: &Request<Incoming>) -> Option<s3s::HttpResponse> {
+        let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
+            return Some(with_error(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT."));
+        }
+        let domains = self.anonymous.as_ref()?;
+        let host = request.uri().host().unwrap_or_else(|| header("host"));
+        if !domains.is_own(host) || request.headers().contains_key(hyper::header::ORIGIN) {
+            // A page in a browser may send requests to this machine.
+            let text = "Without keys, this server answers only requests of this machine, by its address.";
+            return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", text));
+        }
+        let query = request.uri().query().unwrap_or_default();
+        let is_signed_url = query.contains("X-Amz-Signature=") || query.contains("AWSAccessKeyId=");
+        let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
+        if is_signed_url || is_in_chunks {
+            let text = "This server was started with --anonymous and cannot verify signatures. Do not sign, or start it with --keys.";
+            return Some(with_error(StatusCode::BAD_REQUEST, "InvalidRequest", text));
+        }
+        None
+    }
+}
+
+/// A body whose sender may be silent only for a time.
+struct Patient {
+    body: Incoming,
+    idle: Duration,
+    until: Pin<Box<tokio::time::Sleep>>,
+}
+
+impl Patient {
+    fn new(body: Incoming, idle: Duration) -> Patient {
+        Patient { body, idle, until: Box::pin(tokio::time::sleep(idle)) }
+    }
+}
+
+impl Body for Patient {
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        let next = Pin::new(&mut self.body).poll_frame(context);
+        if next.is_ready() {
+            let until = tokio::time::Instant::now() + self.idle;
+            self.until.as_mut().reset(until);
+            return next.map(|frame| frame.map(|frame| frame.map_err(StdError::from)));
+        }
+        match self.until.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Some(Err("the client sent nothing for too long".into()))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The response to a read for which the cold store or a drive takes too long.
+fn late() -> s3s::HttpResponse {
+    with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The object could not be read in time. Try again later.")
 }
 
 /// Return the name under which a request is counted.

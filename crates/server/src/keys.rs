@@ -193,6 +193,12 @@ impl S3Access for Keys {
         if expires.is_ok_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
         }
+        // URLs with signatures of version 2 name the moment at which they end.
+        let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let ends = parameter(context.uri().query(), "Expires").parse::<u64>();
+        if ends.is_ok_and(|ends| ends > now + MOST_EXPIRES_SECONDS) {
+            return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
+        }
         rights.check_operation(context.s3_op().name(), context.s3_path(), context.uri().query())?;
         context.extensions_mut().insert(rights);
         Ok(())

@@ -9,6 +9,7 @@ mod body;
 mod cold;
 mod folder;
 mod front;
+mod hosts;
 mod keys;
 pub mod load;
 mod memory;

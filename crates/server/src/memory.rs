@@ -59,6 +59,10 @@ fn units(bytes: u64) -> u32 {
 }
 
 impl Taken {
+    /// Add a part of the same budget.
+    pub fn merge(&mut self, other: Taken) {
+        self._permit.merge(other._permit);
+    }
     /// Count these bytes until the last copy of the result is dropped.
     pub fn with(self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Counted { bytes, _taken: self })

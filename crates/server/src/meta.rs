@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use s3s::dto::{ETag, GetObjectOutput, HeadObjectOutput};
+use s3s::dto::{ETag, GetObjectOutput, HeadObjectOutput, Timestamp};
 
 /// The state of an object at one moment.
 #[derive(Debug)]
@@ -13,6 +13,8 @@ pub struct Meta {
     pub bytes: u64,
     /// When the cold store was asked.
     pub seen: Instant,
+    /// Whether `head` has the checksums of the object, if it has any.
+    pub knows_sums: bool,
 }
 
 /// Copy fields of these names from one output into another.
@@ -36,7 +38,7 @@ impl Meta {
     pub fn of_head(head: HeadObjectOutput) -> Option<Meta> {
         let etag = head.e_tag.clone().filter(|etag| matches!(etag, ETag::Strong(text) if !text.is_empty() && !text.contains('\n')))?;
         let bytes = u64::try_from(head.content_length?).ok()?;
-        Some(Meta { head, etag, bytes, seen: Instant::now() })
+        Some(Meta { head, etag, bytes, seen: Instant::now(), knows_sums: true })
     }
 
     /// Take the state from the response to a GET request of a range. Checksums in it are those of the whole object or absent.
@@ -46,13 +48,19 @@ impl Meta {
             None => u64::try_from(output.content_length?).ok()?,
         };
         let head = HeadObjectOutput { content_length: i64::try_from(bytes).ok(), ..shared!(output => HeadObjectOutput) };
-        Meta::of_head(head)
+        // A response to a range may leave checksums out.
+        Meta::of_head(head).map(|meta| Meta { knows_sums: false, ..meta })
     }
 
     /// Return the response to a GET request, without a body.
     pub fn to_get(&self) -> GetObjectOutput {
         shared!(self.head => GetObjectOutput)
     }
+}
+
+/// HTTP dates have whole seconds.
+pub fn seconds(time: &Timestamp) -> i64 {
+    time::OffsetDateTime::from(time.clone()).unix_timestamp()
 }
 
 /// The name of an object.
@@ -73,11 +81,14 @@ impl Object {
 pub struct Version {
     pub object: Object,
     etag: String,
+    /// Length and time of the object. ETags are MD5 digests, of which two objects may have the same.
+    stamp: String,
 }
 
 impl Version {
     pub fn new(object: &Object, meta: &Meta) -> Version {
-        Version { object: object.clone(), etag: meta.etag.value().to_owned() }
+        let modified = meta.head.last_modified.as_ref().map_or(0, seconds);
+        Version { object: object.clone(), etag: meta.etag.value().to_owned(), stamp: format!("{}-{modified}", meta.bytes) }
     }
 
     pub fn etag(&self) -> ETag {
@@ -87,15 +98,16 @@ impl Version {
     /// Return the name under which the version is cached. It has no line breaks, which separate the parts of a cache's keys.
     pub fn name(&self) -> String {
         let key = self.object.key.replace('%', "%25").replace('\n', "%0A").replace('?', "%3F");
-        format!("{}/{key}?{}", self.object.bucket, self.etag)
+        format!("{}/{key}?{}?{}", self.object.bucket, self.stamp, self.etag)
     }
 
     /// Return the version of a name.
     pub fn parse(name: &str) -> Option<Version> {
-        let (path, etag) = name.split_once('?')?;
+        let (path, version) = name.split_once('?')?;
+        let (stamp, etag) = version.split_once('?')?;
         let (bucket, key) = path.split_once('/')?;
         let key = key.replace("%3F", "?").replace("%0A", "\n").replace("%25", "%");
-        Some(Version { object: Object::new(bucket, &key), etag: etag.to_owned() })
+        Some(Version { object: Object::new(bucket, &key), etag: etag.to_owned(), stamp: stamp.to_owned() })
     }
 }
 
@@ -106,7 +118,7 @@ mod tests {
     #[test]
     fn names_of_versions_are_read_back() {
         for key in ["a", "a/b", "/", "a?b", "%3F", "%253F?", "line\nbreak", "ü"] {
-            let version = Version { object: Object::new("bucket", key), etag: "0123-4".into() };
+            let version = Version { object: Object::new("bucket", key), etag: "0123?-4".into(), stamp: "7-8".into() };
             assert!(!version.name().contains('\n'));
             assert_eq!(Version::parse(&version.name()), Some(version));
         }

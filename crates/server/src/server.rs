@@ -12,10 +12,10 @@ use hyper_util::server::graceful::GracefulShutdown;
 use penstock_cache::{Drives, Spec};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
-use s3s::S3Result;
-use s3s::host::{S3Host, VirtualHost};
+
+use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
-use s3s::validation::NameValidation;
+
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -25,7 +25,8 @@ use tokio_io_timeout::TimeoutStream;
 use crate::batch::Batch;
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
-use crate::front::Front;
+use crate::front::{Front, LIST_BYTES, Limits};
+use crate::hosts::{BucketNames, Domains, Hosts};
 use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
@@ -39,6 +40,8 @@ use crate::watch::sampler::Sampler;
 
 /// The longest headers of a request.
 const HEADER_BYTES: usize = 64 << 10;
+/// The least memory that lets each kind of request proceed.
+const LEAST_MEMORY_BYTES: u64 = 64 << 20;
 /// How long a client may take to begin an encrypted connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -91,6 +94,10 @@ pub fn serve(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     if config.keys.is_none() && !config.listen.ip().is_loopback() {
         return Err(Error::new("invalid-argument", format!("cannot serve at {}: everybody could write", config.listen))
             .hint("give --keys FILE, or listen at 127.0.0.1"));
+    }
+    if config.memory_bytes < LEAST_MEMORY_BYTES {
+        return Err(Error::new("invalid-argument", format!("cannot serve with {} bytes of memory for bodies", config.memory_bytes))
+            .hint("give --memory-bytes of 67108864 or more"));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| failed("threads", error))?;
@@ -155,7 +162,7 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
         // Small responses would otherwise wait for more.
         let _ = stream.set_nodelay(true);
         let mut stream = TimeoutStream::new(stream);
-        stream.set_read_timeout(Some(config.idle));
+
         stream.set_write_timeout(Some(config.idle));
         let stream = Box::pin(stream);
         let (front, metrics, watcher, idle) = (parts.front.clone(), metrics.clone(), graceful.watcher(), config.idle);
@@ -209,8 +216,11 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let keys = config.keys.as_deref().map(Keys::open).transpose()?;
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
-    let service = service(Tier { cold, blocks, memory }, keys.clone(), &config.domains)?;
-    let front = Arc::new(Front::new(service, metrics.clone(), log, config.requests, keys.is_none()));
+    let domains = Arc::new(Domains::new(&config.domains)?);
+    let service = service(Tier { cold, blocks, memory: memory.clone() }, keys.clone(), &domains);
+    let anonymous = keys.is_none().then(|| domains.clone());
+    let limits = Limits { requests: config.requests, idle: config.idle, memory };
+    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, anonymous));
     Ok(Parts { front, keys, certificates, sampler })
 }
 
@@ -230,53 +240,27 @@ async fn open_cold(config: &Config) -> Result<(Arc<dyn s3s::S3>, String)> {
     Ok((Arc::new(folder), identity))
 }
 
-fn service(tier: Tier, keys: Option<Keys>, domains: &[String]) -> Result<S3Service> {
+fn service(tier: Tier, keys: Option<Keys>, domains: &Arc<Domains>) -> S3Service {
     let tier = Arc::new(tier);
     let mut builder = S3ServiceBuilder::new(Shared(tier.clone()));
     builder.set_validation(BucketNames);
-    builder.set_route(Batch { tier, keys: keys.clone() });
+    builder.set_route(Batch { tier, keys: keys.clone(), domains: domains.clone() });
+    builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits()))));
     if let Some(keys) = keys {
         builder.set_auth(keys.clone());
         builder.set_access(keys);
     }
-    if !domains.is_empty() {
-        builder.set_host(Domains::new(domains)?);
+    if domains.is_some() {
+        builder.set_host(Hosts(domains.clone()));
     }
-    Ok(builder.build())
+    builder.build()
 }
 
-/// The names of buckets that S3 allows.
-struct BucketNames;
-
-impl NameValidation for BucketNames {
-    fn validate_bucket_name(&self, name: &str) -> bool {
-        s3s::path::check_bucket_name(name) && !name.contains(".-") && !name.contains("-.")
-    }
-}
-
-/// Domains whose subdomains are buckets. Requests to other names have the bucket in their path.
-struct Domains(Vec<String>);
-
-impl Domains {
-    fn new(domains: &[String]) -> Result<Domains> {
-        let is_wrong = |domain: &&String| domain.is_empty() || domain.starts_with('.') || domain.contains(['/', ':']);
-        match domains.iter().find(is_wrong) {
-            Some(wrong) => Err(Error::new("invalid-argument", format!("`{wrong}` is not a domain")).hint("write it as s3.example.com")),
-            None => Ok(Domains(domains.iter().map(|domain| domain.to_ascii_lowercase()).collect())),
-        }
-    }
-}
-
-impl S3Host for Domains {
-    fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name).to_ascii_lowercase();
-        let bucket = self.0.iter().find_map(|domain| name.strip_suffix(domain.as_str())?.strip_suffix('.').map(str::to_owned));
-        let found = VirtualHost::new(name);
-        Ok(match bucket {
-            Some(bucket) => found.with_bucket(bucket),
-            None => found,
-        })
-    }
+/// Limits of what is held in memory before a request is understood.
+fn limits() -> S3Config {
+    let mut limits = S3Config::default();
+    limits.xml_max_body_size = LIST_BYTES as usize;
+    limits
 }
 
 /// Answer a connection that the server has no room for.

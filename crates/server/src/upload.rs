@@ -13,6 +13,8 @@ use crate::memory::{Memory, Taken};
 
 /// Bodies of up to this length are received whole before the cold store is asked, so that they can be sent again.
 const WHOLE_BYTES: u64 = 16 << 20;
+/// Memory for a body before its first bytes arrive.
+const FIRST_BYTES: u64 = 64 << 10;
 /// The longest object that one request may upload, as in S3.
 const MOST_BYTES: u64 = 5 << 30;
 const TRAILER_PREFIX: &str = "x-amz-checksum-";
@@ -172,10 +174,19 @@ pub async fn receive(body: Option<StreamingBlob>, expected: Expected, memory: &M
         let broken = Broken::default();
         return Ok((Body::Stream(checked(body, expected, broken.clone()), broken), given));
     }
-    let taken: Taken = memory.take(expected.bytes).await?;
-    let (mut whole, mut hashers) = (BytesMut::with_capacity(expected.bytes as usize), expected.hashers());
+    // A client that sends slowly holds only the memory of what it has sent.
+    let mut taken_bytes = expected.bytes.min(FIRST_BYTES);
+    let mut taken: Taken = memory.take(taken_bytes).await?;
+    let (mut whole, mut hashers) = (BytesMut::with_capacity(taken_bytes as usize), expected.hashers());
     while let Some(part) = body.next().await {
         let part = part.map_err(broken)?;
+        let needed_bytes = (whole.len() + part.len()) as u64;
+        if needed_bytes > taken_bytes && taken_bytes < expected.bytes {
+            let more = needed_bytes.next_power_of_two().min(expected.bytes).saturating_sub(taken_bytes);
+            taken.merge(memory.take(more).await?);
+            taken_bytes += more;
+            whole.reserve((taken_bytes as usize).saturating_sub(whole.len()));
+        }
         if whole.len() + part.len() > expected.bytes as usize {
             return Err(s3_error!(IncompleteBody, "the body is longer than {} bytes", expected.bytes));
         }

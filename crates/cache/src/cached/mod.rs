@@ -61,8 +61,8 @@ impl Cached {
         Ok(())
     }
 
-    /// Remove the cached parts of an object.
-    fn forget(&self, name: &str) {
+    /// Remove the cached parts of an object. Cost: a few calls for each of its extents.
+    pub fn forget(&self, name: &str) {
         for number in 0.. {
             let key = self.key(name, number);
             let drive = self.drive_of(&key);

@@ -79,6 +79,9 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     result.map_err(|mut error| {
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
             let why = error.source().map(|source| source.to_string()).unwrap_or_default();
+            if why.contains("failed to construct request") {
+                return s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
+            }
             match error.status_code().map(|status| status.as_u16()) {
                 // Responses to HEAD have no body that could say more.
                 Some(404) => error = S3Error::new(S3ErrorCode::NoSuchKey),
@@ -86,9 +89,7 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
                 Some(412) => error = S3Error::new(S3ErrorCode::PreconditionFailed),
                 Some(416) => error = S3Error::new(S3ErrorCode::InvalidRange),
                 Some(403) => error = s3_error!(AccessDenied, "the cold store refused access"),
-                None if why.contains("failed to construct request") => {
-                    error = s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
-                }
+
                 Some(400) => error = s3_error!(InvalidRequest, "the cold store refused the request"),
                 _ => error = s3_error!(ServiceUnavailable, "the cold store failed: {why}"),
             }

@@ -54,7 +54,7 @@ pub fn list(bucket: &Path, query: &Query) -> io::Result<Listed> {
 
 fn walk(folder: &Path, base: &str, query: &Query, listed: &mut Listed) -> io::Result<ControlFlow<()>> {
     let mut entries = Vec::new();
-    read(folder, base, &mut entries)?;
+    read(folder, base, false, &mut entries)?;
     entries.sort_unstable_by(|(one, ..), (other, ..)| one.cmp(other));
     for (key, kind, path) in entries {
         let flow = match kind {
@@ -74,13 +74,13 @@ fn walk(folder: &Path, base: &str, query: &Query, listed: &mut Listed) -> io::Re
 }
 
 /// Add the entries of a folder: the keys of its files, and for its folders the beginning of their keys.
-fn read(folder: &Path, base: &str, entries: &mut Vec<(String, Kind, PathBuf)>) -> io::Result<()> {
+fn read(folder: &Path, base: &str, is_rest: bool, entries: &mut Vec<(String, Kind, PathBuf)>) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         // Links are neither.
         let (path, is_folder, is_file) = (entry.path(), entry.file_type()?.is_dir(), entry.file_type()?.is_file());
         // Names that no key has are files of somebody else.
-        match entry.file_name().to_str().and_then(part_of) {
+        match entry.file_name().to_str().and_then(|name| part_of(name, is_rest)) {
             Some(Part::Whole(part)) if is_folder => {
                 let key = format!("{base}{part}");
                 let own = path.join(SELF);
@@ -90,7 +90,7 @@ fn read(folder: &Path, base: &str, entries: &mut Vec<(String, Kind, PathBuf)>) -
                 entries.push((key + "/", Kind::Folder, path));
             }
             Some(Part::Whole(part)) if is_file => entries.push((format!("{base}{part}"), Kind::File, path)),
-            Some(Part::Begin(part)) if is_folder => read(&path, &format!("{base}{part}"), entries)?,
+            Some(Part::Begin(part)) if is_folder => read(&path, &format!("{base}{part}"), true, entries)?,
             _ => {}
         }
     }

@@ -72,7 +72,12 @@ impl Folder {
     /// Return the folder of a bucket that exists.
     fn bucket(&self, bucket: &str) -> S3Result<PathBuf> {
         let path = self.root.join(bucket);
-        if is_folder(&path) { Ok(path) } else { Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist")) }
+        // Names from requests were checked before. This one becomes a path.
+        if s3s::path::check_bucket_name(bucket) && is_folder(&path) {
+            Ok(path)
+        } else {
+            Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist"))
+        }
     }
 
     /// Open the file of an object.

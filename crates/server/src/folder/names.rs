@@ -21,15 +21,20 @@ pub fn path_of(key: &str) -> String {
 
 fn encoded(part: &str) -> String {
     let is_dots = part == "." || part == "..";
-    let (mut path, mut name) = (String::new(), String::new());
+    let (mut path, mut name, mut is_continued) = (String::new(), String::new(), false);
     for letter in part.chars() {
-        let code =
-            if letter == '%' || letter.is_ascii_control() || is_dots { format!("%{:02X}", letter as u32) } else { letter.to_string() };
+        let escaped = || format!("%{:02X}", letter as u32);
+        let mut code = if letter == '%' || letter.is_ascii_control() || is_dots { escaped() } else { letter.to_string() };
         if name.len() + code.len() > MOST_BYTES - CONTINUED.len() {
             path.push_str(&name);
             path.push_str(CONTINUED);
             path.push('/');
             name.clear();
+            is_continued = true;
+        }
+        // The rest of a part may be `.` or `..`.
+        if letter == '.' && is_continued && name.is_empty() {
+            code = escaped();
         }
         name.push_str(&code);
     }
@@ -47,8 +52,8 @@ pub enum Part {
     Own,
 }
 
-/// Return what a name is, or None if no key has this name.
-pub fn part_of(name: &str) -> Option<Part> {
+/// Return what a name is, or None if no key has this name. In a folder that ends with `%~`, it is the rest of a part.
+pub fn part_of(name: &str, is_rest: bool) -> Option<Part> {
     if name == SELF {
         return Some(Part::Own);
     }
@@ -60,7 +65,13 @@ pub fn part_of(name: &str) -> Option<Part> {
     }
     let part = decoded(name)?;
     // Only one name is the right one of a part.
-    (encoded(&part) == name).then_some(Part::Whole(part))
+    let expected = if is_rest && part.starts_with('.') { format!("%2E{}", encoded_rest(&part[1..])) } else { encoded(&part) };
+    (expected == name).then_some(Part::Whole(part))
+}
+
+/// Encode what follows the first letter of a part.
+fn encoded_rest(rest: &str) -> String {
+    if rest.is_empty() { String::new() } else { encoded(&format!("-{rest}"))[1..].to_owned() }
 }
 
 fn decoded(name: &str) -> Option<String> {
@@ -98,12 +109,19 @@ mod tests {
     #[test]
     fn names_are_read_back() {
         for part in ["a", "", ".", "..", "%", "%self", "ü", ".hidden", "a\nb"] {
-            assert_eq!(part_of(&encoded(part)), Some(Part::Whole(part.to_owned())));
+            assert_eq!(part_of(&encoded(part), false), Some(Part::Whole(part.to_owned())));
         }
         for name in ["100%", "%zz", "%41", "%e4"] {
-            assert_eq!(part_of(name), None, "{name}");
+            assert_eq!(part_of(name, false), None, "{name}");
         }
-        assert_eq!(part_of(SELF), Some(Part::Own));
-        assert_eq!(part_of("abc%~"), Some(Part::Begin("abc".into())));
+        assert_eq!(part_of(SELF, false), Some(Part::Own));
+        assert_eq!(part_of("abc%~", false), Some(Part::Begin("abc".into())));
+        for rest in [".", "..", ".a", "..a%", "...", "a."] {
+            let path = encoded(&format!("{}{rest}", "x".repeat(198)));
+            let (begin, end) = path.split_once('/').unwrap_or_default();
+            assert_eq!(part_of(begin, false), Some(Part::Begin("x".repeat(198))));
+            assert!(!matches!(end, "" | "." | ".."));
+            assert_eq!(part_of(end, true), Some(Part::Whole(rest.to_owned())), "{path}");
+        }
     }
 }

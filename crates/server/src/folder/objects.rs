@@ -11,7 +11,8 @@ use s3s::{S3ErrorCode, S3Result, StdError, s3_error};
 
 use super::record::{Record, Sums, failed, fill, fill_sums, given};
 use super::{Folder, on_disk};
-use crate::read::conditions::{Conditions, seconds};
+use crate::meta::seconds;
+use crate::read::conditions::Conditions;
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;

@@ -146,7 +146,7 @@ impl Record {
     /// Read the record of a file. A file without one, or that was changed by other means, gets an ETag from its length and time.
     pub fn read(file: &File) -> io::Result<Record> {
         let found = file.metadata()?;
-        let (bytes, modified_ns) = (found.len(), found.mtime() * 1_000_000_000 + found.mtime_nsec());
+        let (bytes, modified_ns) = (found.len(), found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()));
         let mut text = vec![0; MOST_BYTES];
         let record = match rustix::fs::fgetxattr(file, ATTRIBUTE, &mut text[..]) {
             Ok(length) => serde_json::from_slice::<Record>(&text[..length]).ok(),
@@ -164,7 +164,7 @@ impl Record {
     /// Write the record of a file whose bytes are complete.
     pub fn write(mut self, file: &File) -> S3Result<Record> {
         let found = file.metadata().map_err(failed)?;
-        (self.bytes, self.modified_ns) = (found.len(), found.mtime() * 1_000_000_000 + found.mtime_nsec());
+        (self.bytes, self.modified_ns) = (found.len(), found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()));
         let encode = |record: &Record| serde_json::to_vec(record).map_err(S3Error::internal_error);
         let mut text = encode(&self)?;
         if text.len() > MOST_BYTES {

@@ -122,11 +122,12 @@ impl Folder {
             // It may lead out of the served folder.
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a folder of the key is a link"));
         }
+        // Nobody else moves or removes files meanwhile, and nobody uses the folder before its name is durable.
+        let _alone = self.shape.write().unwrap_or_else(PoisonError::into_inner);
         match std::fs::create_dir(folder) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other?,
         }
-        let _alone = self.shape.write().unwrap_or_else(PoisonError::into_inner);
         if folder.is_file() {
             // The file and the folder change places at once, so that the object is always there.
             let twin = self.temporary();
@@ -142,6 +143,7 @@ impl Folder {
     /// Remove the file of an object, and the folders above it that are empty then. Returns whether there was one.
     pub fn remove(&self, bucket: &str, key: &str) -> S3Result<bool> {
         let folder = self.bucket(bucket)?;
+        let _shape = self.shape.read().unwrap_or_else(PoisonError::into_inner);
         let path = match self.find(bucket, key) {
             Ok((_, path)) => path,
             Err(error) if *error.code() == s3s::S3ErrorCode::NoSuchKey => return Ok(false),

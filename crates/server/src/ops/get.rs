@@ -6,6 +6,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use crate::meta::Object;
 use crate::ops::tier::Tier;
 use crate::read::conditions::Conditions;
+use crate::read::reader::body;
 
 /// How often an object that changes while it is read is looked up again, before a byte was sent.
 const LOOK_UPS: usize = 3;
@@ -22,7 +23,7 @@ pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3
         unmodified_since: input.if_unmodified_since.as_ref(),
     };
     let mut look_ups = 0;
-    let (meta, range, body) = loop {
+    let (meta, range, sent) = loop {
         look_ups += 1;
         let resolved = match blocks.resolve(&object, input.range).await {
             // Objects without a strong ETag pass by the cache.
@@ -35,8 +36,8 @@ pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3
             None => 0..meta.bytes,
             Some(range) => range.check(meta.bytes).map_err(|_| s3_error!(InvalidRange, "the object has {} bytes", meta.bytes))?,
         };
-        match blocks.body(&object, resolved, range.clone()).await {
-            Ok(body) => break (meta, range, body),
+        match body(blocks, &object, resolved, range.clone()).await {
+            Ok(sent) => break (meta, range, sent),
             Err(error) if matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey) => {
                 // The version that was known is no longer there.
                 blocks.changed(&object);
@@ -47,17 +48,19 @@ pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3
             Err(error) => return Err(error),
         }
     };
+    let wants_sums = input.checksum_mode.is_some() && input.range.is_none();
+    let meta = if wants_sums { blocks.with_sums(&object, meta).await? } else { meta };
     let mut output = meta.to_get();
     output.content_length = i64::try_from(range.end - range.start).ok();
     if input.range.is_some() {
         output.content_range = Some(format!("bytes {}-{}/{}", range.start, range.end - 1, meta.bytes));
     }
-    if input.range.is_some() || input.checksum_mode.is_none() {
+    if !wants_sums {
         // They are those of the whole object.
         (output.checksum_crc32, output.checksum_crc32c, output.checksum_crc64nvme) = (None, None, None);
         (output.checksum_sha1, output.checksum_sha256, output.checksum_type) = (None, None, None);
     }
     output.accept_ranges = Some("bytes".into());
-    output.body = Some(body);
+    output.body = Some(sent);
     Ok(S3Response::new(output))
 }

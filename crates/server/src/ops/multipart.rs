@@ -25,6 +25,7 @@ pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Resul
         ..Checksum::default()
     };
     let expected = Expected::new(input.content_length, input.content_md5.clone(), given, &headers, trailing_headers)?;
+    input.content_length = i64::try_from(expected.bytes).ok();
     let (body, sums) = receive(input.body.take(), expected, &tier.memory).await?;
     input.checksum_crc32 = sums.checksum_crc32;
     input.checksum_crc32c = sums.checksum_crc32c;

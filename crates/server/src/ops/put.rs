@@ -25,6 +25,7 @@ pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3
         ..Checksum::default()
     };
     let expected = Expected::new(input.content_length, input.content_md5.clone(), given, &headers, trailing_headers)?;
+    input.content_length = i64::try_from(expected.bytes).ok();
     let (body, sums) = receive(input.body.take(), expected, &tier.memory).await?;
     input.checksum_crc32 = sums.checksum_crc32;
     input.checksum_crc32c = sums.checksum_crc32c;
@@ -45,7 +46,7 @@ pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3
         let is_repeatable = input.if_none_match.is_none() && input.if_match.is_none();
         for wait in WAITS_MS {
             match tier.cold.put_object(cold_request(again(&input, &bytes))).await {
-                Err(error) if is_repeatable && *error.code() == S3ErrorCode::ServiceUnavailable => {
+                Err(error) if is_repeatable && matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::SlowDown) => {
                     tokio::time::sleep(Duration::from_millis(wait)).await;
                 }
                 other => return other,

@@ -1,6 +1,6 @@
 //! Objects of a cold store, read through the cache: which version is current, and the bytes of that version as a stream.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +12,9 @@ use futures::future::{BoxFuture, Shared};
 use penstock_cache::{Cached, Drives, Policy};
 use penstock_storage::{RangeRequest, Storage as _};
 use quick_cache::sync::Cache;
-use s3s::dto::{GetObjectInput, HeadObjectInput, Range as HttpRange, StreamingBlob};
+use s3s::dto::{ChecksumMode, GetObjectInput, HeadObjectInput, Range as HttpRange};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 
-use crate::body::with_length;
 use crate::cold::request;
 use crate::cold::source::{Early, Source, answer, receive};
 use crate::memory::{Memory, Taken, overloaded};
@@ -23,14 +22,8 @@ use crate::meta::{Meta, Object, Version};
 use crate::metrics::Metrics;
 use crate::read::buffers::Buffers;
 
-/// A piece of a warm body: it is read, verified and sent while it is in the processor's cache.
-const PIECE_BYTES: u64 = 256 << 10;
 /// The first cold request of an object is this long, so that its first bytes arrive soon.
-const FIRST_BYTES: u64 = 1 << 20;
-/// Other cold requests are this long.
-const WINDOW_BYTES: u64 = 4 << 20;
-/// Cold windows of one response that are fetched ahead.
-const WINDOWS_AHEAD: usize = 8;
+pub const FIRST_BYTES: u64 = 1 << 20;
 /// States of objects that are kept.
 const KEPT_STATES: usize = 200_000;
 /// Cold requests begin and end at multiples of this, as the pages of the cache do.
@@ -47,10 +40,13 @@ pub enum Revalidate {
 }
 
 /// The result of a cold fetch, for all who wait for it.
-type Fetched<T> = Shared<BoxFuture<'static, Result<T, Arc<S3Error>>>>;
+pub type Fetched<T> = Shared<BoxFuture<'static, Result<T, Arc<S3Error>>>>;
+
+/// Cold fetches that run now.
+type Flights<K, T> = Mutex<HashMap<K, Fetched<T>>>;
 
 /// A version, and the bytes that arrived with the news of it.
-type Resolved = (Arc<Meta>, Option<(u64, Bytes)>);
+pub type Resolved = (Arc<Meta>, Option<(u64, Bytes)>);
 
 /// A question for the version of an object: the object, its generation, and the first and last byte that are wanted.
 type Question = (Object, u64, Option<(u64, u64)>);
@@ -58,19 +54,20 @@ type Question = (Object, u64, Option<(u64, u64)>);
 /// Objects of a cold store behind a cache.
 pub struct Blocks {
     cold: Arc<dyn S3>,
-    cached: Cached,
+    pub cached: Cached,
     early: Early,
     states: Cache<Object, Arc<Meta>>,
     /// Changes when an object with this hash is written, so that what was read before is not kept.
     generations: Vec<AtomicU64>,
-    resolving: Mutex<HashMap<Question, Fetched<Resolved>>>,
-    windows: Mutex<HashMap<(String, u64, u64), Fetched<Bytes>>>,
+    resolving: Flights<Question, Resolved>,
+    heads: Flights<(Object, u64), Arc<Meta>>,
+    windows: Flights<(String, u64, u64), Bytes>,
     memory: Memory,
-    buffers: Arc<Buffers>,
+    pub buffers: Arc<Buffers>,
     revalidate: Revalidate,
     /// Returns whether an object never changes.
     is_immutable: fn(&str) -> bool,
-    metrics: Arc<Metrics>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl Blocks {
@@ -95,6 +92,7 @@ impl Blocks {
             states: Cache::new(KEPT_STATES),
             generations: (0..GENERATIONS).map(|_| AtomicU64::new(0)).collect(),
             resolving: Mutex::default(),
+            heads: Mutex::default(),
             windows: Mutex::default(),
             memory,
             buffers: Arc::default(),
@@ -102,10 +100,6 @@ impl Blocks {
             is_immutable,
             metrics,
         }
-    }
-
-    pub fn cached(&self) -> &Cached {
-        &self.cached
     }
 
     fn generation(&self, object: &Object) -> &AtomicU64 {
@@ -116,7 +110,10 @@ impl Blocks {
     /// Note that an object is being written or was written. Call it before and after the write.
     pub fn changed(&self, object: &Object) {
         self.generation(object).fetch_add(1, Relaxed);
-        self.states.remove(object);
+        if let Some((_, meta)) = self.states.remove(object) {
+            // Its pages are not needed any more, and an object with the same digest must not be taken for it.
+            self.cached.forget(&Version::new(object, &meta).name());
+        }
     }
 
     fn is_fresh(&self, object: &Object, meta: &Meta) -> bool {
@@ -145,19 +142,32 @@ impl Blocks {
             let mut resolving = self.resolving.lock().unwrap_or_else(PoisonError::into_inner);
             let begin = || {
                 let (blocks, key, object) = (self.clone(), key.clone(), object.clone());
-                let flight = tokio::spawn(async move {
+                shared(async move {
                     let resolved = blocks.discover(&object, range).await;
                     if let Ok((meta, _)) = &resolved {
                         blocks.keep(&object, generation, meta);
                     }
                     blocks.resolving.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-                    resolved.map_err(Arc::new)
-                });
-                flight.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared()
+                    resolved
+                })
             };
             resolving.entry(key.clone()).or_insert_with(begin).clone()
         };
         flight.await.map_err(|error| copy(&error))
+    }
+
+    /// Return the state of an object with its checksums, if it is still this version. Cost: one cold request if they are not known.
+    pub async fn with_sums(self: &Arc<Self>, object: &Object, meta: Arc<Meta>) -> S3Result<Arc<Meta>> {
+        if meta.knows_sums {
+            return Ok(meta);
+        }
+        let generation = self.generation(object).load(Relaxed);
+        let full = self.shared_head(object, generation).await?;
+        if full.etag != meta.etag || full.bytes != meta.bytes {
+            return Ok(meta);
+        }
+        self.keep(object, generation, &full);
+        Ok(full)
     }
 
     /// Return the current state of an object. Cost: nothing if it is known and fresh, otherwise one cold request.
@@ -181,10 +191,39 @@ impl Blocks {
 
     /// Ask the cold store for the state of an object.
     pub async fn head(&self, object: &Object) -> S3Result<Arc<Meta>> {
-        let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
-        let output = self.cold.head_object(request(input)).await?.output;
+        let input = HeadObjectInput {
+            bucket: object.bucket.clone(),
+            key: object.key.clone(),
+            checksum_mode: Some(ChecksumMode::from_static(ChecksumMode::ENABLED)),
+            ..HeadObjectInput::default()
+        };
         self.metrics.cold_requests.inc();
+        let output = match self.cold.head_object(request(input)).await {
+            // Responses to HEAD have no body that says what is missing.
+            Err(error) if error.status_code().is_some_and(|status| status == 404) && *error.code() != S3ErrorCode::NoSuchBucket => {
+                return Err(s3_error!(NoSuchKey, "the object does not exist"));
+            }
+            other => other?.output,
+        };
         Meta::of_head(output).map(Arc::new).ok_or_else(no_version)
+    }
+
+    /// Ask the cold store for the state of an object, together with all others that ask for it now.
+    async fn shared_head(self: &Arc<Self>, object: &Object, generation: u64) -> S3Result<Arc<Meta>> {
+        let key = (object.clone(), generation);
+        let flight = {
+            let mut heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+            let begin = || {
+                let (blocks, key) = (self.clone(), key.clone());
+                shared(async move {
+                    let meta = blocks.head(&key.0).await;
+                    blocks.heads.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                    meta
+                })
+            };
+            heads.entry(key.clone()).or_insert_with(begin).clone()
+        };
+        flight.await.map_err(|error| copy(&error))
     }
 
     /// Read the first bytes of an object whose version is not known, and let the cache keep them.
@@ -207,6 +246,13 @@ impl Blocks {
         // A store may ignore ranges, and then sends the whole object.
         let begin = if output.content_range.is_some() { first } else { 0 };
         let length = u64::try_from(output.content_length.unwrap_or_default()).unwrap_or_default();
+        if output.content_range.is_none() {
+            // Perhaps it is the whole object, and perhaps a part of it without a word.
+            let whole = self.head(object).await?;
+            if whole.etag != meta.etag || whole.bytes != length {
+                return Ok((whole, None));
+            }
+        }
         let is_asked = |range: &String| *range == format!("bytes {first}-{}/{}", (first + length).saturating_sub(1), meta.bytes);
         if !output.content_range.as_ref().is_none_or(is_asked) {
             return Err(s3_error!(ServiceUnavailable, "the cold store returned another range"));
@@ -236,7 +282,7 @@ impl Blocks {
     }
 
     /// Begin to read a part of a version. Returns None if it must not wait for memory, and there is none.
-    fn begin_window(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, waits: bool) -> Option<Fetched<Bytes>> {
+    pub fn begin_window(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, waits: bool) -> Option<Fetched<Bytes>> {
         let key = (name.to_owned(), range.start, range.end);
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(window) = windows.get(&key) {
@@ -247,12 +293,11 @@ impl Blocks {
             return None;
         }
         let (blocks, own) = (self.clone(), key.clone());
-        let flight = tokio::spawn(async move {
+        let flight = shared(async move {
             let fetched = blocks.fetch(&own.0, object_bytes, own.1..own.2, taken).await;
             blocks.windows.lock().unwrap_or_else(PoisonError::into_inner).remove(&own);
-            fetched.map_err(Arc::new)
+            fetched
         });
-        let flight = flight.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared();
         windows.insert(key, flight.clone());
         Some(flight)
     }
@@ -275,35 +320,12 @@ impl Blocks {
         };
         Ok(taken.with(pieces.pop().unwrap_or_default()))
     }
+}
 
-    /// Return a range of a version. The first bytes are read before this returns, so that errors become responses.
-    pub async fn body(self: &Arc<Self>, object: &Object, resolved: Resolved, range: Range<u64>) -> S3Result<StreamingBlob> {
-        let (meta, first) = resolved;
-        let version = Version::new(object, &meta);
-        let mut reader = Reader {
-            blocks: self.clone(),
-            name: version.name(),
-            object_bytes: meta.bytes,
-            at: range.start,
-            end: range.end,
-            was_cold: first.is_some(),
-            arrived: first,
-            ahead: VecDeque::new(),
-        };
-        let first = reader.next().await.transpose()?.unwrap_or_default();
-        let status = if reader.was_cold { &self.metrics.cold_gets } else { &self.metrics.warm_gets };
-        status.inc();
-        if reader.at == reader.end {
-            return Ok(StreamingBlob::from(s3s::Body::from(first)));
-        }
-        let length = (range.end - range.start) as usize;
-        let rest = futures::stream::unfold(reader, |mut reader| async move {
-            let next = reader.next().await?;
-            Some((next.map_err(|error| s3s::StdError::from(Box::new(error))), reader))
-        });
-        let whole = futures::StreamExt::chain(futures::stream::once(async move { Ok(first) }), rest);
-        Ok(with_length(whole, length))
-    }
+/// Run work to its end, even if nobody waits for it any more.
+fn shared<T: Clone + Send + Sync + 'static>(work: impl Future<Output = S3Result<T>> + Send + 'static) -> Fetched<T> {
+    let joined = tokio::spawn(async move { work.await.map_err(Arc::new) });
+    joined.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared()
 }
 
 /// Counts a read that requests wait for, until it is dropped.
@@ -322,84 +344,6 @@ impl Drop for Waits {
     }
 }
 
-/// One response that is being sent.
-struct Reader {
-    blocks: Arc<Blocks>,
-    name: String,
-    object_bytes: u64,
-    at: u64,
-    end: u64,
-    /// Bytes that were read but not yet sent, and where they begin.
-    arrived: Option<(u64, Bytes)>,
-    /// Windows that are being fetched, in order.
-    ahead: VecDeque<(Range<u64>, Fetched<Bytes>)>,
-    was_cold: bool,
-}
-
-impl Reader {
-    /// Return the next bytes, or None at the end.
-    async fn next(&mut self) -> Option<S3Result<Bytes>> {
-        if self.at == self.end {
-            return None;
-        }
-        if let Some((begin, bytes)) = self.arrived.take() {
-            let until = begin + bytes.len() as u64;
-            if begin <= self.at && self.at < until {
-                return Some(Ok(self.advance(bytes.slice((self.at - begin) as usize..(until.min(self.end) - begin) as usize))));
-            }
-        }
-        if self.ahead.is_empty() {
-            let piece = self.at..self.end.min((self.at / PIECE_BYTES + 1) * PIECE_BYTES);
-            let mut memory = self.blocks.buffers.get();
-            if let Some(inside) = self.blocks.cached.read_now(&self.name, self.object_bytes, piece, &mut memory) {
-                self.blocks.metrics.hits.inc();
-                self.blocks.metrics.hit_bytes.inc_by(inside.len() as u64);
-                let bytes = self.blocks.buffers.freeze(memory).slice(inside);
-                return Some(Ok(self.advance(bytes)));
-            }
-            self.blocks.buffers.give_back(memory);
-            self.was_cold = true;
-        }
-        self.fetch_ahead();
-        let fetched = match self.ahead.pop_front() {
-            Some((_, window)) => window.await.map_err(|error| copy(&error)),
-            None => Err(overloaded()),
-        };
-        // Nothing follows an error.
-        self.end = if fetched.is_ok() { self.end } else { self.at };
-        Some(fetched.map(|bytes| self.advance(bytes)))
-    }
-
-    /// Begin to fetch the next windows.
-    fn fetch_ahead(&mut self) {
-        let begin = self.ahead.back().map_or(self.at, |(range, _)| range.end);
-        for window in windows(begin..self.end).take(WINDOWS_AHEAD - self.ahead.len().min(WINDOWS_AHEAD)) {
-            // Only the window that is sent next waits for memory.
-            let waits = self.ahead.is_empty();
-            match self.blocks.begin_window(&self.name, self.object_bytes, window.clone(), waits) {
-                Some(fetch) => self.ahead.push_back((window, fetch)),
-                None => break,
-            }
-        }
-    }
-
-    fn advance(&mut self, bytes: Bytes) -> Bytes {
-        self.at += bytes.len() as u64;
-        bytes
-    }
-}
-
-/// Cut a range into the parts that are fetched by one request each.
-fn windows(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let mut at = range.start;
-    std::iter::from_fn(move || {
-        let end = if at < FIRST_BYTES { FIRST_BYTES } else { (at / WINDOW_BYTES + 1) * WINDOW_BYTES };
-        let window = at..end.min(range.end);
-        at = window.end;
-        (!window.is_empty()).then_some(window)
-    })
-}
-
 /// Return the first bytes of a wanted range, first and last, or None if they cannot be known before the length is.
 fn first_range(wanted: Option<HttpRange>) -> Option<(u64, u64)> {
     let wanted = match wanted {
@@ -413,13 +357,16 @@ fn first_range(wanted: Option<HttpRange>) -> Option<(u64, u64)> {
 }
 
 /// Errors are not `Clone`, because of their sources.
-fn copy(error: &S3Error) -> S3Error {
+pub fn copy(error: &S3Error) -> S3Error {
     let mut copy = S3Error::new(error.code().clone());
     if let Some(message) = error.message() {
         copy.set_message(message.to_owned());
     }
     if let Some(status) = error.status_code() {
         copy.set_status_code(status);
+    }
+    if let Some(headers) = error.headers() {
+        copy.set_headers(headers.clone());
     }
     copy
 }

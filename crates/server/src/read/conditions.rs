@@ -4,6 +4,8 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3Result, s3_error};
 
+use crate::meta::seconds;
+
 /// The conditions of a request.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Conditions<'a> {
@@ -18,11 +20,6 @@ fn is_same(condition: &ETagCondition, etag: &ETag, compare: fn(&ETag, &ETag) -> 
         ETagCondition::Any => true,
         ETagCondition::ETag(given) => compare(given, etag),
     }
-}
-
-/// HTTP dates have whole seconds.
-pub fn seconds(time: &Timestamp) -> i64 {
-    time::OffsetDateTime::from(time.clone()).unix_timestamp()
 }
 
 /// A response without a body, but with the headers of the version that the client has.

@@ -3,3 +3,4 @@
 pub mod blocks;
 pub mod buffers;
 pub mod conditions;
+pub mod reader;

@@ -102,7 +102,7 @@ impl Sampler {
         let seconds = now.duration_since(last.0).as_secs_f64().max(0.001);
         let per_second = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
         if let Some(blocks) = &self.blocks {
-            blocks.cached().note_hits(counted.hits - last.1.hits, counted.hit_bytes - last.1.hit_bytes);
+            blocks.cached.note_hits(counted.hits - last.1.hits, counted.hit_bytes - last.1.hit_bytes);
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (sent, received) = (per_second(counted.sent, last.1.sent), per_second(counted.received, last.1.received));
@@ -136,7 +136,7 @@ impl Sampler {
     fn drives(&self) -> Vec<DriveSample> {
         let Some(blocks) = &self.blocks else { return Vec::new() };
         let mut drives = Vec::new();
-        for drive in &blocks.cached().drives().drives {
+        for drive in &blocks.cached.drives().drives {
             let total = drive.usage.total().unwrap_or_default();
             let sample = DriveSample {
                 folder: drive.folder().display().to_string(),

@@ -24,7 +24,7 @@ from harness import against_best, comparison, fewer, rounds
 from photographs import BATCHES, photographs
 from race import Entry, System, fastest, once, race, start, told, written
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "tests"))
 import servers
 
 Result = dict[str, Any]
