@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the servers that tests and benchmarks start into .tools: MinIO, Versity's S3 gateway, Azurite. Quick if nothing is missing.
+# Install the servers that tests and benchmarks start into .tools: MinIO, Versity's S3 gateway, Azurite. Also installs a browser. Quick if nothing is missing.
 # Usage: tools/servers.sh [minio]   minio installs only MinIO.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
@@ -21,6 +21,8 @@ go_tool() { # go_tool NAME PACKAGE VERSION
 
 go_tool minio github.com/minio/minio v0.0.0-20260212201848-7aac2a2c5b7c
 [ "${1:-}" = minio ] && exit 0
+# The status page of `penstock serve` is looked at in a browser.
+command -v chromium >/dev/null || install_packages chromium
 go_tool versitygw github.com/versity/versitygw/cmd/versitygw v1.8.0
 azurite=3.35.0
 if [ "$(cat .tools/azurite/version 2>/dev/null)" != "$azurite" ]; then

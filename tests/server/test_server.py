@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import subprocess
 import time
@@ -333,8 +334,8 @@ def batch(server, ranges):
     asked = urllib.request.Request(signed.url, data=text.encode(), headers=dict(signed.headers), method="POST")
     stream = urllib.request.urlopen(asked, timeout=30)
     answers = []
-    while head := stream.read(12):
-        answers.append((int.from_bytes(head[:4], "little"), stream.read(int.from_bytes(head[4:], "little"))))
+    while head := stream.read(20):
+        answers.append((int.from_bytes(head[:4], "little"), stream.read(int.from_bytes(head[12:], "little"))))
     return answers
 
 
@@ -469,7 +470,7 @@ def test_the_domain_may_name_the_bucket(tmp_path):
             answer = connection.getresponse()
             # The bucket is that of the host, whatever the path is. Some paths cannot be signed in this way.
             assert answer.status in (expected, 403)
-            assert answer.status == 403 or answer.read()[12:] == b"virtual"
+            assert answer.status == 403 or answer.read()[20:] == b"virtual"
             connection.close()
         assert (tmp_path / "served" / "data" / "penstock" / "a").read_bytes() == b"virtual"
         # An address is not a domain, so that the path names the bucket.
@@ -614,3 +615,74 @@ def test_links_do_not_lead_out_of_a_served_folder(tmp_path):
         assert (tmp_path / "secret" / "file").read_bytes() == b"secret"
     finally:
         server.stop()
+
+
+def test_takes_of_a_dataset_are_batches(tmp_path, monkeypatch):
+    import numpy as np
+    import penstock as ps
+
+    (tmp_path / "served").mkdir()
+    server = servers.Penstock(tmp_path / "served")
+    try:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        random = np.random.default_rng(1)
+        blobs = [random.bytes(20_000) for _ in range(2000)]
+        ps.create('s3://penstock/pets "quoted"', {"blob": ps.Bytes()}).append({"blob": blobs})
+        ds = ps.open('s3://penstock/pets "quoted"')
+        ds.take([0])
+        before = ds.stats()
+        order = random.permutation(2000 // 20) * 20  # Far enough from each other that gaps are not read.
+        assert ds.take(order)["blob"] == [blobs[position] for position in order]
+        ranges, requests = (ds.stats()[name] - before[name] for name in ("ranges", "requests"))
+        assert ranges >= 50 and requests <= ranges // 10, (ranges, requests)
+        # A damaged object is found by its checksum, whichever way it was read.
+        (data,) = [path for path in (tmp_path / "served" / "data" / "penstock").rglob("d/*") if path.stat().st_size > 1_000_000]
+        with data.open("r+b") as file:
+            file.truncate(data.stat().st_size - 1)
+        with pytest.raises(ps.errors.CorruptError):
+            ps.open('s3://penstock/pets "quoted"').take(order)
+    finally:
+        server.stop()
+
+
+def test_the_status_page_in_a_browser(tmp_path, minio):
+    folder = tmp_path / "served"
+    folder.mkdir()
+    port = servers.free_port()
+    options = ("--cache", f"{folder / 'cache'}:50MB", "--status", f"127.0.0.1:{port}")
+    server = servers.Penstock(folder, "s3://", *options, environment=minio.environment)
+    try:
+        server.client().put_object(Bucket="penstock", Key="page/a", Body=bytes(MIB))
+        server.client().get_object(Bucket="penstock", Key="page/a")["Body"].read()
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", profile, "--virtual-time-budget=4000", "--dump-dom"]
+        dom = subprocess.run([*command, f"http://127.0.0.1:{port}/"], capture_output=True, text=True, timeout=120, check=True).stdout
+        verdict = dom.partition('id="verdict"')[2].partition("</div>")[0]
+        assert "Idle" in verdict or "The limit: " in verdict, dom[-3000:]
+        for text in ("from the cold store", "warm reads", str(folder / "cache"), "<polyline", "50.0 MB"):
+            assert text in dom.partition("<script>")[0], text
+        image = tmp_path / "page.png"
+        command[-1] = f"--screenshot={image}"
+        subprocess.run([*command, "--window-size=1000,700", f"http://127.0.0.1:{port}/"], capture_output=True, timeout=120, check=True)
+        assert image.stat().st_size > 10_000
+    finally:
+        server.stop()
+
+
+def test_the_board_for_grafana_names_counts_that_exist(tmp_path, minio):
+    folder = tmp_path / "served"
+    folder.mkdir()
+    port = servers.free_port()
+    options = ("--cache", f"{folder / 'cache'}:50MB", "--status", f"127.0.0.1:{port}")
+    server = servers.Penstock(folder, "s3://", *options, environment=minio.environment)
+    try:
+        server.client().head_bucket(Bucket="penstock")
+        counts = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    finally:
+        server.stop()
+    known = {re.split(r"[{ ]", line)[0] for line in counts.splitlines() if not line.startswith("#")}
+    board = json.loads((pathlib.Path(__file__).parent.parent.parent / "docs" / "grafana.json").read_text())
+    named = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"penstock_\w+", target["expr"])}
+    assert len(board["panels"]) == 6 and len(named) > 12
+    assert named <= known, named - known

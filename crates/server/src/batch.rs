@@ -1,7 +1,7 @@
 //! Many ranges of many objects in one request: `POST /bucket/any/key?batch`, with a list of ranges in JSON.
 //!
-//! The response has an answer for each range, in order: a status (4 bytes, 200 or that of an error), a length (8 bytes, both little-endian), and
-//! that many bytes: the range, or a message. A range that ends behind its object is answered with 416.
+//! The response has an answer for each range, in order: a status (4 bytes, 200 or that of an error), the length of the object (8 bytes), that of
+//! the answer (8 bytes, all little-endian), and the answer: the range, or a message. A range that ends behind its object is answered with 416.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const LIST_BYTES: usize = 8 << 20;
 const RANGES_AHEAD: usize = 16;
 /// Answers are sent together up to this length.
 const FRAME_BYTES: usize = 128 << 10;
-const HEAD_BYTES: usize = 12;
+const HEAD_BYTES: usize = 20;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -103,6 +103,7 @@ impl S3Route for Batch {
 /// An answer: its status, its length and its bytes.
 struct Opened {
     status: u16,
+    object_bytes: u64,
     bytes: u64,
     body: s3s::dto::StreamingBlob,
 }
@@ -117,14 +118,17 @@ async fn open(tier: &Tier, bucket: String, wanted: Wanted) -> Opened {
     let bytes = wanted.end - wanted.begin;
     let error = match ops::get::get(tier, new_request(input)).await {
         Ok(response) => match (response.output.content_length, response.output.body) {
-            (Some(length), Some(body)) if u64::try_from(length).ok() == Some(bytes) => return Opened { status: 200, bytes, body },
+            (Some(length), Some(body)) if u64::try_from(length).ok() == Some(bytes) => {
+                let total = response.output.content_range.as_deref().and_then(|range| range.rsplit_once('/')?.1.parse().ok());
+                return Opened { status: 200, object_bytes: total.unwrap_or(bytes), bytes, body };
+            }
             _ => s3_error!(InvalidRange, "the object ends before the range"),
         },
         Err(error) => error,
     };
     let status = error.status_code().or_else(|| error.code().status_code()).map_or(500, |status| status.as_u16());
     let text = Bytes::from(format!("{}: {}", error.code().as_str(), error.message().unwrap_or_default()));
-    Opened { status, bytes: text.len() as u64, body: Body::from(text).into() }
+    Opened { status, object_bytes: 0, bytes: text.len() as u64, body: Body::from(text).into() }
 }
 
 /// Put answers after each other. Short ones are copied together, and long ones are sent as they are.
@@ -149,6 +153,7 @@ fn frames(answers: impl Stream<Item = Opened> + Send + 'static) -> impl Stream<I
                     Some(opened) => {
                         state.together.reserve(HEAD_BYTES);
                         state.together.put_u32_le(opened.status.into());
+                        state.together.put_u64_le(opened.object_bytes);
                         state.together.put_u64_le(opened.bytes);
                         state.body = Some((opened.body, opened.bytes));
                         continue;

@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::hosts::Domains;
 use crate::memory::Memory;
-use crate::metrics::{LatencyLabels, Metrics, OperationLabels};
+use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
 use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
 
@@ -91,13 +91,12 @@ impl Front {
             Ok(_) if request.method() == Method::OPTIONS => (no_cors(&request), None),
             Ok(room) => {
                 request.extensions_mut().insert(id.clone());
-                self.metrics.running.inc();
+                let _running = Counted::begin(&self.metrics.running);
                 let response = match self.refusal(&request) {
-                    Some(refusal) => Ok(refusal),
-                    None => self.called(request).await,
+                    Some(refusal) => refusal,
+                    None => self.called(request).await?,
                 };
-                self.metrics.running.dec();
-                (response?, Some(room))
+                (response, Some(room))
             }
         };
         self.metrics.latency.get_or_create(&LatencyLabels { operation }).observe(began.elapsed().as_secs_f64());
@@ -135,7 +134,11 @@ impl Front {
             request.headers_mut().remove(hyper::header::AUTHORIZATION);
         }
         let idle = self.limits.idle;
-        let call = self.service.call(request.map(|body| s3s::Body::http_body_unsync(Patient::new(body, idle))));
+        let body = |body: Incoming| match body.is_end_stream() {
+            true => s3s::Body::empty(),
+            false => s3s::Body::http_body_unsync(Patient::new(body, idle)),
+        };
+        let call = self.service.call(request.map(body));
         let response = match is_read {
             false => call.await,
             true => tokio::time::timeout(idle, call).await.unwrap_or_else(|_| Ok(late())),

@@ -24,12 +24,12 @@ pub struct Taken {
     _permit: OwnedSemaphorePermit,
 }
 
-struct Counted {
+struct Held {
     bytes: Bytes,
     _taken: Taken,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -65,7 +65,7 @@ impl Taken {
     }
     /// Count these bytes until the last copy of the result is dropped.
     pub fn with(self, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Counted { bytes, _taken: self })
+        Bytes::from_owner(Held { bytes, _taken: self })
     }
 }
 

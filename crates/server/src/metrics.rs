@@ -12,6 +12,22 @@ use prometheus_client::registry::{Registry, Unit};
 type Count = Counter<u64, AtomicU64>;
 type Level = Gauge<i64, AtomicI64>;
 
+/// Something that is counted until this is dropped. A request may be dropped at any time.
+pub struct Counted(Level);
+
+impl Counted {
+    pub fn begin(level: &Level) -> Counted {
+        level.inc();
+        Counted(level.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OperationLabels {
     pub operation: &'static str,

@@ -29,7 +29,7 @@ use crate::front::{Front, LIST_BYTES, Limits};
 use crate::hosts::{BucketNames, Domains, Hosts};
 use crate::keys::Keys;
 use crate::memory::Memory;
-use crate::metrics::Metrics;
+use crate::metrics::{Counted, Metrics};
 use crate::ops::tier::Tier;
 use crate::read::blocks::{Blocks, Revalidate};
 use crate::tier::Shared;
@@ -168,7 +168,7 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
         let (front, metrics, watcher, idle) = (parts.front.clone(), metrics.clone(), graceful.watcher(), config.idle);
         let acceptor = parts.certificates.as_ref().map(|certificates| certificates.acceptor());
         tokio::spawn(async move {
-            metrics.connections.inc();
+            let _open = Counted::begin(&metrics.connections);
             match acceptor {
                 None => converse(stream, peer, front, watcher, idle).await,
                 Some(acceptor) => {
@@ -177,7 +177,7 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
                     }
                 }
             }
-            metrics.connections.dec();
+
             drop(permit);
         });
     }
@@ -199,7 +199,7 @@ where
 }
 
 async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
-    let (cold, identity) = open_cold(config).await?;
+    let (cold, identity) = open_cold(config, note).await?;
     let memory = Memory::new(config.memory_bytes);
     let blocks = match &config.cache {
         None => None,
@@ -225,10 +225,18 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
 }
 
 /// Open the cold store. Returns it, and a text that identifies it in the keys of the cache.
-async fn open_cold(config: &Config) -> Result<(Arc<dyn s3s::S3>, String)> {
+async fn open_cold(config: &Config, note: fn(&str)) -> Result<(Arc<dyn s3s::S3>, String)> {
     if config.cold.starts_with("s3://") {
         let (remote, identity) = Remote::open(&config.cold, &config.options).await?;
-        return Ok((Arc::new(remote), identity));
+        let remote = Arc::new(remote);
+        let tried = remote.clone();
+        tokio::spawn(async move {
+            // It may be reached later, and what is cached can be read meanwhile.
+            if let Err(error) = tried.try_out().await {
+                note(&format!("the cold store does not answer as it should: {}", error.message().unwrap_or(error.code().as_str())));
+            }
+        });
+        return Ok((remote, identity));
     }
     let path = config.cold.strip_prefix("file://").unwrap_or(&config.cold);
     if path.contains("://") {

@@ -10,6 +10,8 @@ use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use s3s_aws::Proxy;
 
+use super::request;
+
 /// Tries of a request that fails for a reason that may pass.
 const TRIES: u32 = 4;
 
@@ -34,6 +36,17 @@ impl Remote {
         let account = Proxy::from(client);
         let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()) };
         Ok((remote, format!("serve {place}")))
+    }
+
+    /// Send a first request, which loads certificates and credentials, so that no client waits for them. Fails if the account cannot be reached.
+    pub async fn try_out(&self) -> S3Result<()> {
+        match &self.bucket {
+            Some(bucket) => {
+                let input = HeadBucketInput { bucket: bucket.clone(), ..HeadBucketInput::default() };
+                passed(self.account.head_bucket(request(input)).await).map(drop)
+            }
+            None => passed(self.account.list_buckets(request(ListBucketsInput::default())).await).map(drop),
+        }
     }
 
     fn check(&self, bucket: &str) -> S3Result<()> {

@@ -19,7 +19,7 @@ use crate::cold::request;
 use crate::cold::source::{Early, Source, answer, receive};
 use crate::memory::{Memory, Taken, overloaded};
 use crate::meta::{Meta, Object, Version};
-use crate::metrics::Metrics;
+use crate::metrics::{Counted, Metrics};
 use crate::read::buffers::Buffers;
 
 /// The first cold request of an object is this long, so that its first bytes arrive soon.
@@ -235,7 +235,7 @@ impl Blocks {
             range: Some(HttpRange::Int { first, last: Some(last) }),
             ..GetObjectInput::default()
         };
-        let _waits = Waits::begin(&self.metrics);
+        let _waits = Counted::begin(&self.metrics.cold_waits);
         self.metrics.cold_requests.inc();
         let output = match self.cold.get_object(request(input)).await {
             // The object is empty, or ends before the range.
@@ -307,7 +307,7 @@ impl Blocks {
             Some(taken) => taken,
             None => self.memory.take(range.end - range.start).await?,
         };
-        let _waits = Waits::begin(&self.metrics);
+        let _waits = Counted::begin(&self.metrics.cold_waits);
         let (cached, name) = (self.cached.clone(), name.to_owned());
         let read = tokio::task::spawn_blocking(move || {
             let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
@@ -326,22 +326,6 @@ impl Blocks {
 fn shared<T: Clone + Send + Sync + 'static>(work: impl Future<Output = S3Result<T>> + Send + 'static) -> Fetched<T> {
     let joined = tokio::spawn(async move { work.await.map_err(Arc::new) });
     joined.map(|joined| joined.unwrap_or_else(|error| Err(Arc::new(S3Error::internal_error(error))))).boxed().shared()
-}
-
-/// Counts a read that requests wait for, until it is dropped.
-struct Waits(Arc<Metrics>);
-
-impl Waits {
-    fn begin(metrics: &Arc<Metrics>) -> Waits {
-        metrics.cold_waits.inc();
-        Waits(metrics.clone())
-    }
-}
-
-impl Drop for Waits {
-    fn drop(&mut self) {
-        self.0.cold_waits.dec();
-    }
 }
 
 /// Return the first bytes of a wanted range, first and last, or None if they cannot be known before the length is.

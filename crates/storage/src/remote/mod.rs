@@ -1,5 +1,6 @@
 //! Object storage: S3, Google Cloud Storage, Azure, and plain HTTP(S) for reading. See docs/design/0004-stores.md.
 
+mod batch;
 mod connect;
 mod cost;
 mod level;

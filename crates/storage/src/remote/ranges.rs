@@ -54,7 +54,11 @@ impl Growing {
 }
 
 /// The progress of one range, kept across its requests, so that a retry requests only the missing bytes.
-struct Filling<'a> {
+pub struct Filling<'a> {
+    /// Where the range begins, where it ends, and how long its object is, if this is known.
+    begin: u64,
+    end: u64,
+    object_bytes: Option<u64>,
     pieces: Vec<Piece>,
     /// Destinations for the pieces that have not begun to arrive. A piece without a slot gets newly allocated memory.
     slots: std::vec::IntoIter<Option<Slot>>,
@@ -70,13 +74,31 @@ struct Filling<'a> {
 }
 
 impl<'a> Filling<'a> {
-    fn new(plan: RangeRequest, then: Seen<'a>) -> Filling<'a> {
+    pub fn new(plan: RangeRequest, then: Seen<'a>) -> Filling<'a> {
+        let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
         let skip = plan.pieces.first().map_or(0, |piece| piece.skip);
         let done = Vec::with_capacity(plan.pieces.len());
-        Filling { done, pieces: plan.pieces, slots: plan.slots.into_iter(), shared: plan.shared, then, piece: None, skip, taken: 0 }
+        Filling {
+            begin,
+            end,
+            object_bytes,
+            done,
+            pieces: plan.pieces,
+            slots: plan.slots.into_iter(),
+            shared: plan.shared,
+            then,
+            piece: None,
+            skip,
+            taken: 0,
+        }
     }
 
-    fn take(&mut self, mut chunk: Bytes) {
+    /// Return how many bytes are missing.
+    pub fn missing(&self) -> u64 {
+        self.end - self.begin - self.taken
+    }
+
+    pub fn take(&mut self, mut chunk: Bytes) {
         self.taken += chunk.len() as u64;
         while let Some(wanted) = self.pieces.get(self.done.len()).map(|piece| piece.bytes) {
             let skipped = self.skip.min(chunk.len() as u64);
@@ -120,10 +142,14 @@ pub struct Asked<'a> {
 
 impl Live {
     /// Read one range, and retry until it is complete or fails permanently.
-    pub async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
-        let (begin, end, object_bytes) = (plan.begin, plan.end(), plan.object_bytes);
-        let mut filling = Filling::new(plan, asked.then);
-        if end == begin {
+    pub async fn range(&self, asked: &Asked<'_>, plan: RangeRequest, permit: Permit<'_>) -> Result<Vec<Bytes>> {
+        self.rest(asked, Filling::new(plan, asked.then), permit).await
+    }
+
+    /// Read what is missing of a range.
+    pub async fn rest(&self, asked: &Asked<'_>, mut filling: Filling<'_>, mut permit: Permit<'_>) -> Result<Vec<Bytes>> {
+        let (begin, end, object_bytes) = (filling.begin, filling.end, filling.object_bytes);
+        if filling.missing() == 0 {
             filling.take(Bytes::new());
             return Ok(filling.done);
         }

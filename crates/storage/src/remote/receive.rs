@@ -7,8 +7,11 @@ use penstock_error::{Error, Kind, Result};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::live::{runtime, wait};
-use super::ranges::Asked;
+use super::batch::{LEAST_RANGES, Member, divide};
+use super::connect::Batches;
+use super::connect::service::Traffic;
+use super::live::{Live, runtime, wait};
+use super::ranges::{Asked, Filling};
 use super::store::Remote;
 use crate::counters::add;
 use crate::ranges::{RangeRequest, Then};
@@ -26,15 +29,25 @@ impl Remote {
         let began = Instant::now();
         let stop: Arc<Mutex<Option<Error>>> = Arc::default();
         let mut tasks = JoinSet::new();
-        for (index, range) in ranges.into_iter().enumerate() {
+        let members = ranges.into_iter().enumerate().map(|(index, range)| {
+            let (path, what) = (self.path(&range.name), self.what("read", &range.name));
+            Member { index, path, what, range }
+        });
+        let members: Vec<Member> = members.collect();
+        let batches = live.client.batches.clone().filter(|_| self.traffic.offers_batches() && count >= LEAST_RANGES);
+        let (together, alone) = if batches.is_some() { divide(members) } else { (Vec::new(), members) };
+        for (members, batches) in together.into_iter().zip(std::iter::repeat(batches).flatten()) {
+            let (live, traffic, then) = (live.clone(), self.traffic.clone(), then.clone());
+            tasks.spawn_on(async move { live.batch(&batches, &traffic, members, &then).await }, runtime.handle());
+        }
+        for Member { index, path, what, range } in alone {
             let stop = stop.clone();
             let (live, traffic, hedge, then) = (live.clone(), self.traffic.clone(), self.hedge, then.clone());
-            let (path, what) = (self.path(&range.name), self.what("read", &range.name));
             let task = async move {
                 let permit = live.patience.level.permit().await;
                 // Once one range has failed permanently, the others need not wait for their own deadlines.
                 if let Some(error) = stop.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-                    return (index, Err(error));
+                    return vec![(index, Err(error))];
                 }
                 let seen = |piece: usize, bytes: &Bytes| then(index, piece, bytes);
                 let asked = Asked { counters: &traffic.counters, path, what, then: &seen };
@@ -45,7 +58,7 @@ impl Remote {
                 if let Some(error) = pieces.as_ref().err().filter(|error| error.kind() == Kind::Unavailable) {
                     stop.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
                 }
-                (index, pieces)
+                vec![(index, pieces)]
             };
             tasks.spawn_on(task, runtime.handle());
         }
@@ -56,7 +69,7 @@ impl Remote {
         let join = async move {
             let mut answers: Vec<Result<Vec<Bytes>>> = (0..count).map(|_| Err(broken())).collect();
             while let Some(joined) = tasks.join_next().await {
-                joined.into_iter().for_each(|(index, answer)| answers[index] = answer);
+                joined.into_iter().flatten().for_each(|(index, answer)| answers[index] = answer);
             }
             answers
         };
@@ -68,5 +81,32 @@ impl Remote {
             }
             Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
         }
+    }
+}
+
+impl Live {
+    /// Read ranges by one request, and what it does not answer by requests of their own.
+    async fn batch(&self, batches: &Batches, traffic: &Traffic, members: Vec<Member>, then: &Then) -> Vec<(usize, Result<Vec<Bytes>>)> {
+        let mut permit = self.patience.level.permit().await;
+        let indexes: Vec<usize> = members.iter().map(|member| member.index).collect();
+        let seen: Vec<_> = indexes.iter().map(|&index| move |piece: usize, bytes: &Bytes| then(index, piece, bytes)).collect();
+        let ranges: Vec<_> = members.iter().map(|member| (member.path.clone(), member.range.begin, member.range.end())).collect();
+        let objects: Vec<Option<u64>> = members.iter().map(|member| member.range.object_bytes).collect();
+        let (whats, plans): (Vec<String>, Vec<RangeRequest>) = members.into_iter().map(|member| (member.what, member.range)).unzip();
+        let mut fillings: Vec<Filling<'_>> = plans.into_iter().zip(&seen).map(|(plan, seen)| Filling::new(plan, seen)).collect();
+        let send = batches.send(&ranges, &objects, &mut fillings);
+        if !tokio::time::timeout(self.patience.deadline, send).await.unwrap_or(false) {
+            // The next response that offers batches lets them be tried again.
+            traffic.note_batches(false);
+        }
+        permit.bytes = ranges.iter().zip(&fillings).map(|((_, begin, end), filling)| end - begin - filling.missing()).sum();
+        drop(permit);
+        let mut answers = Vec::with_capacity(indexes.len());
+        let rest = indexes.into_iter().zip(fillings).zip(ranges).zip(whats).zip(&seen);
+        for ((((index, filling), (path, ..)), what), seen) in rest {
+            let asked = Asked { counters: &traffic.counters, path, what, then: seen };
+            answers.push((index, self.rest(&asked, filling, self.patience.level.permit().await).await));
+        }
+        answers
     }
 }

@@ -9,9 +9,12 @@ pub mod service;
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::client::{HttpClient, HttpConnector as _};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::signer::Signer;
 use object_store::{Certificate, ClientOptions, ObjectStore};
 use penstock_error::{Error, Result};
 
@@ -27,12 +30,29 @@ pub struct Client {
     pub pages: Option<Arc<dyn PaginatedListStore>>,
     /// Multipart uploads, or None if the store is read-only.
     pub parts: Option<Arc<dyn MultipartStore>>,
+    /// Reads of many ranges in one request, or None if no server of this kind has them.
+    pub batches: Option<Batches>,
+}
+
+/// What batches are sent with.
+#[derive(Clone)]
+pub struct Batches {
+    pub signer: Arc<dyn Signer>,
+    pub http: HttpClient,
+    /// A key below the root of the store, which need not exist.
+    pub path: Path,
+}
+
+impl std::fmt::Debug for Batches {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Batches({})", self.path)
+    }
 }
 
 impl Client {
     fn writable<S: ObjectStore + PaginatedListStore + MultipartStore>(store: S) -> Client {
         let store = Arc::new(store);
-        Client { store: store.clone(), pages: Some(store.clone()), parts: Some(store) }
+        Client { store: store.clone(), pages: Some(store.clone()), parts: Some(store), batches: None }
     }
 }
 
@@ -45,14 +65,19 @@ pub fn connect(place: &Place, options: &Options, traffic: Arc<Traffic>) -> Resul
     let client = client_options(options)?;
     let connector = Connector(traffic);
     match place.scheme.as_str() {
-        "s3" => Ok(Client::writable(aws::builder(place, options, client, connector)?.build().map_err(invalid)?)),
+        "s3" => {
+            let http = connector.connect(&client).map_err(invalid)?;
+            let store = aws::builder(place, options, client, connector)?.build().map_err(invalid)?;
+            let batches = Batches { signer: Arc::new(store.clone()), http, path: place.prefix.clone().join("-") };
+            Ok(Client { batches: Some(batches), ..Client::writable(store) })
+        }
         "gs" => Ok(Client::writable(google::builder(place, options, client, connector)?.build().map_err(invalid)?)),
         "az" => Ok(Client::writable(azure::builder(place, options, client, connector)?.build().map_err(invalid)?)),
         _ => {
             options.others().try_for_each(|(name, _)| Err(own_option(place, name, "Azure and Google")))?;
             let builder =
                 HttpBuilder::new().with_url(&place.host).with_client_options(client).with_retry(no_retry()).with_http_connector(connector);
-            Ok(Client { store: Arc::new(builder.build().map_err(invalid)?), pages: None, parts: None })
+            Ok(Client { store: Arc::new(builder.build().map_err(invalid)?), pages: None, parts: None, batches: None })
         }
     }
 }

@@ -55,6 +55,9 @@ fn note(ending: Ending) {
 /// The hosts from which cloud machines get their credentials.
 const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "metadata.google.internal", "metadata"];
 
+/// A header of servers that answer batches.
+const BATCHES: &str = "x-penstock-batch";
+
 /// Parts of the queries of listings: of S3, Azure and Google.
 const LISTINGS: [&str; 3] = ["list-type=2", "comp=list", "prefix="];
 
@@ -72,6 +75,8 @@ pub struct Traffic {
     skew_ms: AtomicU64,
     answered: AtomicBool,
     understood: AtomicBool,
+    /// Whether the newest response offered batches, and none broke off since.
+    batches: AtomicBool,
 }
 
 impl Traffic {
@@ -81,6 +86,7 @@ impl Traffic {
             skew_ms: AtomicU64::new(u64::MAX),
             answered: AtomicBool::new(false),
             understood: AtomicBool::new(false),
+            batches: AtomicBool::new(false),
         }
     }
 
@@ -96,6 +102,14 @@ impl Traffic {
 
     pub fn note_understood(&self) {
         self.understood.store(true, Relaxed);
+    }
+
+    pub fn offers_batches(&self) -> bool {
+        self.batches.load(Relaxed)
+    }
+
+    pub fn note_batches(&self, offered: bool) {
+        self.batches.store(offered, Relaxed);
     }
 
     pub fn skew(&self) -> Option<Duration> {
@@ -145,6 +159,9 @@ impl HttpService for Service {
         })?;
         self.traffic.answered.store(true, Relaxed);
         let status = response.status();
+        if response.headers().get(BATCHES).is_some_and(|version| version.as_bytes() == b"1") != self.traffic.offers_batches() {
+            self.traffic.note_batches(!self.traffic.offers_batches());
+        }
         if let Some(date) = response.headers().get("date").and_then(|date| date.to_str().ok()) {
             self.traffic.see_date(date);
         }
