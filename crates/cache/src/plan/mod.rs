@@ -158,12 +158,16 @@ impl Plan {
 
     /// Note that a step has been read, so that its pages may give way.
     pub fn after(&self, step: u64) {
-        self.shared.set(|state| {
-            state.read_early.insert(step);
-            while state.read_early.remove(&state.read) {
-                state.read += 1;
-            }
-        });
+        let mut state = self.shared.lock();
+        if state.ended {
+            return;
+        }
+        let State { read, read_early, .. } = &mut *state;
+        read_early.insert(step);
+        while read_early.remove(read) {
+            *read += 1;
+        }
+        self.shared.changed.notify_all();
     }
 }
 
@@ -246,7 +250,7 @@ impl Planner<'_> {
         loop {
             let next_uses = current.next_uses(&later.first_use);
             let mut next_uses = next_uses.iter();
-            let mut group = Group::default();
+            let (mut group, mut has_fetched) = (Group::default(), false);
             for step in current.steps() {
                 for (unit, next_use) in current.of(step).iter().zip(&mut next_uses) {
                     match self.access(*unit, step, *next_use) {
@@ -260,6 +264,7 @@ impl Planner<'_> {
                                 ready = step;
                             }
                             group.add(fetch, &self.units);
+                            has_fetched = true;
                         }
                         Some(_) => {}
                     }
@@ -271,6 +276,15 @@ impl Planner<'_> {
                     }
                     (bytes, ready) = ((2 * bytes).min(FETCH_BYTES.1), step + 1);
                 }
+            }
+            if self.fits && !has_fetched {
+                // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
+                let mut state = shared.lock();
+                state.ended = true;
+                while !shared.is_stopped() {
+                    state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                return Ok(());
             }
             let end = later.steps().end;
             current = std::mem::replace(&mut later, self.uses(future, end..end + steps));

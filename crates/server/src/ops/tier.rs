@@ -19,10 +19,13 @@ pub struct Tier {
 impl Tier {
     /// Run a write, and forget what was known of the objects before it and after it.
     pub async fn write<T>(&self, objects: &[Object], write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
-        let change = || self.blocks.iter().for_each(|blocks| objects.iter().for_each(|object| blocks.changed(object)));
         // A request may be dropped while it writes.
-        let _after = Finally(change);
-        change();
+        let _after = Finally(|| self.blocks.iter().for_each(|blocks| objects.iter().for_each(|object| drop(blocks.changed(object)))));
+        if let Some(blocks) = &self.blocks {
+            for object in objects {
+                blocks.forget(object).await;
+            }
+        }
         write.await
     }
 }

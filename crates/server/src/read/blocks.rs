@@ -107,12 +107,19 @@ impl Blocks {
         &self.generations[(hash(&object.bucket) ^ hash(&object.key)) % GENERATIONS]
     }
 
-    /// Note that an object is being written or was written. Call it before and after the write.
-    pub fn changed(&self, object: &Object) {
+    /// Note that an object is being written or was written, and return what was known of it. Call it before and after the write.
+    pub fn changed(&self, object: &Object) -> Option<Arc<Meta>> {
         self.generation(object).fetch_add(1, Relaxed);
-        if let Some((_, meta)) = self.states.remove(object) {
-            // Its pages are not needed any more, and an object with the same digest must not be taken for it.
-            self.cached.forget(&Version::new(object, &meta).name());
+        self.states.remove(object).map(|(_, meta)| meta)
+    }
+
+    /// Note that an object will be written, and remove its cached pages. They are not needed any more, and an object with the same digest must not
+    /// be taken for it.
+    pub async fn forget(&self, object: &Object) {
+        if let Some(meta) = self.changed(object) {
+            let (cached, name) = (self.cached.clone(), Version::new(object, &meta).name());
+            // A drive that hangs must not hold up the runtime.
+            let _ = tokio::task::spawn_blocking(move || cached.forget(&name)).await;
         }
     }
 
