@@ -60,12 +60,19 @@ pub fn divide(members: Vec<Member>) -> (Vec<Vec<Member>>, Vec<Member>) {
 fn list_of(members: &[(Path, u64, u64)]) -> String {
     let mut list = String::from("{\"ranges\":[");
     for (number, (path, begin, end)) in members.iter().enumerate() {
-        // Paths have no quotes, backslashes or control characters: `object_store` writes them as `%22`.
-        let key = path.as_ref();
+        let key: String = path.as_ref().chars().map(escaped).collect();
         let comma = if number == 0 { "" } else { "," };
         list.push_str(&format!("{comma}{{\"key\":\"{key}\",\"begin\":{begin},\"end\":{end}}}"));
     }
     list + "]}"
+}
+
+fn escaped(letter: char) -> String {
+    match letter {
+        '"' | '\\' => format!("\\{letter}"),
+        letter if letter.is_control() => format!("\\u{:04x}", letter as u32),
+        letter => letter.to_string(),
+    }
 }
 
 impl Batches {
@@ -127,7 +134,9 @@ mod tests {
 
     #[test]
     fn keys_are_safe_in_json() {
-        let list = list_of(&[(Path::from("a\"\\\nb"), 1, 2), (Path::from("c"), 3, 4)]);
-        assert_eq!(list, "{\"ranges\":[{\"key\":\"a%22%5C%0Ab\",\"begin\":1,\"end\":2},{\"key\":\"c\",\"begin\":3,\"end\":4}]}");
+        let text: String = "a\"b\\c\n".chars().map(escaped).collect();
+        assert_eq!(text, "a\\\"b\\\\c\\u000a");
+        let list = list_of(&[(Path::from("a"), 1, 2), (Path::from("c"), 3, 4)]);
+        assert_eq!(list, "{\"ranges\":[{\"key\":\"a\",\"begin\":1,\"end\":2},{\"key\":\"c\",\"begin\":3,\"end\":4}]}");
     }
 }

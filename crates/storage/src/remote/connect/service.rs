@@ -159,9 +159,7 @@ impl HttpService for Service {
         })?;
         self.traffic.answered.store(true, Relaxed);
         let status = response.status();
-        if response.headers().get(BATCHES).is_some_and(|version| version.as_bytes() == b"1") != self.traffic.offers_batches() {
-            self.traffic.note_batches(!self.traffic.offers_batches());
-        }
+        self.traffic.note_batches(response.headers().get(BATCHES).is_some_and(|version| version.as_bytes() == b"1"));
         if let Some(date) = response.headers().get("date").and_then(|date| date.to_str().ok()) {
             self.traffic.see_date(date);
         }
