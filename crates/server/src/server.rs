@@ -162,7 +162,6 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
         // Small responses would otherwise wait for more.
         let _ = stream.set_nodelay(true);
         let mut stream = TimeoutStream::new(stream);
-
         stream.set_write_timeout(Some(config.idle));
         let stream = Box::pin(stream);
         let (front, metrics, watcher, idle) = (parts.front.clone(), metrics.clone(), graceful.watcher(), config.idle);

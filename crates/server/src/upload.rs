@@ -165,6 +165,31 @@ pub fn base64(bytes: &[u8]) -> String {
     base64_simd::STANDARD.encode_to_string(bytes)
 }
 
+/// Receive the body of a put or of a part, and write its length and checksums into the input.
+macro_rules! received {
+    ($input:ident, $headers:expr, $trailing:expr, $memory:expr) => {{
+        let given = s3s::dto::Checksum {
+            checksum_crc32: $input.checksum_crc32.take(),
+            checksum_crc32c: $input.checksum_crc32c.take(),
+            checksum_crc64nvme: $input.checksum_crc64nvme.take(),
+            checksum_sha1: $input.checksum_sha1.take(),
+            checksum_sha256: $input.checksum_sha256.take(),
+            ..s3s::dto::Checksum::default()
+        };
+        let md5 = $input.content_md5.clone();
+        let expected = $crate::upload::Expected::new($input.content_length, md5, given, $headers, $trailing)?;
+        $input.content_length = i64::try_from(expected.bytes).ok();
+        let (body, sums) = $crate::upload::receive($input.body.take(), expected, $memory).await?;
+        $input.checksum_crc32 = sums.checksum_crc32;
+        $input.checksum_crc32c = sums.checksum_crc32c;
+        $input.checksum_crc64nvme = sums.checksum_crc64nvme;
+        $input.checksum_sha1 = sums.checksum_sha1;
+        $input.checksum_sha256 = sums.checksum_sha256;
+        body
+    }};
+}
+pub(crate) use received;
+
 /// Receive a short body whole, or return a long one as a stream that fails before its last bytes if a checksum does not match. Also returns the
 /// checksums of a whole body, and of a stream those that its headers gave.
 pub async fn receive(body: Option<StreamingBlob>, expected: Expected, memory: &Memory) -> S3Result<(Body, Checksum)> {

@@ -10,7 +10,7 @@ use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use s3s_aws::Proxy;
 
-use super::request;
+use super::{each_operation, request};
 
 /// Tries of a request that fails for a reason that may pass.
 const TRIES: u32 = 4;
@@ -132,27 +132,4 @@ macro_rules! pass {
     };
 }
 
-pass! {
-    get_object(GetObjectInput) -> GetObjectOutput;
-    head_object(HeadObjectInput) -> HeadObjectOutput;
-    put_object(PutObjectInput) -> PutObjectOutput;
-    delete_object(DeleteObjectInput) -> DeleteObjectOutput;
-    delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
-    copy_object(CopyObjectInput) -> CopyObjectOutput;
-    get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
-    list_objects(ListObjectsInput) -> ListObjectsOutput;
-    list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
-    list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
-    create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
-    upload_part(UploadPartInput) -> UploadPartOutput;
-    upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;
-    complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
-    abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
-    list_parts(ListPartsInput) -> ListPartsOutput;
-    list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
-    create_bucket(CreateBucketInput) -> CreateBucketOutput;
-    delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
-    head_bucket(HeadBucketInput) -> HeadBucketOutput;
-    get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
-    get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput;
-}
+each_operation!(pass);

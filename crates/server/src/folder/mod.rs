@@ -20,6 +20,7 @@ use penstock_error::{Error, Result};
 use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 
+use crate::cold::each_operation;
 use names::SELF;
 
 /// The folder with what is not an object. No bucket can have its name.
@@ -153,32 +154,12 @@ macro_rules! operations {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 Ok(S3Response::new(self.$operation(request.input).await?))
             })*
+
+            async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+                Ok(S3Response::new(Folder::list_buckets(self, request.input).await?))
+            }
         }
     };
 }
 
-operations! {
-    get_object(GetObjectInput) -> GetObjectOutput;
-    head_object(HeadObjectInput) -> HeadObjectOutput;
-    put_object(PutObjectInput) -> PutObjectOutput;
-    delete_object(DeleteObjectInput) -> DeleteObjectOutput;
-    delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
-    copy_object(CopyObjectInput) -> CopyObjectOutput;
-    get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
-    list_objects(ListObjectsInput) -> ListObjectsOutput;
-    list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
-    list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
-    create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
-    upload_part(UploadPartInput) -> UploadPartOutput;
-    upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;
-    complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
-    abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
-    list_parts(ListPartsInput) -> ListPartsOutput;
-    list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
-    list_buckets(ListBucketsInput) -> ListBucketsOutput;
-    create_bucket(CreateBucketInput) -> CreateBucketOutput;
-    delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
-    head_bucket(HeadBucketInput) -> HeadBucketOutput;
-    get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
-    get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput;
-}
+each_operation!(operations);

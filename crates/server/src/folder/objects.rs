@@ -9,10 +9,10 @@ use bytes::Bytes;
 use s3s::dto::*;
 use s3s::{S3ErrorCode, S3Result, StdError, s3_error};
 
-use super::record::{Record, Sums, failed, fill, fill_sums, given};
+use super::record::{Record, failed, fill, fill_sums, given, sums};
 use super::{Folder, on_disk};
 use crate::meta::seconds;
-use crate::read::conditions::Conditions;
+use crate::read::conditions::{Conditions, conditions};
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -24,6 +24,18 @@ const ATTRIBUTES: [&str; 5] = [
     ObjectAttributes::OBJECT_PARTS,
     ObjectAttributes::STORAGE_CLASS,
 ];
+
+/// Take the conditions on the source of a copy from its input.
+macro_rules! copy_conditions {
+    ($input:expr) => {
+        Conditions {
+            matches: $input.copy_source_if_match.as_ref(),
+            none_match: $input.copy_source_if_none_match.as_ref(),
+            modified_since: $input.copy_source_if_modified_since.as_ref(),
+            unmodified_since: $input.copy_source_if_unmodified_since.as_ref(),
+        }
+    };
+}
 
 /// Refuse what a folder does not have, so that nobody believes that it does.
 macro_rules! refuse {
@@ -40,12 +52,7 @@ impl Folder {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
         let (file, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
-        let conditions = Conditions {
-            matches: input.if_match.as_ref(),
-            none_match: input.if_none_match.as_ref(),
-            modified_since: input.if_modified_since.as_ref(),
-            unmodified_since: input.if_unmodified_since.as_ref(),
-        };
+        let conditions = conditions!(input);
         conditions.check_read(&record.etag(), Some(&record.modified()))?;
         let mut output = GetObjectOutput::default();
         let range = match (&input.range, input.part_number) {
@@ -77,12 +84,7 @@ impl Folder {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
         let (_, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
-        let conditions = Conditions {
-            matches: input.if_match.as_ref(),
-            none_match: input.if_none_match.as_ref(),
-            modified_since: input.if_modified_since.as_ref(),
-            unmodified_since: input.if_unmodified_since.as_ref(),
-        };
+        let conditions = conditions!(input);
         conditions.check_read(&record.etag(), Some(&record.modified()))?;
         let mut output = HeadObjectOutput::default();
         let range = match input.part_number {
@@ -124,14 +126,7 @@ impl Folder {
         let given = given!(input);
         let mut draft = self.draft()?;
         let etag = draft.receive(input.body).await?;
-        let sums = Sums {
-            crc32: input.checksum_crc32,
-            crc32c: input.checksum_crc32c,
-            crc64nvme: input.checksum_crc64nvme,
-            sha1: input.checksum_sha1,
-            sha256: input.checksum_sha256,
-            is_composite: false,
-        };
+        let sums = sums!(input);
         let record = Record { etag, given, sums, ..Record::default() };
         let conditions = Conditions { matches: input.if_match.as_ref(), none_match: input.if_none_match.as_ref(), ..Conditions::default() };
         let record = on_disk(|| self.place(&input.bucket, &input.key, &draft, record, conditions))?;
@@ -196,13 +191,7 @@ impl Folder {
         let (bucket, key) = source(&input.copy_source)?;
         self.bucket(&input.bucket)?;
         let (mut file, record) = on_disk(|| self.read_record(&bucket, &key))?;
-        let conditions = Conditions {
-            matches: input.copy_source_if_match.as_ref(),
-            none_match: input.copy_source_if_none_match.as_ref(),
-            modified_since: input.copy_source_if_modified_since.as_ref(),
-            unmodified_since: input.copy_source_if_unmodified_since.as_ref(),
-        };
-        check_copy(conditions, &record)?;
+        check_copy(copy_conditions!(input), &record)?;
         let replaces = input.metadata_directive.as_ref().is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
         if (&bucket, &key) == (&input.bucket, &input.key) && !replaces {
             return Err(s3_error!(InvalidRequest, "an object is copied to itself only with new metadata"));
@@ -223,13 +212,7 @@ impl Folder {
     pub(super) fn copy_source(&self, input: &UploadPartCopyInput) -> S3Result<(File, Record)> {
         let (bucket, key) = source(&input.copy_source)?;
         let (file, record) = self.read_record(&bucket, &key)?;
-        let conditions = Conditions {
-            matches: input.copy_source_if_match.as_ref(),
-            none_match: input.copy_source_if_none_match.as_ref(),
-            modified_since: input.copy_source_if_modified_since.as_ref(),
-            unmodified_since: input.copy_source_if_unmodified_since.as_ref(),
-        };
-        check_copy(conditions, &record)?;
+        check_copy(copy_conditions!(input), &record)?;
         Ok((file, record))
     }
 }

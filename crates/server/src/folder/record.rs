@@ -78,6 +78,21 @@ macro_rules! fill_sums {
 }
 pub(crate) use fill_sums;
 
+/// Take the checksums that a client gave from an input.
+macro_rules! sums {
+    ($input:expr) => {
+        $crate::folder::record::Sums {
+            crc32: $input.checksum_crc32.clone(),
+            crc32c: $input.checksum_crc32c.clone(),
+            crc64nvme: $input.checksum_crc64nvme.clone(),
+            sha1: $input.checksum_sha1.clone(),
+            sha256: $input.checksum_sha256.clone(),
+            is_composite: false,
+        }
+    };
+}
+pub(crate) use sums;
+
 /// Checksums, in base64.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

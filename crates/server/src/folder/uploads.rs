@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::buckets::owner;
 use super::objects::refuse;
 use super::pages::{Texts, most};
-use super::record::{Given, Record, Sums, failed, fill_sums, given};
+use super::record::{Given, Record, Sums, failed, fill_sums, given, sums};
 use super::write::{Draft, hex};
 use super::{Folder, OWN, on_disk, sync_folder, unique};
 use crate::read::conditions::Conditions;
@@ -94,14 +94,7 @@ impl Folder {
         let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
         let mut draft = self.draft()?;
         let etag = draft.receive(input.body).await?;
-        let sums = Sums {
-            crc32: input.checksum_crc32,
-            crc32c: input.checksum_crc32c,
-            crc64nvme: input.checksum_crc64nvme,
-            sha1: input.checksum_sha1,
-            sha256: input.checksum_sha256,
-            is_composite: false,
-        };
+        let sums = sums!(input);
         let record = on_disk(|| place_part(&folder, input.part_number, &draft, Record { etag, sums, ..Record::default() }))?;
         let sums = record.sums.to_checksum();
         Ok(UploadPartOutput {
@@ -179,14 +172,7 @@ impl Folder {
             return Err(s3_error!(InvalidRequest, "the parts have {bytes} bytes"));
         }
         let sums = sums_of(&description, &parts, &mut draft)?;
-        let given = Sums {
-            crc32: input.checksum_crc32.clone(),
-            crc32c: input.checksum_crc32c.clone(),
-            crc64nvme: input.checksum_crc64nvme.clone(),
-            sha1: input.checksum_sha1.clone(),
-            sha256: input.checksum_sha256.clone(),
-            is_composite: sums.is_composite,
-        };
+        let given = sums!(input);
         // Clients may leave the number of parts out.
         let differs = |given: &Option<String>, found: &Option<String>| {
             given.as_ref().is_some_and(|given| found.as_ref().is_some_and(|found| found != given && found.split('-').next() != Some(given)))

@@ -5,7 +5,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::meta::Object;
 use crate::ops::tier::Tier;
-use crate::read::conditions::Conditions;
+use crate::read::conditions::conditions;
 use crate::read::reader::body;
 
 /// How often an object that changes while it is read is looked up again, before a byte was sent.
@@ -16,12 +16,7 @@ pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3
     let is_plain = input.version_id.is_none() && input.part_number.is_none() && input.sse_customer_key.is_none();
     let Some(blocks) = tier.blocks.as_ref().filter(|_| is_plain) else { return tier.cold.get_object(request).await };
     let object = Object::new(&input.bucket, &input.key);
-    let conditions = Conditions {
-        matches: input.if_match.as_ref(),
-        none_match: input.if_none_match.as_ref(),
-        modified_since: input.if_modified_since.as_ref(),
-        unmodified_since: input.if_unmodified_since.as_ref(),
-    };
+    let conditions = conditions!(input);
     let mut look_ups = 0;
     let (meta, range, sent) = loop {
         look_ups += 1;
@@ -39,7 +34,7 @@ pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3
         match body(blocks, &object, resolved, range.clone()).await {
             Ok(sent) => break (meta, range, sent),
             Err(error) if matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey) => {
-                // The version that was known is no longer there.
+                // The cold store no longer has the version that was known.
                 blocks.changed(&object);
                 if look_ups == LOOK_UPS {
                     return Err(s3_error!(ServiceUnavailable, "the object changes while it is read; try again"));

@@ -5,7 +5,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 
 use crate::meta::Object;
 use crate::ops::tier::Tier;
-use crate::read::conditions::Conditions;
+use crate::read::conditions::conditions;
 
 pub async fn head(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
     let input = &request.input;
@@ -17,12 +17,7 @@ pub async fn head(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<
         Err(error) if *error.code() == S3ErrorCode::NotImplemented => return tier.cold.head_object(request).await,
         other => other?,
     };
-    let conditions = Conditions {
-        matches: input.if_match.as_ref(),
-        none_match: input.if_none_match.as_ref(),
-        modified_since: input.if_modified_since.as_ref(),
-        unmodified_since: input.if_unmodified_since.as_ref(),
-    };
+    let conditions = conditions!(input);
     conditions.check_read(&meta.etag, meta.head.last_modified.as_ref())?;
     Ok(S3Response::new(HeadObjectOutput { accept_ranges: Some("bytes".into()), ..meta.head.clone() }))
 }

@@ -7,7 +7,7 @@ use super::copy::check_source;
 use crate::cold::request as cold_request;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
-use crate::upload::{Body, Broken, Expected, encoding, receive};
+use crate::upload::{Body, Broken, encoding, received};
 
 pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
     request.input.content_encoding = request.input.content_encoding.as_deref().and_then(encoding);
@@ -16,22 +16,7 @@ pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInp
 
 pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
     let S3Request { mut input, headers, trailing_headers, .. } = request;
-    let given = Checksum {
-        checksum_crc32: input.checksum_crc32.take(),
-        checksum_crc32c: input.checksum_crc32c.take(),
-        checksum_crc64nvme: input.checksum_crc64nvme.take(),
-        checksum_sha1: input.checksum_sha1.take(),
-        checksum_sha256: input.checksum_sha256.take(),
-        ..Checksum::default()
-    };
-    let expected = Expected::new(input.content_length, input.content_md5.clone(), given, &headers, trailing_headers)?;
-    input.content_length = i64::try_from(expected.bytes).ok();
-    let (body, sums) = receive(input.body.take(), expected, &tier.memory).await?;
-    input.checksum_crc32 = sums.checksum_crc32;
-    input.checksum_crc32c = sums.checksum_crc32c;
-    input.checksum_crc64nvme = sums.checksum_crc64nvme;
-    input.checksum_sha1 = sums.checksum_sha1;
-    input.checksum_sha256 = sums.checksum_sha256;
+    let body = received!(input, &headers, trailing_headers, &tier.memory);
     let (stream, broken) = match body {
         Body::Whole(bytes) => (StreamingBlob::from(s3s::Body::from(bytes)), Broken::default()),
         Body::Stream(stream, broken) => (stream, broken),

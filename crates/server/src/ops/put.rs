@@ -3,35 +3,20 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use s3s::dto::{Checksum, PutObjectInput, PutObjectOutput, StreamingBlob};
+use s3s::dto::{PutObjectInput, PutObjectOutput, StreamingBlob};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 
 use crate::cold::request as cold_request;
 use crate::meta::{Object, copied};
 use crate::ops::tier::Tier;
-use crate::upload::{Body, Expected, encoding, receive};
+use crate::upload::{Body, encoding, received};
 
 /// Waits before a put is sent again, after the cold store failed.
 const WAITS_MS: [u64; 3] = [100, 400, 1600];
 
 pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
     let S3Request { mut input, headers, trailing_headers, .. } = request;
-    let given = Checksum {
-        checksum_crc32: input.checksum_crc32.take(),
-        checksum_crc32c: input.checksum_crc32c.take(),
-        checksum_crc64nvme: input.checksum_crc64nvme.take(),
-        checksum_sha1: input.checksum_sha1.take(),
-        checksum_sha256: input.checksum_sha256.take(),
-        ..Checksum::default()
-    };
-    let expected = Expected::new(input.content_length, input.content_md5.clone(), given, &headers, trailing_headers)?;
-    input.content_length = i64::try_from(expected.bytes).ok();
-    let (body, sums) = receive(input.body.take(), expected, &tier.memory).await?;
-    input.checksum_crc32 = sums.checksum_crc32;
-    input.checksum_crc32c = sums.checksum_crc32c;
-    input.checksum_crc64nvme = sums.checksum_crc64nvme;
-    input.checksum_sha1 = sums.checksum_sha1;
-    input.checksum_sha256 = sums.checksum_sha256;
+    let body = received!(input, &headers, trailing_headers, &tier.memory);
     input.content_encoding = input.content_encoding.as_deref().and_then(encoding);
     let object = Object::new(&input.bucket, &input.key);
     let write = async {

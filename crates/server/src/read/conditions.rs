@@ -6,6 +6,19 @@ use s3s::{S3Error, S3Result, s3_error};
 
 use crate::meta::seconds;
 
+/// Take the conditions of a read from its input.
+macro_rules! conditions {
+    ($input:expr) => {
+        $crate::read::conditions::Conditions {
+            matches: $input.if_match.as_ref(),
+            none_match: $input.if_none_match.as_ref(),
+            modified_since: $input.if_modified_since.as_ref(),
+            unmodified_since: $input.if_unmodified_since.as_ref(),
+        }
+    };
+}
+pub(crate) use conditions;
+
 /// The conditions of a request.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Conditions<'a> {
