@@ -686,3 +686,30 @@ def test_the_board_for_grafana_names_counts_that_exist(tmp_path, minio):
     named = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"penstock_\w+", target["expr"])}
     assert len(board["panels"]) == 6 and len(named) > 12
     assert named <= known, named - known
+
+
+def test_a_server_of_one_bucket_does_not_reach_others(tmp_path, minio):
+    (tmp_path / "served").mkdir()
+    minio.client().create_bucket(Bucket="not-served")
+    for bucket in ("not-served", "penstock"):
+        minio.client().put_object(Bucket=bucket, Key="one/a", Body=bytes(6 * MIB))
+    server = servers.Penstock(tmp_path / "served", "s3://penstock", environment=minio.environment)
+    try:
+        client = server.client()
+        assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["penstock"]
+        client.copy_object(Bucket="penstock", Key="one/b", CopySource="penstock/one/a")
+        upload = client.create_multipart_upload(Bucket="penstock", Key="one/c")["UploadId"]
+        asked = {"Bucket": "penstock", "Key": "one/c", "UploadId": upload, "PartNumber": 1}
+        client.upload_part_copy(**asked, CopySource="penstock/one/a")
+        refused = [
+            lambda: client.get_object(Bucket="not-served", Key="one/a"),
+            lambda: client.list_objects_v2(Bucket="not-served"),
+            lambda: client.copy_object(Bucket="penstock", Key="one/d", CopySource="not-served/one/a"),
+            lambda: client.upload_part_copy(**asked, CopySource="not-served/one/a"),
+        ]
+        for number, call in enumerate(refused):
+            with pytest.raises(botocore.exceptions.ClientError) as raised:
+                call()
+            assert code(raised) == (404, "NoSuchBucket"), number
+    finally:
+        server.stop()

@@ -57,6 +57,18 @@ impl Remote {
     }
 }
 
+impl Remote {
+    /// Fail if the source of a copy is in a bucket that is not served.
+    fn check_source(&self, source: Option<&hyper::header::HeaderValue>) -> S3Result<()> {
+        let Some(source) = source.filter(|_| self.bucket.is_some()) else { return Ok(()) };
+        let source = source.to_str().ok().and_then(|source| CopySource::parse(source).ok());
+        match source {
+            Some(CopySource::Bucket { bucket, .. }) => self.check(&bucket),
+            _ => Err(s3_error!(InvalidArgument, "the source of the copy cannot be read as bucket/key")),
+        }
+    }
+}
+
 /// Build a client. Credentials, region and endpoint come from the options or from where AWS's tools look for them. Also returns where its account is.
 pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     let mut loader = aws_config::from_env();
@@ -118,6 +130,7 @@ macro_rules! pass {
         impl S3 for Remote {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.check(&request.input.bucket)?;
+                self.check_source(request.headers.get("x-amz-copy-source"))?;
                 passed(self.account.$operation(request).await)
             })*
 
