@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the servers that tests and benchmarks start into .tools: MinIO, Versity's S3 gateway, Azurite. Also installs a browser. Quick if nothing is missing.
-# Usage: tools/servers.sh [minio]   minio installs only MinIO.
+# Usage: tools/servers.sh [minio | clients]   minio installs only MinIO; clients also installs the programs that use `penstock serve` in long tests: awscli, s3fs, minio-py, rclone.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 [ -x /usr/local/go/bin/go ] && export PATH="$PATH:/usr/local/go/bin"
@@ -32,4 +32,8 @@ if [ "$(cat .tools/azurite/version 2>/dev/null)" != "$azurite" ]; then
   echo '{"private": true}' > .tools/azurite/package.json
   (cd .tools/azurite && npm install --silent --no-audit --no-fund "azurite@$azurite" >/dev/null)
   echo "$azurite" > .tools/azurite/version
+fi
+if [ "${1:-}" = clients ]; then
+  go_tool rclone github.com/rclone/rclone v1.76.0
+  [ -x .tools/clients/bin/aws ] || { .venv/bin/uv venv -q .tools/clients && .venv/bin/uv pip install -q --python .tools/clients/bin/python awscli==1.46.3 s3fs==2026.9.0 minio==7.2.20; }
 fi

@@ -5,7 +5,7 @@
 # 85 % of them.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
-tools/servers.sh
+tools/servers.sh clients
 # The schedules of faults measure the memory of their process, so nothing else runs in it.
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked -- --nocapture --skip remote::
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked --test proofs remote:: -- --nocapture

@@ -359,7 +359,7 @@ def killed_rounds(served, tmp_path, rounds, cold, environment, seed):
             server.client().create_bucket(Bucket="penstock")
     choose = random.Random(seed)
     for round_number in range(rounds):
-        logs = [tmp_path / f"log-{round_number}-{writer}" for writer in range(2)]
+        logs = [tmp_path / f"log-{seed}-{round_number}-{writer}" for writer in range(2)]
         names = [f"{round_number}x{writer}x{seed}" for writer in range(2)]
         writers = [
             subprocess.Popen([sys.executable, "-c", WRITER, server.endpoint, name, str(log)], stderr=subprocess.DEVNULL)

@@ -17,8 +17,8 @@ use crate::registry;
 use crate::spec::DriveSpec;
 use crate::usage::{Record, Usage, cut};
 
-/// The first line of the file that marks a folder as a cache, and the version of the files in it.
-const MARKER: &str = "penstock cache, format 1\n";
+/// The file that marks a folder as a cache, and the version of the files in it, three times.
+const MARKER: &str = "penstock cache, format 1 1 1\n";
 const MARKER_NAME: &str = "penstock-cache";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
@@ -268,9 +268,13 @@ fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
         Unusable::Refused(error.hint("choose an empty folder, or delete this one if it is an old cache"))
     };
     let marker = folder.join(MARKER_NAME);
-    match std::fs::read_to_string(&marker) {
-        Ok(found) if found == MARKER => return Ok(()),
-        Ok(found) => return Err(refuse(format!("the folder is of another version: `{}`", found.lines().next().unwrap_or_default()))),
+    match std::fs::read(&marker) {
+        Ok(found) if found == MARKER.as_bytes() => return Ok(()),
+        Ok(found) if is_damaged_marker(&found) => return write_marker(folder).map_err(Unusable::Failed),
+        Ok(found) => {
+            let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]).into_owned();
+            return Err(refuse(format!("the folder is of another version: `{}`", found.lines().next().unwrap_or_default())));
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Unusable::Failed(error)),
     }
@@ -290,9 +294,21 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
         }
     }
     std::fs::write(folder.join("CACHEDIR.TAG"), TAG)?;
+    write_marker(folder)?;
+    Ok(true)
+}
+
+fn write_marker(folder: &Path) -> io::Result<()> {
     // Other processes must not see a part of the marker.
     let new = folder.join(format!("{MARKER_NAME}.{}", registry::unique_name()));
     std::fs::write(&new, MARKER)?;
-    std::fs::rename(&new, folder.join(MARKER_NAME))?;
-    Ok(true)
+    std::fs::rename(&new, folder.join(MARKER_NAME))
+}
+
+/// Return whether a marker is this version's with damaged bits: most of its bytes and of its version numbers are right.
+fn is_damaged_marker(found: &[u8]) -> bool {
+    let pairs = || found.iter().zip(MARKER.as_bytes());
+    let same = pairs().filter(|(found, expected)| found == expected).count();
+    let versions = pairs().filter(|(found, expected)| expected.is_ascii_digit() && found == expected).count();
+    found.len() == MARKER.len() && 2 * same >= MARKER.len() && versions >= 2
 }

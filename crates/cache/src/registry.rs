@@ -68,9 +68,9 @@ fn running_files(folder: &Path) -> io::Result<Vec<String>> {
             let _ = std::fs::remove_file(&path); // Another process may have removed it.
             continue;
         }
-        let mut store = String::new();
-        file.read_to_string(&mut store)?;
-        stores.push(store);
+        let mut store = Vec::new();
+        file.read_to_end(&mut store)?;
+        stores.push(String::from_utf8_lossy(&store).into_owned());
     }
     Ok(stores)
 }

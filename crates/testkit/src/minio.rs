@@ -1,5 +1,5 @@
 //! A real MinIO server for tests, with its own temporary folder and port. Dropping the value stops the server.
-//! `tools/servers.sh` installs MinIO.
+//! `tools/servers.sh` installs MinIO. `PENSTOCK_TEST_SERVER=ADDRESS` names another running S3 server to use, with these keys and this bucket.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,12 +16,14 @@ pub const BUCKET: &str = "penstock";
 
 pub struct Minio {
     pub address: SocketAddr,
-    process: Child,
-    _folder: tempfile::TempDir,
+    process: Option<(Child, tempfile::TempDir)>,
 }
 
 impl Minio {
     pub fn start() -> io::Result<Minio> {
+        if let Ok(address) = std::env::var("PENSTOCK_TEST_SERVER") {
+            return Ok(Minio { address: address.parse().map_err(io::Error::other)?, process: None });
+        }
         let binary = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/minio");
         if !binary.exists() {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is missing: run tools/servers.sh", binary.display())));
@@ -45,7 +47,7 @@ impl Minio {
             .stdout(log.try_clone()?)
             .stderr(Stdio::from(log))
             .spawn()?;
-        let minio = Minio { address, process, _folder: folder };
+        let minio = Minio { address, process: Some((process, folder)) };
         for _ in 0..600 {
             if minio.is_live() {
                 return Ok(minio);
@@ -77,7 +79,9 @@ impl Minio {
 
 impl Drop for Minio {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if let Some((process, _folder)) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }

@@ -272,8 +272,12 @@ fn other_folders_are_refused() -> Result<()> {
     assert_eq!(code(&foreign, "1MB"), Some("invalid-argument"));
     assert_eq!(std::fs::read_dir(&foreign).into_iter().flatten().count(), 1);
     let newer = outer.path().join("newer");
-    assert!(std::fs::create_dir(&newer).is_ok() && std::fs::write(newer.join("penstock-cache"), "penstock cache, format 2\n").is_ok());
+    assert!(std::fs::create_dir(&newer).is_ok() && std::fs::write(newer.join("penstock-cache"), "penstock cache, format 2 2 2\n").is_ok());
     assert_eq!(code(&newer, "1MB"), Some("invalid-argument"));
+    // Damaged bits of a marker are mended.
+    assert!(std::fs::write(newer.join("penstock-cache"), b"pen\xfftock cache, format 1 0 1\n").is_ok());
+    assert_eq!(code(&newer, "1MB"), None);
+    assert!(std::fs::read(newer.join("penstock-cache")).is_ok_and(|found| found.ends_with(b"stock cache, format 1 1 1\n")));
     assert_eq!(code(&foreign.join("thesis.tex"), "1MB"), Some("storage-failed"));
     // The size is written once, and may be left out later.
     let spec = |text: String| Spec::parse(&text).and_then(|spec| Drives::open(&spec));
