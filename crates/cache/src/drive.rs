@@ -133,6 +133,16 @@ impl Drive {
         self.folder.join("plans")
     }
 
+    /// Return the folder in which plans of one order find each other.
+    pub fn orders_folder(&self) -> PathBuf {
+        self.folder.join("orders")
+    }
+
+    /// Return the file with a lock for each order, which its leading plan holds.
+    pub fn leaders(&self) -> PathBuf {
+        self.folder.join("leaders")
+    }
+
     /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
     pub fn guarded(&self) -> io::Result<impl Fn(&Record) -> bool> {
         let running = registry::running(&self.plans_folder())?;
@@ -287,7 +297,7 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
         // Parts of a cache that somebody deleted while it was used are made anew by those who use it.
-        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "stores", "pending"];
+        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "orders", "leaders", "stores", "pending"];
         if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
             return Ok(std::fs::read_to_string(folder.join(MARKER_NAME)).is_ok_and(|found| found == MARKER));

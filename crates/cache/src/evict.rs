@@ -155,7 +155,7 @@ pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> 
     }
     let pages = crcs.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
     let overhead = Extent::overhead_bytes(extent.object_bytes(), extent.key());
-    let _mark = Registered::new(&drive.pending_folder(), extent.key().store())?;
+    let _mark = Registered::new(&drive.pending_folder(), extent.key().store().as_bytes())?;
     drive.unlink(extent)?;
     drive.usage.release(extent.key().store(), pages + overhead, pages)?;
     Ok(pages + overhead)

@@ -316,8 +316,12 @@ impl<'a> Fill<'a> {
                 continue;
             }
             let flight = flights.entry(std::ptr::from_ref(part.drive)).or_insert_with(|| {
-                let begin =
-                    || Ok::<_, std::io::Error>((part.drive.flight()?, Registered::new(&part.drive.pending_folder(), part.key.store())?));
+                let begin = || {
+                    Ok::<_, std::io::Error>((
+                        part.drive.flight()?,
+                        Registered::new(&part.drive.pending_folder(), part.key.store().as_bytes())?,
+                    ))
+                };
                 if self.keeps { begin().ok() } else { None }
             });
             let flight = flight.as_ref().and_then(|(flight, _)| flight.as_ref());

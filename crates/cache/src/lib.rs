@@ -26,8 +26,8 @@ use penstock_storage::{Options, Storage};
 
 pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
-pub use plan::units::{Need, Object};
-pub use plan::{Foreseen, Future, Plan};
+pub use plan::units::{Future, Member, Need, Object};
+pub use plan::{Foreseen, Plan};
 pub use spec::Spec;
 pub use usage::Counts;
 

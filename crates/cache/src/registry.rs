@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,21 +19,32 @@ pub fn unique_name() -> String {
 #[derive(Debug)]
 pub struct Registered {
     path: PathBuf,
+    file: File,
     _lock: Flight,
 }
 
 impl Registered {
-    /// Register a plan that reads a store.
-    pub fn new(folder: &Path, store: &str) -> io::Result<Registered> {
+    /// Register a plan, with what others may read about it, such as its store.
+    pub fn new(folder: &Path, text: &[u8]) -> io::Result<Registered> {
         std::fs::create_dir_all(folder)?;
         let path = folder.join(unique_name());
         let lock = Flight::new(&path)?;
         // A process that looks for dead ones may hold the lock for a moment, and then removes the file.
         if !lock.try_lock(0, WHOLE)? || !path.exists() {
-            return Registered::new(folder, store);
+            return Registered::new(folder, text);
         }
-        File::options().write(true).open(&path)?.write_all(store.as_bytes())?;
-        Ok(Registered { path, _lock: lock })
+        let file = File::options().write(true).open(&path)?;
+        file.write_all_at(text, 0)?;
+        Ok(Registered { path, file, _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Change a part of what others may read.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
     }
 }
 
@@ -45,22 +57,22 @@ impl Drop for Registered {
 /// Remove the files of dead processes, and return whether there were any.
 pub fn remove_dead(folder: &Path) -> io::Result<bool> {
     let before = std::fs::read_dir(folder).map_or(0, Iterator::count);
-    let live = running_files(folder)?.len();
+    let live = live(folder)?.len();
     Ok(live < before)
 }
 
 /// Return the stores that running plans read, and remove the files of dead processes.
 pub fn running(folder: &Path) -> io::Result<HashSet<String>> {
-    Ok(running_files(folder)?.into_iter().collect())
+    Ok(live(folder)?.into_iter().map(|(_, store)| String::from_utf8_lossy(&store).into_owned()).collect())
 }
 
-/// Return what the locked files of a folder say, and remove the others.
-fn running_files(folder: &Path) -> io::Result<Vec<String>> {
+/// Return the locked files of a folder and what they say, and remove the others.
+pub fn live(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
     };
-    let mut stores = Vec::new();
+    let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();
         let Ok(mut file) = File::options().read(true).write(true).open(&path) else { continue };
@@ -68,11 +80,11 @@ fn running_files(folder: &Path) -> io::Result<Vec<String>> {
             let _ = std::fs::remove_file(&path); // Another process may have removed it.
             continue;
         }
-        let mut store = Vec::new();
-        file.read_to_end(&mut store)?;
-        stores.push(String::from_utf8_lossy(&store).into_owned());
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        files.push((path, text));
     }
-    Ok(stores)
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -84,7 +96,7 @@ mod tests {
         let folder = tempfile::tempdir()?;
         let plans = folder.path().join("plans");
         assert!(running(&plans)?.is_empty());
-        let (one, _two) = (Registered::new(&plans, "s3://one")?, Registered::new(&plans, "s3://two")?);
+        let (one, _two) = (Registered::new(&plans, b"s3://one")?, Registered::new(&plans, b"s3://two")?);
         // What a process that was killed leaves behind.
         std::fs::write(plans.join("1.0"), "s3://dead")?;
         assert_eq!(running(&plans)?, ["s3://one", "s3://two"].map(str::to_owned).into());

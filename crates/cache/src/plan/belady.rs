@@ -4,7 +4,7 @@
 //! possible (Belady 1966). A fetch may begin as soon as its victims were used for the last time before it. It then costs no additional
 //! fetch, unlike a fetch as early as there is room (Cao, Felten, Karlin and Li 1995, "conservative").
 
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 /// The next use of a unit that is not used again.
 pub const NEVER: u64 = u64::MAX;
@@ -27,6 +27,8 @@ pub struct Fetch {
 struct Unit {
     bytes: u64,
     is_cached: bool,
+    /// Whether it is kept until all loaders have read it, and no longer.
+    is_passing: bool,
     next_use: u64,
     /// One more than the step of the last use.
     free_from: u64,
@@ -40,13 +42,26 @@ pub struct Belady {
     used_bytes: u64,
     /// Cached units by their next use. Some entries are outdated.
     by_next_use: BinaryHeap<(u64, u32)>,
+    /// Units that are not worth keeping, but which other loaders are about to read, oldest first.
+    passing: VecDeque<u32>,
+    passing_capacity_bytes: u64,
+    passing_bytes: u64,
 }
 
 impl Belady {
-    /// Begin with units of these sizes, none of which is cached.
-    pub fn new(unit_bytes: impl IntoIterator<Item = u64>, capacity_bytes: u64) -> Belady {
-        let unit = |bytes| Unit { bytes, is_cached: false, next_use: NEVER, free_from: 0 };
-        Belady { units: unit_bytes.into_iter().map(unit).collect(), capacity_bytes, used_bytes: 0, by_next_use: BinaryHeap::new() }
+    /// Begin with units of these sizes, none of which is cached. With `passing_bytes`, units that are not worth keeping are kept for the steps
+    /// that fit in there, so that several loaders read them from the cache.
+    pub fn new(unit_bytes: impl IntoIterator<Item = u64>, capacity_bytes: u64, passing_bytes: u64) -> Belady {
+        let unit = |bytes| Unit { bytes, is_cached: false, is_passing: false, next_use: NEVER, free_from: 0 };
+        Belady {
+            units: unit_bytes.into_iter().map(unit).collect(),
+            capacity_bytes,
+            used_bytes: 0,
+            by_next_use: BinaryHeap::new(),
+            passing: VecDeque::new(),
+            passing_capacity_bytes: passing_bytes,
+            passing_bytes: 0,
+        }
     }
 
     /// Note that a unit is cached already, and when it is used next. Returns false if it does not fit any more.
@@ -83,6 +98,10 @@ impl Belady {
             self.set_cached(unit, next_use);
             return None;
         }
+        if self.units[unit as usize].is_passing {
+            self.units[unit as usize].free_from = step + 1;
+            return None;
+        }
         let mut fetch = Fetch { unit, needed: step, victims: Vec::new(), from: 0, keep: true };
         let bytes = self.units[unit as usize].bytes;
         let mut room = self.capacity_bytes.saturating_sub(self.used_bytes);
@@ -116,8 +135,41 @@ impl Belady {
             self.set_cached(unit, next_use);
         } else {
             self.by_next_use.extend(put_back);
+            self.pass(&mut fetch);
         }
         Some(fetch)
+    }
+
+    /// Keep a unit until the steps have been read for which there is room.
+    fn pass(&mut self, fetch: &mut Fetch) {
+        let bytes = self.units[fetch.unit as usize].bytes;
+        let free = self.passing_capacity_bytes.saturating_sub(self.passing_bytes);
+        let (mut room, mut victims) = (free, Vec::new());
+        for unit in self.passing.iter().filter(|unit| self.units[**unit as usize].free_from <= fetch.needed) {
+            if room >= bytes {
+                break;
+            }
+            room += self.units[*unit as usize].bytes;
+            victims.push(*unit);
+        }
+        if room < bytes {
+            return;
+        }
+        for victim in &victims {
+            let found = &mut self.units[*victim as usize];
+            found.is_passing = false;
+            fetch.from = fetch.from.max(found.free_from);
+            self.passing_bytes -= found.bytes;
+        }
+        let units = &self.units;
+        if !victims.is_empty() {
+            self.passing.retain(|unit| units[*unit as usize].is_passing);
+        }
+        (fetch.keep, fetch.victims) = (true, victims);
+        self.passing.push_back(fetch.unit);
+        self.passing_bytes += bytes;
+        let found = &mut self.units[fetch.unit as usize];
+        (found.is_passing, found.free_from) = (true, fetch.needed + 1);
     }
 }
 
@@ -145,7 +197,7 @@ mod tests {
     }
 
     fn simulate(uses: &[u32], capacity: u64) -> Vec<Fetch> {
-        let mut belady = Belady::new([1; 8], capacity);
+        let mut belady = Belady::new([1; 8], capacity, 0);
         let next =
             |step: usize| uses[step + 1..].iter().position(|unit| *unit == uses[step]).map_or(NEVER, |ahead| (step + 1 + ahead) as u64);
         (0..uses.len()).filter_map(|step| belady.access(uses[step], step as u64, next(step))).collect()
@@ -201,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_cache_that_holds_everything_fetches_each_unit_once() {
-        let mut belady = Belady::new([10, 20, 30], 60);
+        let mut belady = Belady::new([10, 20, 30], 60, 0);
         assert!(belady.has(1, 5));
         let fetches: Vec<Option<u32>> =
             (0..9).map(|step| belady.access(step % 3, u64::from(step), u64::from(step) + 3).map(|fetch| fetch.unit)).collect();
@@ -211,7 +263,7 @@ mod tests {
 
     #[test]
     fn units_larger_than_the_cache_are_not_kept() {
-        let mut belady = Belady::new([10, 5], 5);
+        let mut belady = Belady::new([10, 5], 5, 0);
         for step in 0..6 {
             let fetch = belady.access(step % 2, u64::from(step), u64::from(step) + 2);
             assert_eq!(

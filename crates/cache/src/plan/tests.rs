@@ -5,8 +5,11 @@ use std::path::Path;
 
 use penstock_storage::{Memory, RangeRequest, Storage};
 
+use super::belady::{Belady, NEVER};
+use super::units::{Future, Member, Need, Object};
 use super::*;
 use crate::cache::{Drives, Policy};
+use crate::extent::Extent;
 use crate::place::mix;
 use crate::spec::Spec;
 
@@ -17,7 +20,14 @@ const OBJECTS: u32 = 4;
 const BATCH: u64 = 4;
 
 /// Samples of five pages, 16 in each of four objects, in another order each epoch.
-struct Shuffled;
+#[derive(Clone, Copy)]
+struct Shuffled {
+    member: Member,
+    ranks: u64,
+}
+
+const ALONE: Shuffled = Shuffled { member: Member { rank: 0, begin: 0, stride: 1 }, ranks: 1 };
+const EPOCH_STEPS: u64 = SAMPLES as u64 / BATCH;
 
 fn place(sample: u32) -> (u32, u64) {
     let per_object = SAMPLES / OBJECTS;
@@ -49,8 +59,13 @@ impl Future for Shuffled {
         u64::from(SAMPLES) / BATCH
     }
 
-    fn samples_of(&self, step: u64) -> Vec<u32> {
-        order(step / self.epoch_steps()).chunks(BATCH as usize).nth((step % self.epoch_steps()) as usize).unwrap_or_default().to_vec()
+    fn member(&self) -> Member {
+        self.member
+    }
+
+    fn samples_of(&self, step: u64, rank: u64) -> Vec<u32> {
+        let begin = (step % self.epoch_steps() * BATCH + rank * BATCH / self.ranks) as usize;
+        order(step / self.epoch_steps())[begin..begin + (BATCH / self.ranks) as usize].to_vec()
     }
 }
 
@@ -71,34 +86,52 @@ fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
 }
 
 /// Start a plan, and wait until it knows the order.
-fn started(cached: &Cached) -> Result<Plan> {
-    let plan = Plan::start(cached.clone(), Arc::new(Shuffled))?;
+fn started(cached: &Cached, future: Shuffled) -> Result<Plan> {
+    let plan = Plan::start(cached.clone(), Arc::new(future))?;
     while !plan.has_started() {
         std::thread::yield_now();
     }
     Ok(plan)
 }
 
+/// Read the steps below `end` of a loader.
+fn read(cached: &Cached, plan: &Plan, future: Shuffled, from: u64, end: u64) -> Result<()> {
+    for step in (from..end).filter(|step| future.member.reads(*step)) {
+        plan.before(step);
+        for sample in future.samples_of(step, future.member.rank) {
+            let (object, begin) = place(sample);
+            let range = RangeRequest::plain(&name(object), begin, SAMPLE_BYTES, Some(body(object).len() as u64));
+            let found = cached.fetch(vec![range]).remove(0)?;
+            assert!(found[0] == body(object)[begin as usize..(begin + SAMPLE_BYTES) as usize]);
+        }
+        plan.after(step);
+    }
+    Ok(())
+}
+
+fn cold_bytes(cached: &Cached) -> u64 {
+    cached.cold.counters().counts().range_bytes
+}
+
 /// Read epochs through a loader, and return the cold bytes of each one.
 fn epochs(cached: &Cached, count: u64) -> Result<Vec<u64>> {
-    let mut before = cached.cold.counters().counts().range_bytes;
-    let plan = started(cached)?;
+    let mut before = cold_bytes(cached);
+    let plan = started(cached, ALONE)?;
     let mut cold = Vec::new();
     for epoch in 0..count {
-        for step in epoch * Shuffled.epoch_steps()..(epoch + 1) * Shuffled.epoch_steps() {
-            plan.before(step);
-            for sample in Shuffled.samples_of(step) {
-                let (object, begin) = place(sample);
-                let range = RangeRequest::plain(&name(object), begin, SAMPLE_BYTES, Some(body(object).len() as u64));
-                let found = cached.fetch(vec![range]).remove(0)?;
-                assert!(found[0] == body(object)[begin as usize..(begin + SAMPLE_BYTES) as usize]);
-            }
-            plan.after(step);
-        }
-        let now = cached.cold.counters().counts().range_bytes;
+        read(cached, &plan, ALONE, epoch * EPOCH_STEPS, (epoch + 1) * EPOCH_STEPS)?;
+        let now = cold_bytes(cached);
         cold.push(now - std::mem::replace(&mut before, now));
     }
     Ok(cold)
+}
+
+/// Return the bytes of a cache that holds a part of all samples, in per cent.
+fn part_of_all(part: u64) -> u64 {
+    let bytes = body(0).len() as u64;
+    let overhead =
+        (0..OBJECTS).map(|object| Extent::overhead_bytes(bytes, &crate::extent::Key::new("memory://", &name(object), "", 0))).sum::<u64>();
+    u64::from(SAMPLES) * part / 100 * SAMPLE_BYTES + overhead
 }
 
 fn folder() -> Result<tempfile::TempDir> {
@@ -122,18 +155,14 @@ fn a_cache_that_holds_everything_is_filled_once() -> Result<()> {
 fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
     for part in [10, 20, 50] {
         let folder = folder()?;
-        let bytes = body(0).len() as u64;
-        let overhead = (0..OBJECTS)
-            .map(|object| Extent::overhead_bytes(bytes, &crate::extent::Key::new("memory://", &name(object), "", 0)))
-            .sum::<u64>();
-        let budget_bytes = u64::from(SAMPLES) * part / 100 * SAMPLE_BYTES + overhead;
+        let budget_bytes = part_of_all(part);
         let cached = cache(folder.path(), budget_bytes)?;
         let epoch_count = 6;
         let cold: u64 = epochs(&cached, epoch_count)?.iter().sum();
         // The same choice, computed over whole samples of five pages.
-        let steps = Shuffled.epoch_steps();
+        let steps = EPOCH_STEPS;
         let uses: Vec<u32> = (0..epoch_count + 2).flat_map(order).collect();
-        let mut belady = Belady::new((0..SAMPLES).map(|_| 1), budget_bytes.saturating_sub(overhead) / SAMPLE_BYTES);
+        let mut belady = Belady::new((0..SAMPLES).map(|_| 1), (budget_bytes - part_of_all(0)) / SAMPLE_BYTES, 0);
         let mut misses = 0;
         for (at, sample) in uses.iter().enumerate().take((epoch_count * u64::from(SAMPLES)) as usize) {
             let next = uses[at + 1..].iter().position(|next| next == sample).map_or(NEVER, |ahead| (at + 1 + ahead) as u64 / BATCH);
@@ -152,7 +181,7 @@ fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
     let folder = folder()?;
     let cached = cache(folder.path(), 300_000)?;
     for steps in 0..20 {
-        let plan = if steps % 2 == 0 { started(&cached)? } else { Plan::start(cached.clone(), Arc::new(Shuffled))? };
+        let plan = if steps % 2 == 0 { started(&cached, ALONE)? } else { Plan::start(cached.clone(), Arc::new(ALONE))? };
         for step in 0..steps {
             plan.before(step);
             plan.after(step);
@@ -168,8 +197,8 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let folder = folder()?;
     let budget_bytes = u64::from(SAMPLES) * SAMPLE_BYTES + 100_000;
     let cached = cache(folder.path(), budget_bytes)?;
-    let plan = started(&cached)?;
-    for step in 0..2 * Shuffled.epoch_steps() {
+    let plan = started(&cached, ALONE)?;
+    for step in 0..2 * EPOCH_STEPS {
         plan.before(step);
         plan.after(step);
     }
@@ -182,7 +211,7 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let whole = RangeRequest::plain("d/0", 0, 1_000_000, Some(1_000_000));
     assert_eq!(other.fetch(vec![whole.twin()]).remove(0)?[0].len(), 1_000_000);
     let before = cached.cold.counters().counts().range_bytes;
-    for step in 2 * Shuffled.epoch_steps()..3 * Shuffled.epoch_steps() {
+    for step in 2 * EPOCH_STEPS..3 * EPOCH_STEPS {
         plan.before(step);
         plan.after(step);
     }
@@ -192,5 +221,85 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     assert_eq!(other.fetch(vec![whole]).remove(0)?[0].len(), 1_000_000);
     let counts = other.drives().drives[0].usage.total().map_err(|error| Error::new("internal", error.to_string()))?;
     assert!(counts.evicted_bytes > 0 && counts.bytes <= counts.budget_bytes);
+    Ok(())
+}
+
+/// Let loaders read epochs at the same time, each through a handle of its own, as processes would. Returns the cold bytes of all of them.
+fn together(folder: &Path, part: u64, loaders: &[Shuffled], epoch_count: u64) -> Result<u64> {
+    let jobs: Vec<(Cached, Shuffled)> =
+        loaders.iter().map(|future| Ok((cache(folder, part_of_all(part))?, *future))).collect::<Result<_>>()?;
+    let plans: Vec<Plan> = jobs.iter().map(|(cached, future)| started(cached, *future)).collect::<Result<_>>()?;
+    std::thread::scope(|scope| {
+        let work = |((cached, future), plan): ((Cached, Shuffled), Plan)| {
+            scope.spawn(move || {
+                read(&cached, &plan, future, 0, epoch_count * EPOCH_STEPS)?;
+                Ok(cold_bytes(&cached))
+            })
+        };
+        let threads: Vec<_> = jobs.into_iter().zip(plans).map(work).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a job panicked")))).sum()
+    })
+}
+
+#[test]
+fn jobs_of_one_order_read_each_byte_once() -> Result<()> {
+    for part in [10, 20, 50] {
+        let (alone, shared) = (folder()?, folder()?);
+        let one = together(alone.path(), part, &[ALONE], 6)?;
+        let two = together(shared.path(), part, &[ALONE, ALONE], 6)?;
+        // Two steps of the cache, an eighth of it at 50 %, are for what passes.
+        println!("{part} %: {two} of {one}");
+        assert!(two as f64 <= 1.3 * one as f64, "{part} %: two jobs read {two} bytes, one reads {one}");
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_and_workers_share_one_plan() -> Result<()> {
+    let (alone, shared) = (folder()?, folder()?);
+    let one = together(alone.path(), 50, &[ALONE], 6)?;
+    // Two ranks, each with two workers that read every other step.
+    let loader = |(rank, begin)| Shuffled { member: Member { rank, begin, stride: 2 }, ranks: 2 };
+    let four = together(shared.path(), 50, &[(0, 0), (0, 1), (1, 0), (1, 1)].map(loader), 6)?;
+    println!("{four} of {one}");
+    assert!(four as f64 <= 1.3 * one as f64, "four loaders read {four} bytes, one reads {one}");
+    Ok(())
+}
+
+#[test]
+fn jobs_go_on_when_the_leader_ends_or_stands_still() -> Result<()> {
+    for is_dropped in [true, false] {
+        let folder = folder()?;
+        let (one, two) = (cache(folder.path(), part_of_all(20))?, cache(folder.path(), part_of_all(20))?);
+        let leads = started(&one, ALONE)?;
+        let follows = started(&two, ALONE)?;
+        read(&one, &leads, ALONE, 0, 3)?;
+        read(&two, &follows, ALONE, 0, 3)?;
+        let kept = if is_dropped {
+            drop(leads);
+            None
+        } else {
+            Some(leads)
+        };
+        let before = cold_bytes(&two);
+        read(&two, &follows, ALONE, 3, 4 * EPOCH_STEPS)?;
+        // It leads now, so that its pages come through the cache.
+        assert!(cold_bytes(&two) - before < u64::from(SAMPLES) * SAMPLE_BYTES * 4);
+        if let Some(leads) = kept {
+            read(&one, &leads, ALONE, 3, EPOCH_STEPS)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn jobs_that_are_far_apart_do_not_wait_for_each_other() -> Result<()> {
+    let folder = folder()?;
+    let later = Shuffled { member: Member { begin: 40 * EPOCH_STEPS, ..ALONE.member }, ..ALONE };
+    let (one, two) = (cache(folder.path(), part_of_all(20))?, cache(folder.path(), part_of_all(20))?);
+    let first = started(&one, ALONE)?;
+    let second = started(&two, later)?;
+    read(&two, &second, later, 40 * EPOCH_STEPS, 42 * EPOCH_STEPS)?;
+    read(&one, &first, ALONE, 0, 2 * EPOCH_STEPS)?;
     Ok(())
 }

@@ -6,8 +6,43 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use penstock_error::Result;
+
 use super::belady::NEVER;
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
+use crate::place::mix;
+
+/// What a loader will read. Steps are numbered from 0 and continue in the next epoch without end.
+pub trait Future: Send + Sync {
+    /// Return the number of samples. They are numbered from 0.
+    fn samples(&self) -> u32;
+
+    /// Return the objects and the bytes of them that each sample needs. Cost: reads the tails of data files.
+    fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)>;
+
+    /// Return the number of steps in an epoch.
+    fn epoch_steps(&self) -> u64;
+
+    /// Return which steps this loader reads.
+    fn member(&self) -> Member;
+
+    /// Return the samples of a step for a rank. Cost: computes the step's part of the order.
+    fn samples_of(&self, step: u64, rank: u64) -> Vec<u32>;
+}
+
+/// The steps that one loader of an order reads: a rank's part of every `stride`-th step from `begin` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    pub rank: u64,
+    pub begin: u64,
+    pub stride: u64,
+}
+
+impl Member {
+    pub fn reads(&self, step: u64) -> bool {
+        step >= self.begin && (step - self.begin).is_multiple_of(self.stride)
+    }
+}
 
 /// The bytes that a sample needs of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +122,13 @@ impl Units {
         Units { units, first_run, runs }
     }
 
+    /// Return for each unit whether any sample uses it.
+    pub fn is_needed(&self) -> Vec<bool> {
+        let mut needed = vec![false; self.units.len()];
+        self.runs.iter().flat_map(Clone::clone).for_each(|unit| needed[unit as usize] = true);
+        needed
+    }
+
     /// Return the units that samples use, each one once, in ascending order.
     pub fn of(&self, samples: impl Iterator<Item = u32>) -> Vec<u32> {
         let runs = samples.flat_map(|sample| {
@@ -99,6 +141,23 @@ impl Units {
         units
     }
 }
+
+/// Return a number that is equal for loaders which read the same bytes in the same order, whatever part of it each one reads. Cost: computes
+/// a few steps.
+pub fn order_of(future: &dyn Future, objects: &[Object], units: &Units, place: &str) -> u64 {
+    let text = |hash: u64, text: &str| text.bytes().fold(mix(hash ^ text.len() as u64), |hash, byte| mix(hash ^ u64::from(byte)));
+    let mut hash = objects.iter().fold(text(0, place), |hash, object| text(mix(hash ^ object.bytes), &object.name));
+    let runs = units.runs.iter().flat_map(|run| [run.start, run.end]).chain(units.first_run.iter().copied());
+    hash = runs.fold(hash, |hash, number| mix(hash ^ u64::from(number)));
+    for step in (0..COMPARED_STEPS).map(|part| part * COMPARED_EPOCHS * future.epoch_steps() / COMPARED_STEPS) {
+        hash = future.samples_of(step, 0).into_iter().fold(mix(hash ^ step), |hash, sample| mix(hash ^ u64::from(sample)));
+    }
+    hash
+}
+
+/// Orders are the same if these many steps of these many epochs are.
+const COMPARED_STEPS: u64 = 32;
+const COMPARED_EPOCHS: u64 = 3;
 
 /// The uses of units in consecutive steps, such as those of an epoch.
 #[derive(Debug, Default)]

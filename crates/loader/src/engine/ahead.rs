@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use penstock_cache::{Cached, Foreseen, Future, Need, Object, Plan};
+use penstock_cache::{Cached, Foreseen, Future, Member, Need, Object, Plan};
 use penstock_dataset::{OnCorrupt, Reader};
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
@@ -15,13 +15,19 @@ const LOOKED_UP: u64 = 4096;
 /// A larger source is read without a plan, because a plan keeps about 100 bytes for each sample.
 const MOST_SAMPLES: u64 = 16 << 20;
 
-/// The future of one source of a loader.
+/// The future of one source of a loader. Its steps are counted from the start of epoch 0, so that loaders of one order count alike, whatever
+/// step they begin with.
 struct SourceFuture {
     recipe: Arc<Recipe>,
     source: usize,
     /// The engine makes every `stride`-th step.
     begin: u64,
     stride: u64,
+}
+
+/// Return the number of a recipe's step 0, counted from the start of epoch 0, or 0 if the recipe begins inside of a batch.
+fn first_number(recipe: &Recipe) -> u64 {
+    if recipe.base.1.is_multiple_of(recipe.cut.global_batch) { recipe.number_of(0) } else { 0 }
 }
 
 /// Return the sources that are read through a cache, each with its cache and its future. `begin` and `stride` are those of the engine's steps.
@@ -33,9 +39,32 @@ fn futures(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> impl Iterator<Item 
     })
 }
 
-/// Start a plan for each source that is read through a cache.
-pub fn plans(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> Result<Vec<Plan>> {
-    futures(recipe, begin, stride).map(|(cached, future)| Plan::start(cached.clone(), Arc::new(future))).collect()
+/// The running plans of a loader, one for each source that is read through a cache.
+pub struct Plans {
+    plans: Vec<Plan>,
+    first_number: u64,
+}
+
+impl Plans {
+    pub fn start(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> Result<Plans> {
+        let start = |(cached, future): (&Cached, SourceFuture)| Plan::start(cached.clone(), Arc::new(future));
+        Ok(Plans { plans: futures(recipe, begin, stride).map(start).collect::<Result<_>>()?, first_number: first_number(recipe) })
+    }
+
+    /// Return the plans of a loader that reads mapped files.
+    pub fn none() -> Plans {
+        Plans { plans: Vec::new(), first_number: 0 }
+    }
+
+    /// Wait until the pages of a step are cached, as far as the plans keep them.
+    pub fn before(&self, step: u64) {
+        self.plans.iter().for_each(|plan| plan.before(self.first_number + step));
+    }
+
+    /// Note that a step has been read.
+    pub fn after(&self, step: u64) {
+        self.plans.iter().for_each(|plan| plan.after(self.first_number + step));
+    }
 }
 
 /// Return the bytes that an epoch from step `begin` on would find in caches, and those that it would fetch. Returns None if no source is read
@@ -73,11 +102,16 @@ impl Future for SourceFuture {
     }
 
     fn epoch_steps(&self) -> u64 {
-        self.recipe.cut.steps().div_ceil(self.stride)
+        self.recipe.cut.steps()
     }
 
-    fn samples_of(&self, step: u64) -> Vec<u32> {
-        let (_, _, places, _) = self.recipe.places(self.begin + step * self.stride);
+    fn member(&self) -> Member {
+        Member { rank: self.recipe.cut.rank, begin: first_number(&self.recipe) + self.begin, stride: self.stride }
+    }
+
+    fn samples_of(&self, step: u64, rank: u64) -> Vec<u32> {
+        let Some(step) = step.checked_sub(first_number(&self.recipe)) else { return Vec::new() };
+        let (_, _, places, _) = self.recipe.places_of(step, rank);
         places.into_iter().filter(|place| place.source == self.source).map(|place| place.position as u32).collect()
     }
 }

@@ -147,8 +147,13 @@ impl Recipe {
 
     /// Return the samples of a step for this rank, before damaged ones are replaced.
     pub fn places(&self, step: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
+        self.places_of(step, self.cut.rank)
+    }
+
+    /// Return the samples of a step for a rank.
+    pub fn places_of(&self, step: u64, rank: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
         let (epoch, begin) = self.begin_of(step);
-        let part = self.cut.part(begin);
+        let part = BatchCut { rank, ..self.cut }.part(begin);
         let draws: Vec<u64> = part.all_draws().collect();
         let places = self.program.places(epoch, draws.iter().copied());
         let mut valid = vec![true; draws.len()];

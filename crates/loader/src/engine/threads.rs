@@ -10,7 +10,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use penstock_cache::Plan;
 use penstock_codec::pixels::Pool;
 use penstock_dataset::generation;
 use penstock_error::{Error, Result};
@@ -18,7 +17,7 @@ use penstock_storage::process;
 
 use crate::batch::Batch;
 use crate::caught::caught;
-use crate::engine::ahead::plans;
+use crate::engine::ahead::Plans;
 use crate::engine::job::{Job, Needs};
 use crate::engine::recipe::Recipe;
 use crate::engine::slots::{InProgress, Slot, Slots, Task, too_large};
@@ -73,8 +72,7 @@ struct Inner {
     stats: Arc<Stats>,
     fetches: bool,
     /// Plans of the caches through which sources are read.
-    plans: Vec<Plan>,
-    begin: u64,
+    plans: Plans,
     /// Reusable memory for decoded pixels.
     pool: Pool,
 }
@@ -84,7 +82,7 @@ impl Engine {
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
-        let plans = if fetches { plans(&recipe, begin, stride)? } else { Vec::new() };
+        let plans = if fetches { Plans::start(&recipe, begin, stride)? } else { Plans::none() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = Slots {
             begin,
@@ -108,7 +106,6 @@ impl Engine {
             stats,
             fetches,
             plans,
-            begin,
             pool: Pool::new((budget.memory_bytes / SPARE_PART) as usize),
         });
         let engine = Engine { inner, threads: Mutex::default(), generation: generation() };
@@ -237,10 +234,9 @@ impl Inner {
     fn fetch(&self) {
         while let Some(step) = self.wait(|state| state.admits(self.room_bytes()).then(|| state.begin())) {
             let started = self.timed(&self.stats.fetch_ns, || {
-                let number = (step - self.begin) / self.lock().stride;
-                self.plans.iter().for_each(|plan| plan.before(number));
+                self.plans.before(step);
                 let started = caught(|| self.recipe.start(step, []));
-                self.plans.iter().for_each(|plan| plan.after(number));
+                self.plans.after(step);
                 started
             });
             let slot = match started {

@@ -1,0 +1,161 @@
+//! How far a loader has read, and how far its plan is. The loader's threads and the plan's thread wait for each other here.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use penstock_storage::process;
+
+use super::company::{Entry, Field};
+use super::units::Member;
+
+/// A loader does not wait longer than this for its plan. It then reads on its own.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a waiting thread looks whether it should stop.
+const LOOK: Duration = Duration::from_millis(50);
+/// How often a plan looks at others, while a loader waits and otherwise.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+#[derive(Debug, Default)]
+struct State {
+    /// All own steps below this are read, and steps that were read out of order.
+    read: u64,
+    read_early: BTreeSet<u64>,
+    /// All fetches for steps below this are done.
+    ready: u64,
+    /// Whether the plan knows the order. Until then, the loader reads on its own.
+    started: bool,
+    ended: bool,
+    /// Threads of the loader that wait.
+    waiting: usize,
+    /// Where other plans see how far the loader is.
+    entry: Option<Arc<Entry>>,
+}
+
+impl State {
+    fn tell(&self, field: Field, value: u64) {
+        if let Some(entry) = &self.entry {
+            entry.set(field, value);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Pace {
+    state: Mutex<State>,
+    changed: Condvar,
+    stride: u64,
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Pace {
+    pub fn new(member: Member) -> Pace {
+        let state = Mutex::new(State { read: member.begin, ..State::default() });
+        Pace { state, changed: Condvar::new(), stride: member.stride.max(1), stop: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn has_started(&self) -> bool {
+        let state = self.lock();
+        state.started || state.ended
+    }
+
+    /// Wait until a step is ready.
+    pub fn before(&self, step: u64) {
+        let began = Instant::now();
+        let mut state = self.lock();
+        let must_wait = |state: &State| {
+            state.started
+                && state.ready <= step
+                && !state.ended
+                && !self.is_stopped()
+                && began.elapsed() < PATIENCE
+                && !process::interrupted()
+        };
+        if !must_wait(&state) {
+            return;
+        }
+        state.waiting += 1;
+        state.tell(Field::Waits, 1);
+        self.changed.notify_all(); // The plan looks at other plans more often while its loader waits.
+        while must_wait(&state) {
+            (state, _) = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.tell(Field::Waits, 0);
+        }
+    }
+
+    /// Note that a step has been read.
+    pub fn after(&self, step: u64) {
+        let mut state = self.lock();
+        if state.ended {
+            return;
+        }
+        let State { read, read_early, .. } = &mut *state;
+        read_early.insert(step);
+        while read_early.remove(read) {
+            *read += self.stride;
+        }
+        state.tell(Field::Read, state.read);
+        self.changed.notify_all();
+    }
+
+    pub fn read(&self) -> u64 {
+        self.lock().read
+    }
+
+    /// Let other plans see how far the loader is.
+    pub fn shown_in(&self, entry: Option<Arc<Entry>>) {
+        let mut state = self.lock();
+        state.entry = entry;
+        state.tell(Field::Read, state.read);
+        state.tell(Field::Waits, u64::from(state.waiting > 0));
+    }
+
+    /// Note that the steps below `ready` are ready, and that the plan has started.
+    pub fn set_ready(&self, ready: u64) {
+        let mut state = self.lock();
+        (state.started, state.ready) = (true, ready);
+        self.changed.notify_all();
+    }
+
+    /// Let the loader read on its own.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    pub fn stop(&self) {
+        self.stop.store(true, Relaxed);
+        drop(self.lock()); // A thread that is about to wait sees the flag or is woken.
+        self.changed.notify_all();
+    }
+
+    /// Wait until `until` agrees to the step below which all is read. Returns false if the loader has ended.
+    pub fn wait_until(&self, until: impl Fn(u64) -> bool) -> bool {
+        let mut state = self.lock();
+        while !self.is_stopped() && !until(state.read) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !self.is_stopped()
+    }
+
+    /// Wait a moment for what other plans do: a short one if a loader waits.
+    pub fn pause(&self, is_urgent: bool) {
+        let state = self.lock();
+        if !self.is_stopped() {
+            let pause = if is_urgent || state.waiting > 0 { PAUSES.0 } else { PAUSES.1 };
+            drop(self.changed.wait_timeout(state, pause));
+        }
+    }
+}
