@@ -163,6 +163,11 @@ impl Drive {
         Ok(self.usage.total()?.budget_bytes.saturating_sub(others_bytes).min(limit_bytes))
     }
 
+    /// Return the bytes that a store uses.
+    pub fn store_bytes(&self, store: &str) -> io::Result<u64> {
+        Ok(self.usage.stores()?.iter().find(|record| record.store == cut(store)).map_or(0, |record| record.counts.bytes))
+    }
+
     pub fn locks(&self) -> PathBuf {
         self.folder.join("fetching")
     }

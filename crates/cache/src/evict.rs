@@ -9,6 +9,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::drive::Drive;
 use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
@@ -117,14 +118,15 @@ fn sample(choose: &impl Fn(u64) -> io::Result<Option<PathBuf>>, random: &mut u64
 
 /// Evict a block, and the file of its extent if that was the last one. Returns the bytes that were freed.
 fn clear_block(drive: &Drive, extent: &Extent, block: u32) -> io::Result<u64> {
-    Ok(clear(drive, extent, block * BLOCK_PAGES..(block + 1) * BLOCK_PAGES)? + remove_if_empty(drive, extent)?)
+    Ok(clear(drive, extent, block * BLOCK_PAGES..(block + 1) * BLOCK_PAGES, Duration::ZERO)? + remove_if_empty(drive, extent)?)
 }
 
-/// Remove pages. Returns the bytes that were freed: none if another operation uses the pages.
-pub fn clear(drive: &Drive, extent: &Extent, pages: Range<u32>) -> io::Result<u64> {
+/// Remove pages. Returns the bytes that were freed: none if another operation uses the pages for longer than `patience`. A caller that holds
+/// locks must not wait.
+pub fn clear(drive: &Drive, extent: &Extent, pages: Range<u32>, patience: Duration) -> io::Result<u64> {
     let Some(flight) = drive.flight()? else { return Ok(0) };
     let pages = pages.start..pages.end.min(extent.pages());
-    if !flight.try_lock(extent.hash(), pages.clone())? || !extent.is_linked() {
+    if !flight.lock(extent.hash(), pages.clone(), patience)? || !extent.is_linked() {
         return Ok(0);
     }
     let cached = extent.table(pages.clone())?.iter().filter(|crc| **crc != 0).count() as u64;

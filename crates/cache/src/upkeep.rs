@@ -86,7 +86,7 @@ fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::R
     checked.pages += extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
     for page in extent.corrupt(0..extent.pages())? {
         checked.corrupt_pages += 1;
-        evict::clear(drive, extent, page..page + 1)?;
+        evict::clear(drive, extent, page..page + 1, Duration::ZERO)?;
     }
     Ok(())
 }

@@ -194,7 +194,8 @@ impl Usage {
         }
         let flight = Flight::new(&self.path)?;
         if !flight.lock(0, WHOLE, patience)? {
-            *in_vain = Some(Instant::now());
+            // A short look in vain only shows that others use the counts, too.
+            *in_vain = (patience >= PATIENCE).then(Instant::now);
             return Ok(None);
         }
         drop(in_vain);

@@ -110,7 +110,7 @@ impl Storage for Cached {
             let pages =
                 (begin.saturating_sub(base) / PAGE_BYTES) as u32..(begin + bytes - base).min(EXTENT_BYTES).div_ceil(PAGE_BYTES) as u32;
             // Pages that another operation uses were fetched anew.
-            let _ = drive.find(&key, None).map(|found| found.map(|extent| evict::clear(drive, &extent, pages)));
+            let _ = drive.find(&key, None).map(|found| found.map(|extent| evict::clear(drive, &extent, pages, Duration::ZERO)));
         }
     }
 

@@ -5,6 +5,8 @@
 
 mod belady;
 mod company;
+mod layout;
+mod line;
 mod pace;
 mod planner;
 pub mod units;

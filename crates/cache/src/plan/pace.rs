@@ -29,6 +29,8 @@ struct State {
     ended: bool,
     /// Threads of the loader that wait.
     waiting: usize,
+    /// What was ready when a thread lost its patience. None waits again before more is ready.
+    gave_up_at: Option<u64>,
     /// Where other plans see how far the loader is.
     entry: Option<Arc<Entry>>,
 }
@@ -72,6 +74,7 @@ impl Pace {
             state.started
                 && state.ready <= step
                 && !state.ended
+                && state.gave_up_at != Some(state.ready)
                 && !self.is_stopped()
                 && began.elapsed() < PATIENCE
                 && !process::interrupted()
@@ -84,6 +87,9 @@ impl Pace {
         self.changed.notify_all(); // The plan looks at other plans more often while its loader waits.
         while must_wait(&state) {
             (state, _) = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+        }
+        if began.elapsed() >= PATIENCE {
+            state.gave_up_at = Some(state.ready);
         }
         state.waiting -= 1;
         if state.waiting == 0 {
@@ -104,6 +110,11 @@ impl Pace {
         }
         state.tell(Field::Read, state.read);
         self.changed.notify_all();
+    }
+
+    /// Return whether the loader waits.
+    pub fn waits(&self) -> bool {
+        self.lock().waiting > 0
     }
 
     pub fn read(&self) -> u64 {

@@ -1,28 +1,30 @@
 //! The thread of a plan: it plans one epoch after the other, evicts and fetches.
 
-use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use penstock_error::Result;
+use penstock_storage::process;
 
 use super::belady::{Belady, Fetch, NEVER};
 use super::company::{Company, Field};
+use super::layout::Layout;
+use super::line::Line;
 use super::pace::Pace;
 use super::units::{Future, Member, Object, Unit, Units, Uses, order_of};
 use crate::cache::Cached;
-use crate::drive::Drive;
-use crate::evict;
-use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
-use crate::fill::Fill;
+use crate::extent::{Extent, PAGE_BYTES};
 use crate::registry::Registered;
 
 /// Bytes that are fetched at a time at first and at most. The first ones are small, so that the first batch need not wait for later ones.
-const FETCH_BYTES: (u64, u64) = (1 << 20, 32 << 20);
-/// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
-/// Not in the first fetches, for which a batch waits.
-const WINDOW_PAGES: u32 = BLOCK_PAGES;
-const WINDOWS_FROM_BYTES: u64 = 4 << 20;
-/// Jobs that read the same share this part of the cache for pages that are not worth keeping, or what two steps need if that is more.
+const FETCH_BYTES: (u64, u64) = (1 << 20, 16 << 20);
+/// A fetch is at most this part of the cache, so that the next one can begin before the loader has read all of it.
+const FETCH_PART: u64 = 8;
+/// Fetches that run at the same time.
+const FETCHES: usize = 3;
+/// This part of the cache is for pages that are not worth keeping: they are fetched early. It has at least so many bytes, or a
+/// thirty-second if that is less, and room for two steps if several jobs read the same.
 const PASSING_PART: u64 = 128;
+const PASSING_BYTES: u64 = 4 << 20;
 /// Loaders of one order go on together if they are at most this part of an epoch apart, or as many steps.
 const TOGETHER: (u64, u64) = (8, 8);
 
@@ -32,6 +34,9 @@ pub struct Foreseen {
     pub cached_bytes: u64,
     pub cold_bytes: u64,
 }
+
+/// Longer than a leader waits for a member that stands still.
+const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
 
 /// Why a plan does not go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,16 +51,9 @@ enum Ended {
 
 /// The plan of one loader while it runs.
 pub struct Planner<'a> {
-    cached: &'a Cached,
-    objects: Vec<Object>,
-    units: Units,
-    /// The drive of each unit, and for each drive what it will hold.
-    drive_of: Vec<u16>,
+    layout: Layout<'a>,
+    /// For each drive, what it will hold.
     caches: Vec<Belady>,
-    /// Whether each unit is used at all.
-    used: Vec<bool>,
-    /// Whether the drives have room for everything.
-    fits: bool,
     /// The plan is at most this far ahead of the loader: an epoch.
     steps_ahead: u64,
 }
@@ -66,36 +64,31 @@ impl Planner<'_> {
         let units = Units::new(future.samples(), needs);
         let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
         let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
-        Ok(Planner {
-            cached,
-            objects,
-            units,
-            drive_of,
-            caches: Vec::new(),
-            used: Vec::new(),
-            fits: false,
-            steps_ahead: future.epoch_steps().max(1),
-        })
+        let layout = Layout { cached, objects, units, drive_of, used: Vec::new(), fits: false };
+        Ok(Planner { layout, caches: Vec::new(), steps_ahead: future.epoch_steps().max(1) })
     }
 
     /// Return what a plan would find cached and what it would fetch in the first epoch, in bytes.
     pub fn foresee(cached: &Cached, future: &dyn Future) -> Result<Foreseen> {
         let mut planner = Planner::new(cached, future)?;
-        let (steps, members) = (future.epoch_steps().max(1), [Member { stride: 1, ..future.member() }]);
-        let begin = members[0].begin;
-        let uses = |planner: &Planner, begin| planner.uses(future, &members, begin..begin + steps);
-        let (current, later) = (uses(&planner, begin), uses(&planner, begin + steps));
+        planner.layout.fits = planner.layout.fits();
+        let members = [Member { stride: 1, ..future.member() }];
+        let (current, later) = planner.two_epochs(future, &members, members[0].begin);
         let _ = planner.find_cached(&current, &later, false);
-        let mut foreseen = Foreseen::default();
+        let (mut foreseen, mut seen) = (Foreseen::default(), vec![false; planner.layout.units.units.len()]);
         let next_uses = current.next_uses(&later.first_use);
+        let Planner { layout, mut caches, .. } = planner;
         let mut next_uses = next_uses.iter();
         for step in current.steps() {
-            for (unit, next_use) in current.of(step).iter().zip(&mut next_uses) {
-                let bytes = planner.units.units[*unit as usize].bytes();
-                match planner.access(*unit, step, *next_use) {
-                    None => foreseen.cached_bytes += bytes,
+            for (unit, next_use) in by_worth(&layout, &caches, current.of(step), &mut next_uses) {
+                let bytes = layout.units.units[unit as usize].bytes();
+                match caches[layout.drive_number(unit)].access(unit, step, next_use) {
                     Some(_) => foreseen.cold_bytes += bytes,
+                    // A page that two samples share is cached because the first of them has fetched it.
+                    None if seen[unit as usize] => {}
+                    None => foreseen.cached_bytes += bytes,
                 }
+                seen[unit as usize] = true;
             }
         }
         Ok(foreseen)
@@ -109,14 +102,14 @@ impl Planner<'_> {
             .iter()
             .map(|drive| Registered::new(&drive.plans_folder(), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
-        planner.fits = planner.fits();
-        if planner.fits {
+        planner.layout.fits = planner.layout.fits();
+        if planner.layout.fits {
             // Nothing is evicted, and reads may keep what they fetch beside the plan.
             return planner.lead(pace, future, None).map(drop);
         }
         let _planned = cached.planned();
         let folders: Vec<String> = drives.iter().map(|drive| drive.folder().display().to_string()).collect();
-        let order = order_of(future, &planner.objects, &planner.units, &format!("{} {}", cached.store, folders.join(" ")));
+        let order = order_of(future, &planner.layout.objects, &planner.layout.units, &format!("{} {}", cached.store, folders.join(" ")));
         let window = (planner.steps_ahead / TOGETHER.0).max(TOGETHER.1);
         let mut first = 0;
         loop {
@@ -141,22 +134,6 @@ impl Planner<'_> {
         }
     }
 
-    /// Collect the uses of steps by the loaders that read them.
-    fn uses(&self, future: &dyn Future, members: &[Member], steps: Range<u64>) -> Uses {
-        let units_of = |step| {
-            let mut ranks: Vec<u64> = members.iter().filter(|member| member.reads(step)).map(|member| member.rank).collect();
-            ranks.sort_unstable();
-            ranks.dedup();
-            self.units.of(ranks.into_iter().flat_map(|rank| future.samples_of(step, rank)))
-        };
-        Uses::new(self.units.units.len(), steps.start, steps.map(units_of))
-    }
-
-    /// Use a unit at a step, and return the fetch that this costs.
-    fn access(&mut self, unit: u32, step: u64, next_use: u64) -> Option<Fetch> {
-        self.caches[usize::from(self.drive_of[unit as usize])].access(unit, step, next_use)
-    }
-
     /// Plan one epoch after the other, and fetch what each one needs, for this loader or for all of a company.
     fn lead(&mut self, pace: &Pace, future: &dyn Future, mut company: Option<&mut Company>) -> Result<Ended> {
         let steps = self.steps_ahead;
@@ -170,201 +147,200 @@ impl Planner<'_> {
                 (company.floor(), company.members())
             }
         };
-        let uses = |planner: &Planner, begin| planner.uses(future, &members, begin..begin + steps);
-        let (mut current, mut later) = (uses(self, begin), uses(self, begin + steps));
+        let (current, later) = self.two_epochs(future, &members, begin);
         let is_shared = members.iter().enumerate().any(|(at, one)| members[..at].iter().any(|other| other.rank == one.rank));
         for unit in self.find_cached(&current, &later, is_shared) {
-            self.evict(unit);
+            self.layout.evict(unit);
         }
-        let (mut bytes, mut ready) = (FETCH_BYTES.0, begin);
         if company.as_ref().is_some_and(|company| company.tell_all(begin).is_err()) {
             return Ok(Ended::Left);
         }
         pace.set_ready(begin);
-        loop {
-            let next_uses = current.next_uses(&later.first_use);
-            let mut next_uses = next_uses.iter();
-            let (mut group, mut has_fetched) = (Group::default(), false);
-            for step in current.steps() {
-                for (unit, next_use) in current.of(step).iter().zip(&mut next_uses) {
-                    match self.access(*unit, step, *next_use) {
-                        None => {}
-                        Some(fetch) if fetch.keep => {
-                            // The loader must be able to read the steps that this fetch waits for.
-                            if fetch.from > ready {
-                                if let Some(ended) = self.execute(pace, company.as_deref_mut(), std::mem::take(&mut group), step) {
-                                    return Ok(ended);
-                                }
-                                ready = step;
-                            }
-                            group.add(fetch, &self.units);
-                            has_fetched = true;
-                        }
-                        Some(_) => {}
-                    }
-                }
-                // A step whose pages are ready must not wait for a group to fill.
-                if group.bytes >= bytes || group.fetches.is_empty() || step + 1 == current.steps().end {
-                    if let Some(ended) = self.execute(pace, company.as_deref_mut(), std::mem::take(&mut group), step + 1) {
-                        return Ok(ended);
-                    }
-                    (bytes, ready) = ((2 * bytes).min(FETCH_BYTES.1), step + 1);
-                }
+        let own = company.as_ref().map(|company| company.own.clone());
+        let announce = |ready| {
+            if let Some(own) = &own {
+                own.set(Field::Ready, ready);
             }
-            if self.fits && !has_fetched {
+            pace.set_ready(ready);
+        };
+        let Planner { layout, caches, .. } = self;
+        let line = Line::new(&announce);
+        std::thread::scope(|scope| {
+            for _ in 0..FETCHES {
+                scope.spawn(|| {
+                    process::heed(pace.stop.clone());
+                    line.work(|fetches| layout.fetch(fetches));
+                });
+            }
+            let _closes = line.closes();
+            let mut dispatch = |group: Group, ready| {
+                wait_for(pace, company.as_deref_mut(), group.from, ready, steps)?;
+                group.victims.iter().for_each(|victim| layout.evict(*victim));
+                line.put(group.fetches, ready);
+                Ok(())
+            };
+            let mut later_of = |begin| layout.uses(future, &members, begin..begin + steps);
+            Ok(plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
+                line.wait_until_done();
                 pace.end();
                 pace.wait_until(|_| false);
-                return Ok(Ended::Stopped);
-            }
-            let end = later.steps().end;
-            current = std::mem::replace(&mut later, uses(self, end));
-        }
+                Ended::Stopped
+            }))
+        })
     }
 
-    /// Return whether the drives have room for all samples.
-    fn fits(&self) -> bool {
-        let drives = &self.cached.drives().drives;
-        let mut free: Vec<i128> = drives.iter().map(|drive| i128::from(drive.room_bytes(&self.cached.store).unwrap_or(0))).collect();
-        let mut last = None;
-        let is_needed = self.units.is_needed();
-        for ((unit, drive), _) in self.units.units.iter().zip(&self.drive_of).zip(is_needed).filter(|(_, is_needed)| *is_needed) {
-            let room = &mut free[usize::from(*drive)];
-            *room -= i128::from(unit.bytes());
-            if last.replace((unit.object, unit.extent)) != Some((unit.object, unit.extent)) {
-                let Object { name, bytes } = &self.objects[unit.object as usize];
-                *room -= i128::from(Extent::overhead_bytes(*bytes, &self.cached.key(name, unit.extent)));
-            }
-        }
-        free.iter().all(|room| *room >= 0)
+    fn two_epochs(&self, future: &dyn Future, members: &[Member], begin: u64) -> (Uses, Uses) {
+        let uses = |begin| self.layout.uses(future, members, begin..begin + self.steps_ahead);
+        (uses(begin), uses(begin + self.steps_ahead))
     }
 
     /// Begin with the units that are cached already, and with the room that the drives have. `is_shared` if several loaders read the same. Returns
     /// the cached units for which there is no room.
     fn find_cached(&mut self, current: &Uses, later: &Uses, is_shared: bool) -> Vec<u32> {
-        let drives = &self.cached.drives().drives;
-        self.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
+        let layout = &mut self.layout;
+        let drives = &layout.cached.drives().drives;
+        layout.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
         let (mut known, mut cached): (Option<Known>, Vec<(u64, u32)>) = (None, Vec::new());
-        let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(&self.cached.store).unwrap_or(0)).collect();
-        for (index, unit) in self.units.units.iter().enumerate() {
-            let number = usize::from(self.drive_of[index]);
+        let store = &layout.cached.store;
+        let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(store).unwrap_or(0)).collect();
+        // What the store has beside the units, such as pages of lists of files.
+        let mut other_bytes: Vec<u64> = drives.iter().map(|drive| drive.store_bytes(store).unwrap_or(0)).collect();
+        for (index, unit) in layout.units.units.iter().enumerate() {
+            let number = usize::from(layout.drive_of[index]);
             if known.as_ref().is_none_or(|known| (known.object, known.extent) != (unit.object, unit.extent)) {
-                let Object { name, bytes } = &self.objects[unit.object as usize];
-                let key = self.cached.key(name, unit.extent);
+                let Object { name, bytes } = &layout.objects[unit.object as usize];
+                let key = layout.cached.key(name, unit.extent);
                 let found = drives[number].find(&key, Some(*bytes)).ok().flatten();
-                room_bytes[number] = room_bytes[number].saturating_sub(Extent::overhead_bytes(*bytes, &key));
+                let overhead_bytes = Extent::overhead_bytes(*bytes, &key);
+                room_bytes[number] = room_bytes[number].saturating_sub(overhead_bytes);
+                other_bytes[number] = other_bytes[number].saturating_sub(if found.is_some() { overhead_bytes } else { 0 });
                 let table = found.and_then(|found| found.table(0..found.pages()).ok()).unwrap_or_default();
                 known = Some(Known { object: unit.object, extent: unit.extent, table });
             }
             let table = known.as_ref().and_then(|known| known.table.get(unit.pages.start as usize..unit.pages.end as usize));
             if table.is_some_and(|table| !table.is_empty() && !table.contains(&0)) {
+                other_bytes[number] = other_bytes[number].saturating_sub(unit.bytes());
                 cached.push((current.first_use[index].min(later.first_use[index]), index as u32));
             }
         }
         // Two steps, so that one is fetched while the other is read.
         let step_bytes = |number: usize| {
-            let bytes = |unit: &&u32| usize::from(self.drive_of[**unit as usize]) == number;
-            let of_step = |step| current.of(step).iter().filter(bytes).map(|unit| self.units.units[*unit as usize].bytes()).sum();
+            let bytes = |unit: &&u32| usize::from(layout.drive_of[**unit as usize]) == number;
+            let of_step = |step| current.of(step).iter().filter(bytes).map(|unit| layout.units.units[*unit as usize].bytes()).sum();
             current.steps().map(of_step).max().unwrap_or(0u64)
         };
         let on = |(number, room_bytes): (usize, u64)| {
-            let passing = if is_shared { (2 * step_bytes(number)).max(room_bytes / PASSING_PART).min(room_bytes / 2) } else { 0 };
-            let sizes = self.units.units.iter().zip(&self.drive_of);
+            let least = PASSING_BYTES.min(room_bytes / 32).max(if is_shared { 2 * step_bytes(number) } else { 0 });
+            let reserve = if layout.fits { 0 } else { least.max(room_bytes / PASSING_PART).min(room_bytes / 2) };
+            let sizes = layout.units.units.iter().zip(&layout.drive_of);
             let sizes = sizes.map(|(unit, on)| if usize::from(*on) == number { unit.bytes() } else { 0 });
-            Belady::new(sizes, room_bytes - passing, passing)
+            Belady::new(sizes, room_bytes, reserve)
         };
-        self.caches = room_bytes.into_iter().enumerate().map(on).collect();
+        let rooms = room_bytes.into_iter().zip(other_bytes).map(|(room_bytes, other_bytes)| room_bytes.saturating_sub(other_bytes));
+        self.caches = rooms.enumerate().map(on).collect();
+        self.caches.iter_mut().for_each(|cache| cache.look_ahead(later.begin, &later.first_use));
         cached.sort_unstable();
-        let Planner { caches, drive_of, .. } = self;
+        let (caches, drive_of) = (&mut self.caches, &self.layout.drive_of);
         let mut has = |(next_use, unit): (u64, u32)| caches[usize::from(drive_of[unit as usize])].has(unit, next_use);
         cached.into_iter().filter_map(|cached| (!has(cached)).then_some(cached.1)).collect()
     }
+}
 
-    /// Evict and fetch what a group says, as soon as all loaders have read far enough. All steps below `ready` are ready afterwards. Returns why the
-    /// plan does not go on, if it does not.
-    fn execute(&self, pace: &Pace, company: Option<&mut Company>, group: Group, ready: u64) -> Option<Ended> {
-        let may_begin = |read: u64| read >= group.from && ready <= read + self.steps_ahead;
-        let mut company = company;
-        match &mut company {
-            None if !pace.wait_until(may_begin) => return Some(Ended::Stopped),
-            None => {}
-            Some(company) => loop {
-                match company.look(group.from) {
-                    _ if pace.is_stopped() => return Some(Ended::Stopped),
-                    Ok(true) => return Some(Ended::Changed),
-                    Err(_) => return Some(Ended::Left),
-                    Ok(false) if company.is_left() => return Some(Ended::Left),
-                    Ok(false) => {}
+/// Plan one epoch after the other, and give each group of fetches to `dispatch`, with the step below which all is ready after it. Returns when
+/// there is nothing left to plan.
+fn plan(
+    layout: &Layout,
+    caches: &mut [Belady],
+    mut current: Uses,
+    mut later: Uses,
+    later_of: &mut dyn FnMut(u64) -> Uses,
+    dispatch: &mut dyn FnMut(Group, u64) -> std::result::Result<(), Ended>,
+) -> std::result::Result<(), Ended> {
+    let room_bytes: u64 = caches.iter().map(Belady::capacity_bytes).sum();
+    let most = if layout.fits { FETCH_BYTES.1 } else { (room_bytes / FETCH_PART).clamp(FETCH_BYTES.0 / 4, FETCH_BYTES.1) };
+    let (mut bytes, mut ready) = (FETCH_BYTES.0.min(most), current.steps().start);
+    loop {
+        let next_uses = current.next_uses(&later.first_use);
+        let mut next_uses = next_uses.iter();
+        let (mut group, mut has_fetched) = (Group::default(), false);
+        for step in current.steps() {
+            for (unit, next_use) in by_worth(layout, caches, current.of(step), &mut next_uses) {
+                let fetch = caches[layout.drive_number(unit)].access(unit, step, next_use);
+                let Some(fetch) = fetch.filter(|fetch| fetch.keep) else { continue };
+                // The loader must be able to read the steps that this fetch waits for.
+                if fetch.from > ready {
+                    dispatch(std::mem::take(&mut group), step)?;
+                    ready = step;
                 }
-                if may_begin(company.floor()) {
-                    company.own.set(Field::Floor, group.from);
-                    break;
-                }
-                pace.pause(company.waits());
-            },
+                group.add(fetch, &layout.units);
+                has_fetched = true;
+            }
+            // A step whose pages are ready must not wait for a group to fill.
+            if group.bytes >= bytes || group.fetches.is_empty() || step + 1 == current.steps().end {
+                dispatch(std::mem::take(&mut group), step + 1)?;
+                (bytes, ready) = ((2 * bytes).min(most), step + 1);
+            }
         }
-        group.victims.iter().for_each(|victim| self.evict(*victim));
-        let fetches = if self.fits && group.bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(group.fetches) } else { group.fetches };
-        if !fetches.is_empty() {
-            let pages = fetches.iter().map(|unit| {
-                let Unit { object, extent, pages } = &self.units.units[*unit as usize];
-                let Object { name, bytes } = &self.objects[*object as usize];
-                (name.clone(), *bytes, *extent, pages.clone())
-            });
-            // The loader reads what could not be fetched, and reports why.
-            let _ = Fill::warm(self.cached, self.fits, pages);
+        if layout.fits && !has_fetched {
+            return Ok(());
         }
-        if let Some(company) = company {
-            company.own.set(Field::Ready, ready);
-        }
-        pace.set_ready(ready);
-        None
-    }
-
-    fn evict(&self, unit: u32) {
-        let (drive, unit) = (self.drive(unit), &self.units.units[unit as usize]);
-        let key = self.cached.key(&self.objects[unit.object as usize].name, unit.extent);
-        let cleared =
-            drive.find(&key, None).and_then(|found| found.map_or(Ok(0), |extent| evict::clear(drive, &extent, unit.pages.clone())));
-        if let Err(error) = cleared {
-            drive.failed(&error);
-        }
-    }
-
-    /// Add the units that are used in the same windows.
-    fn with_neighbours(&self, mut fetches: Vec<u32>) -> Vec<u32> {
-        let units = &self.units.units;
-        let window = |unit: usize| (units[unit].object, units[unit].extent, units[unit].pages.start / WINDOW_PAGES);
-        let mut windows: Vec<_> = fetches.iter().map(|unit| window(*unit as usize)).collect();
-        windows.sort_unstable();
-        windows.dedup();
-        for wanted in windows {
-            let begin = units.partition_point(|unit| (unit.object, unit.extent, unit.pages.start / WINDOW_PAGES) < wanted);
-            let inside = (begin..units.len()).take_while(|unit| window(*unit) == wanted).filter(|unit| self.used[*unit]);
-            fetches.extend(inside.map(|unit| unit as u32));
-        }
-        fetches.sort_unstable();
-        fetches.dedup();
-        fetches
-    }
-
-    fn drive(&self, unit: u32) -> &Drive {
-        &self.cached.drives().drives[usize::from(self.drive_of[unit as usize])]
+        let end = later.steps().end;
+        current = std::mem::replace(&mut later, later_of(end));
+        caches.iter_mut().for_each(|cache| cache.look_ahead(later.begin, &later.first_use));
     }
 }
 
-/// Follow the leader of a company.
+/// Return the units of a step and their next uses, those first that are worth keeping: the others have the room that is left.
+fn by_worth<'u>(layout: &Layout, caches: &[Belady], units: &[u32], next_uses: &mut impl Iterator<Item = &'u u64>) -> Vec<(u32, u64)> {
+    let mut uses: Vec<(u32, u64)> = units.iter().copied().zip(next_uses.copied()).collect();
+    uses.sort_by_key(|(unit, next_use)| !caches[layout.drive_number(*unit)].is_worth(*unit, *next_use));
+    uses
+}
+
+/// Wait until all loaders have read the steps below `from`, and are at most `ahead` steps behind `ready`.
+fn wait_for(pace: &Pace, company: Option<&mut Company>, from: u64, ready: u64, ahead: u64) -> std::result::Result<(), Ended> {
+    let may_begin = |read: u64| read >= from && ready <= read + ahead;
+    let Some(company) = company else {
+        return if pace.wait_until(may_begin) { Ok(()) } else { Err(Ended::Stopped) };
+    };
+    loop {
+        match company.look(from) {
+            _ if pace.is_stopped() => return Err(Ended::Stopped),
+            Ok(true) => return Err(Ended::Changed),
+            Err(_) => return Err(Ended::Left),
+            Ok(false) if company.is_left() => return Err(Ended::Left),
+            Ok(false) => {}
+        }
+        if may_begin(company.floor()) {
+            company.own.set(Field::Floor, from);
+            return Ok(());
+        }
+        pace.pause(company.waits());
+    }
+}
+
+/// Follow the leader of a company. A leader that stands still while this loader waits is left alone.
 fn follow(pace: &Pace, company: &mut Company) -> Ended {
+    let (mut seen, mut since) = (None, Instant::now());
     loop {
         if pace.is_stopped() {
             return Ended::Stopped;
         }
-        match (company.leads(), company.led_to()) {
+        let led_to = match (company.leads(), company.led_to()) {
             (Ok(true), _) => return Ended::Changed,
             (Ok(false), Ok(Some((_, floor)))) if floor > pace.read() => return Ended::Left,
-            (Ok(false), Ok(Some((ready, _)))) => pace.set_ready(ready),
-            (Ok(false), Ok(None)) => {}
+            (Ok(false), Ok(led_to)) => led_to,
             _ => return Ended::Left,
+        };
+        if led_to != seen || !pace.waits() {
+            (seen, since) = (led_to, Instant::now());
+        }
+        if since.elapsed() > LEADER_PATIENCE {
+            return Ended::Left;
+        }
+        if let Some((ready, _)) = led_to {
+            pace.set_ready(ready);
         }
         pace.pause(false);
     }

@@ -1,0 +1,110 @@
+//! What a plan covers: the units of all objects, the drive of each one, and how they are fetched and evicted.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::units::{Future, Member, Object, Unit, Units, Uses};
+use crate::cache::Cached;
+use crate::drive::Drive;
+use crate::evict;
+use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
+use crate::fill::Fill;
+
+/// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
+/// Not in the first fetches, for which a batch waits.
+const WINDOW_PAGES: u32 = BLOCK_PAGES;
+const WINDOWS_FROM_BYTES: u64 = 4 << 20;
+
+/// A page that gives way may be locked by a fetch of its neighbours.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+pub struct Layout<'a> {
+    pub cached: &'a Cached,
+    pub objects: Vec<Object>,
+    pub units: Units,
+    pub drive_of: Vec<u16>,
+    /// Whether each unit is used at all.
+    pub used: Vec<bool>,
+    /// Whether the drives have room for everything.
+    pub fits: bool,
+}
+
+impl Layout<'_> {
+    pub fn drive_number(&self, unit: u32) -> usize {
+        usize::from(self.drive_of[unit as usize])
+    }
+
+    /// Collect the uses of steps by the loaders that read them.
+    pub fn uses(&self, future: &dyn Future, members: &[Member], steps: Range<u64>) -> Uses {
+        let units_of = |step| {
+            let mut ranks: Vec<u64> = members.iter().filter(|member| member.reads(step)).map(|member| member.rank).collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            self.units.of(ranks.into_iter().flat_map(|rank| future.samples_of(step, rank)))
+        };
+        Uses::new(self.units.units.len(), steps.start, steps.map(units_of))
+    }
+
+    /// Return whether the drives have room for all samples.
+    pub fn fits(&self) -> bool {
+        let drives = &self.cached.drives().drives;
+        let mut free: Vec<i128> = drives.iter().map(|drive| i128::from(drive.room_bytes(&self.cached.store).unwrap_or(0))).collect();
+        let mut last = None;
+        let is_needed = self.units.is_needed();
+        for ((unit, drive), _) in self.units.units.iter().zip(&self.drive_of).zip(is_needed).filter(|(_, is_needed)| *is_needed) {
+            let room = &mut free[usize::from(*drive)];
+            *room -= i128::from(unit.bytes());
+            if last.replace((unit.object, unit.extent)) != Some((unit.object, unit.extent)) {
+                let Object { name, bytes } = &self.objects[unit.object as usize];
+                *room -= i128::from(Extent::overhead_bytes(*bytes, &self.cached.key(name, unit.extent)));
+            }
+        }
+        free.iter().all(|room| *room >= 0)
+    }
+
+    /// Fetch units. The loader reads what could not be fetched, and reports why.
+    pub fn fetch(&self, fetches: Vec<u32>) {
+        let bytes: u64 = fetches.iter().map(|unit| self.units.units[*unit as usize].pages.len() as u64 * PAGE_BYTES).sum();
+        let fetches = if self.fits && bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(fetches) } else { fetches };
+        if !fetches.is_empty() {
+            let pages = fetches.iter().map(|unit| {
+                let Unit { object, extent, pages } = &self.units.units[*unit as usize];
+                let Object { name, bytes } = &self.objects[*object as usize];
+                (name.clone(), *bytes, *extent, pages.clone())
+            });
+            let _ = Fill::warm(self.cached, self.fits, pages);
+        }
+    }
+
+    pub fn evict(&self, unit: u32) {
+        let (drive, unit) = (self.drive(unit), &self.units.units[unit as usize]);
+        let key = self.cached.key(&self.objects[unit.object as usize].name, unit.extent);
+        let cleared = drive
+            .find(&key, None)
+            .and_then(|found| found.map_or(Ok(0), |extent| evict::clear(drive, &extent, unit.pages.clone(), PATIENCE)));
+        if let Err(error) = cleared {
+            drive.failed(&error);
+        }
+    }
+
+    /// Add the units that are used in the same windows.
+    fn with_neighbours(&self, mut fetches: Vec<u32>) -> Vec<u32> {
+        let units = &self.units.units;
+        let window = |unit: usize| (units[unit].object, units[unit].extent, units[unit].pages.start / WINDOW_PAGES);
+        let mut windows: Vec<_> = fetches.iter().map(|unit| window(*unit as usize)).collect();
+        windows.sort_unstable();
+        windows.dedup();
+        for wanted in windows {
+            let begin = units.partition_point(|unit| (unit.object, unit.extent, unit.pages.start / WINDOW_PAGES) < wanted);
+            let inside = (begin..units.len()).take_while(|unit| window(*unit) == wanted).filter(|unit| self.used[*unit]);
+            fetches.extend(inside.map(|unit| unit as u32));
+        }
+        fetches.sort_unstable();
+        fetches.dedup();
+        fetches
+    }
+
+    fn drive(&self, unit: u32) -> &Drive {
+        &self.cached.drives().drives[self.drive_number(unit)]
+    }
+}
