@@ -160,7 +160,10 @@ def test_files_of_others_do_not_stop_eviction(local, tmp_path):
         assert read.stdout.split() == [str(sum(map(len, blobs)))]
     found = counts(cache)
     assert found["evicted_bytes"] > before and found["bytes"] > 1_000_000
-    assert counts(f"{cache}:1MB")["bytes"] <= 1_000_000
+    # To show a cache does not change its size. To open it with another one does.
+    assert counts(f"{cache}:1MB") == found
+    ps.open(uri, cache=f"{cache}:1MB")
+    assert counts(cache)["bytes"] <= 1_000_000
 
 
 def test_a_large_read_leaves_others_their_place(local, tmp_path):

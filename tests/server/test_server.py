@@ -88,6 +88,19 @@ def test_ranges(served, prefix):
         with pytest.raises(botocore.exceptions.ClientError) as raised:
             client.get_object(Bucket="penstock", Key=f"{prefix}a", Range=wrong)
         assert code(raised) == (416, "InvalidRange")
+    # What HTTP lets a server ignore gives the whole object, and HEAD always has its length.
+    url = client.generate_presigned_url("get_object", {"Bucket": "penstock", "Key": f"{prefix}a"}, ExpiresIn=60)
+    for odd in ({"Range": "bytes=0-1,3-4"}, {"Range": "bytes=5-2"}, {"Range": "bytes=x"}, {"Range": "items=0-1"},
+                {"Range": "bytes=1-2", "If-Range": '"of another version"'}):  # fmt: skip
+        got = urllib.request.urlopen(urllib.request.Request(url, headers=odd), timeout=10)
+        assert got.status == 200 and got.read() == body, odd
+    head = client.head_object(Bucket="penstock", Key=f"{prefix}a", Range="bytes=0-3")
+    assert head["ContentLength"] == len(body)
+    client.put_object(Bucket="penstock", Key=f"{prefix}empty", Body=b"")
+    for wrong in ("bytes=0-", "bytes=-5"):
+        with pytest.raises(botocore.exceptions.ClientError) as raised:
+            client.get_object(Bucket="penstock", Key=f"{prefix}empty", Range=wrong)
+        assert code(raised) == (416, "InvalidRange")
 
 
 def test_reads_with_conditions(served, prefix):
@@ -292,6 +305,15 @@ def test_signed_urls(served, prefix):
     urllib.request.urlopen(urllib.request.Request(url, data=b"signed", method="PUT"), timeout=10).close()
     url = client.generate_presigned_url("get_object", {"Bucket": "penstock", "Key": f"{prefix}a"}, ExpiresIn=60)
     assert urllib.request.urlopen(url, timeout=10).read() == b"signed"
+    # A URL to write must not be enough to read.
+    client.put_object(Bucket="penstock", Key=f"{prefix}secret", Body=b"secret")
+    write = client.generate_presigned_url("put_object", {"Bucket": "penstock", "Key": f"{prefix}copy"}, ExpiresIn=60)
+    copies = urllib.request.Request(write, data=b"", method="PUT", headers={"x-amz-copy-source": f"penstock/{prefix}secret"})
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(copies, timeout=10)
+    assert raised.value.code == 403 and b"x-amz-copy-source" in raised.value.read()
+    with pytest.raises(botocore.exceptions.ClientError):
+        client.head_object(Bucket="penstock", Key=f"{prefix}copy")
     short = client.generate_presigned_url("get_object", {"Bucket": "penstock", "Key": f"{prefix}a"}, ExpiresIn=1)
     long = client.generate_presigned_url("get_object", {"Bucket": "penstock", "Key": f"{prefix}a"}, ExpiresIn=8 * 24 * 3600)
     other = url.replace(f"{prefix}a".replace("/", "%2F"), "other").replace(f"{prefix}a", "other")
@@ -361,9 +383,9 @@ def test_batches_answer_many_ranges_in_order(served, prefix):
     assert raised.value.code == 400
 
 
-@pytest.fixture
-def limited(tmp_path):
-    """Yield a server before a folder, with keys that may only do some things."""
+@pytest.fixture(params=["folder", "minio"])
+def limited(tmp_path, request):
+    """Yield a server with keys that may only do some things."""
     folder = tmp_path / "served"
     folder.mkdir()
     keys = [
@@ -372,7 +394,10 @@ def limited(tmp_path):
         {"access_key": "cats", "secret_key": "cats-secret", "prefixes": ["penstock/cats/"]},
     ]
     (folder / "keys.json").write_text(json.dumps({"keys": keys}))
-    server = servers.Penstock(folder)
+    if request.param == "folder":
+        server = servers.Penstock(folder)
+    else:
+        server = servers.Penstock(folder, "s3://", environment=request.getfixturevalue("minio").environment)
     yield server
     server.stop()
 
@@ -391,6 +416,11 @@ def test_keys_have_limited_rights(limited):
     deleted = cats.delete_objects(Bucket="penstock", Delete={"Objects": [{"Key": "cats/2"}, {"Key": "dogs/1"}]})
     assert [entry["Key"] for entry in deleted["Deleted"]] == ["cats/2"]
     assert [(entry["Key"], entry["Code"]) for entry in deleted["Errors"]] == [("dogs/1", "AccessDenied")]
+    # MinIO follows such paths here, and nowhere else.
+    paths = ["cats/../dogs/1", "cats/./../dogs/1", "cats/.."]
+    deleted = cats.delete_objects(Bucket="penstock", Delete={"Objects": [{"Key": path} for path in paths]})
+    assert [entry["Key"] for entry in deleted["Errors"]] == paths
+    assert root.get_object(Bucket="penstock", Key="dogs/1")["Body"].read() == b"dogs/1"
     refused = [
         lambda: reader.put_object(Bucket="penstock", Key="cats/3", Body=b""),
         lambda: reader.delete_object(Bucket="penstock", Key="cats/1"),
@@ -424,7 +454,11 @@ def test_keys_have_limited_rights(limited):
     (limited.folder / "keys.json").write_text("{")
     limited.process.send_signal(1)
     until(lambda: "stays as it was" in (limited.folder / "log").read_text(), "the server complains")
-    assert limited.client(key="new", secret="new-secret").list_buckets()["Buckets"]
+    buckets = limited.client(key="new", secret="new-secret")
+    assert buckets.list_buckets()["Buckets"]
+    for key in ("cats/1", "dogs/1"):
+        buckets.delete_object(Bucket="penstock", Key=key)
+    buckets.delete_bucket(Bucket="hidden")
 
 
 def test_a_folder_of_files_is_served_as_it_is(tmp_path):
@@ -617,13 +651,16 @@ def test_links_do_not_lead_out_of_a_served_folder(tmp_path):
         server.stop()
 
 
-def test_takes_of_a_dataset_are_batches(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [(), ("--anonymous",)])
+def test_takes_of_a_dataset_are_batches(tmp_path, monkeypatch, options):
     import numpy as np
     import penstock as ps
 
     (tmp_path / "served").mkdir()
-    server = servers.Penstock(tmp_path / "served")
+    server = servers.Penstock(tmp_path / "served", "", *options)
     try:
+        (tmp_path / "served" / "data" / "penstock").mkdir(exist_ok=True)
+        # Programs sign even if the server does not ask for it.
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         random = np.random.default_rng(1)

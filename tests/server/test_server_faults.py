@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import http.client
 import http.server
+import json
 import os
 import pathlib
 import random
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import botocore.exceptions
 import pytest
@@ -254,12 +257,12 @@ def test_odd_requests_are_refused(served):
         # A page in a browser can send requests to this machine, under any name.
         (b"GET /penstock HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", b"403"),
         (b"GET /penstock HTTP/1.1\r\nOrigin: http://evil.example\r\n" + end, b"403"),
-        # Without keys, no signature can be verified, and no signed chunks can be taken apart.
+        # Without keys, no signature is verified, and no signed chunks can be taken apart.
         (
             b"PUT /penstock/a HTTP/1.1\r\nx-amz-content-sha256: STREAMING-UNSIGNED-PAYLOAD-TRAILER\r\nContent-Length: 3\r\n" + end + b"abc",
             b"400",
         ),
-        (b"GET /penstock/a?X-Amz-Signature=0 HTTP/1.1\r\n" + end, b"400"),
+        (b"GET /penstock/none?X-Amz-Signature=0 HTTP/1.1\r\n" + end, b"404"),
     ]
     for text, status in cases:
         answer = raw(server, text)
@@ -305,12 +308,17 @@ def test_too_many_connections_and_requests_are_refused(served):
 
 
 def test_sigterm_lets_running_requests_end(served):
-    server = served("", "--drain-seconds", "20")
+    status = f"127.0.0.1:{servers.free_port()}"
+    server = served("", "--drain-seconds", "20", "--status", status)
     client = server.client()
     body = os.urandom(60 * MIB)
     client.put_object(Bucket="penstock", Key="a", Body=body)
     stream = client.get_object(Bucket="penstock", Key="a")["Body"]
     begun = stream.read(MIB)
+    # A request runs until its response is sent.
+    running = lambda: json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=10))["running"]  # noqa: E731
+    until(lambda: running() == 1, "the sample of the last second has the request")
+    assert urllib.request.urlopen(f"http://{status}/health", timeout=10).read() == b"ok\n"
     server.process.send_signal(signal.SIGTERM)
 
     def is_closed():
@@ -321,6 +329,10 @@ def test_sigterm_lets_running_requests_end(served):
         return False
 
     until(is_closed, "no new connections are accepted")
+    # Balancers learn that it ends.
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(f"http://{status}/health", timeout=10)
+    assert raised.value.code == 503 and raised.value.read() == b"draining\n"
     assert begun + stream.read() == body
     assert server.process.wait(20) == 0
 

@@ -1,4 +1,4 @@
-"""E50: a cache that knows the order of a loader, for a job of fixed speed before a store that is far away, and two jobs that share it."""
+"""E50: a cache that knows the order of a loader, before a store that is far away, and jobs that share the cache."""
 
 from __future__ import annotations
 

@@ -14,12 +14,11 @@ use crate::extent::{self, Extent, Key};
 use crate::flight::Flight;
 use crate::place::{Place, mix};
 use crate::registry;
-use crate::spec::DriveSpec;
+use crate::spec::{DriveSpec, MARKER_NAME};
 use crate::usage::{Record, Usage, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
-const MARKER_NAME: &str = "penstock-cache";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
 /// Maximum number of extents that a process keeps open on each drive.

@@ -22,6 +22,9 @@ pub struct DriveSpec {
     pub is_in_memory: bool,
 }
 
+/// The file that marks a folder as a cache.
+pub const MARKER_NAME: &str = "penstock-cache";
+
 /// The folder of caches in memory, which all processes of this machine share.
 const MEMORY_FOLDER: &str = "/dev/shm/penstock";
 
@@ -70,6 +73,20 @@ impl Spec {
             Some((_, drive)) => Err(refuse(format!("`{}` is named twice", drive.folder.display()))),
             None => Ok(Spec { drives, dataset_bytes }),
         }
+    }
+}
+
+impl Spec {
+    /// Return the same cache without its sizes, so that those that it has stay. Fails if a folder is not a cache yet.
+    pub fn existing(mut self) -> Result<Spec> {
+        for drive in &mut self.drives {
+            if !drive.folder.join(MARKER_NAME).exists() {
+                return Err(Error::new("not-found", format!("there is no cache at `{}`", drive.folder.display()))
+                    .hint("name the folder of a cache; opening a dataset with cache=\"FOLDER:SIZE\" makes one"));
+            }
+            drive.budget_bytes = None;
+        }
+        Ok(Spec { dataset_bytes: None, ..self })
     }
 }
 

@@ -19,9 +19,9 @@ fn failed(drive: &Drive, error: std::io::Error) -> Error {
     Error::new("storage-failed", format!("cannot use cache `{}`: {error}", drive.folder().display()))
 }
 
-/// Open the drives of an existing cache. A drive that fails is an error here.
+/// Open the drives of an existing cache, whatever size is given. A drive that fails is an error here.
 fn opened(cache: &str) -> penstock_error::Result<Drives> {
-    let drives = Drives::open(&Spec::parse(cache)?)?;
+    let drives = Drives::open(&Spec::parse(cache)?.existing()?)?;
     match drives.failed.first() {
         Some((folder, error)) => Err(Error::new("storage-failed", format!("cannot use cache `{}`: {error}", folder.display()))),
         None => Ok(drives),

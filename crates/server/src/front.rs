@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::hosts::Domains;
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
+use crate::requests;
 use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
 
@@ -91,12 +92,12 @@ impl Front {
             Ok(_) if request.method() == Method::OPTIONS => (no_cors(&request), None),
             Ok(room) => {
                 request.extensions_mut().insert(id.clone());
-                let _running = Counted::begin(&self.metrics.running);
+                let running = Counted::begin(&self.metrics.running);
                 let response = match self.refusal(&request) {
                     Some(refusal) => refusal,
                     None => self.called(request).await?,
                 };
-                (response, Some(room))
+                (response, Some((room, running)))
             }
         };
         self.metrics.latency.get_or_create(&LatencyLabels { operation }).observe(began.elapsed().as_secs_f64());
@@ -113,7 +114,7 @@ impl Front {
             line.status = status;
             line.first_ms = began.elapsed().as_secs_f64() * 1e3;
         }
-        Ok(response.map(|body| Answer { body, front: self, line, began, sent_bytes: 0, is_whole: false, _room: room }))
+        Ok(response.map(|body| Answer { body, front: self, line, began, sent_bytes: 0, is_whole: false, _held: room }))
     }
 }
 
@@ -132,7 +133,11 @@ impl Front {
         };
         if self.anonymous.is_some() {
             request.headers_mut().remove(hyper::header::AUTHORIZATION);
+            if let Some(uri) = requests::without_signature(request.uri()) {
+                *request.uri_mut() = uri;
+            }
         }
+        requests::drop_odd_range(&mut request);
         let idle = self.limits.idle;
         let body = |body: Incoming| match body.is_end_stream() {
             true => s3s::Body::empty(),
@@ -153,6 +158,10 @@ impl Front {
         if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
             return Some(with_error(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT."));
         }
+        if let Some(name) = requests::unsigned_header(request).filter(|_| self.anonymous.is_none()) {
+            let text = format!("The signature does not cover the header {name}. Sign all headers that begin with x-amz-.");
+            return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", &text));
+        }
         let domains = self.anonymous.as_ref()?;
         let host = request.uri().host().unwrap_or_else(|| header("host"));
         if !domains.is_own(host) || request.headers().contains_key(hyper::header::ORIGIN) {
@@ -160,11 +169,9 @@ impl Front {
             let text = "Without keys, this server answers only requests of this machine, by its address.";
             return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", text));
         }
-        let query = request.uri().query().unwrap_or_default();
-        let is_signed_url = query.contains("X-Amz-Signature=") || query.contains("AWSAccessKeyId=");
         let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
-        if is_signed_url || is_in_chunks {
-            let text = "This server was started with --anonymous and cannot verify signatures. Do not sign, or start it with --keys.";
+        if is_in_chunks {
+            let text = "This server was started with --anonymous and cannot verify signed bodies. Do not sign, or start it with --keys.";
             return Some(with_error(StatusCode::BAD_REQUEST, "InvalidRequest", text));
         }
         None
@@ -261,7 +268,8 @@ pub struct Answer {
     began: Instant,
     sent_bytes: u64,
     is_whole: bool,
-    _room: Option<OwnedSemaphorePermit>,
+    /// The request counts until its response is sent.
+    _held: Option<(OwnedSemaphorePermit, Counted)>,
 }
 
 impl Body for Answer {

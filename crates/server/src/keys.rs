@@ -47,7 +47,8 @@ impl Rights {
     /// Return whether an object, or all objects with a prefix, may be used.
     pub fn allow(&self, bucket: &str, key: &str) -> bool {
         let path = format!("{bucket}/{key}");
-        self.prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(|prefix| path.starts_with(prefix.as_str())))
+        let begins = |prefix: &String| path.starts_with(prefix.as_str()) && is_literal(key);
+        self.prefixes.as_ref().is_none_or(|prefixes| prefixes.iter().any(begins))
     }
 
     /// Return whether some object of a bucket may be used, so that the key may know of the bucket.
@@ -78,6 +79,11 @@ impl Rights {
             S3Path::Bucket { bucket } => self.check(bucket, ""),
         }
     }
+}
+
+/// Return whether no cold store can take a key for another one. Some follow `..` in lists of keys to delete.
+fn is_literal(key: &str) -> bool {
+    key.split('/').all(|part| !matches!(part, "." | ".."))
 }
 
 /// Return a parameter of a query, or an empty text.
@@ -222,6 +228,7 @@ mod tests {
     fn prefixes_limit_objects_listings_and_buckets() {
         let rights = of(&["pets/cats/"]);
         assert!(rights.allow("pets", "cats/1") && !rights.allow("pets", "dogs/1") && !rights.allow("pets", "cats"));
+        assert!(!rights.allow("pets", "cats/../dogs/1") && !rights.allow("pets", "cats/./1") && rights.allow("pets", "cats/..1"));
         assert!(rights.know("pets") && !rights.know("pet"));
         let bucket = || S3Path::bucket("pets");
         assert!(rights.check_operation("ListObjectsV2", &bucket(), Some("list-type=2&prefix=cats%2F")).is_ok());

@@ -17,6 +17,7 @@ mod meta;
 mod metrics;
 mod ops;
 mod read;
+mod requests;
 mod server;
 mod tier;
 mod tls;

@@ -16,6 +16,7 @@ const UNIT_BYTES: u64 = 4096;
 #[derive(Debug, Clone)]
 pub struct Memory {
     units: Arc<Semaphore>,
+    total: usize,
 }
 
 /// A part of the budget, until it is dropped.
@@ -37,11 +38,15 @@ impl AsRef<[u8]> for Held {
 
 impl Memory {
     pub fn new(bytes: u64) -> Memory {
-        Memory { units: Arc::new(Semaphore::new((bytes / UNIT_BYTES) as usize)) }
+        let total = (bytes / UNIT_BYTES) as usize;
+        Memory { units: Arc::new(Semaphore::new(total)), total }
     }
 
-    /// Take memory if there is enough now.
+    /// Take memory for what is not needed yet, if half of the budget stays free. So clients that read slowly cannot hold up all others.
     pub fn try_take(&self, bytes: u64) -> Option<Taken> {
+        if self.units.available_permits() < self.total / 2 + units(bytes) as usize {
+            return None;
+        }
         self.units.clone().try_acquire_many_owned(units(bytes)).ok().map(|permit| Taken { _permit: permit })
     }
 

@@ -64,6 +64,8 @@ pub struct Metrics {
     pub cold_waits: Level,
     pub connections: Level,
     pub running: Level,
+    /// 1 while the server ends.
+    pub draining: Level,
     /// Of each drive, refreshed when they are read.
     pub drive_misses: Family<DriveLabels, Level>,
     pub drive_cold_bytes: Family<DriveLabels, Level>,
@@ -92,6 +94,7 @@ impl Metrics {
             cold_waits: Level::default(),
             connections: Level::default(),
             running: Level::default(),
+            draining: Level::default(),
             drive_misses: Family::default(),
             drive_cold_bytes: Family::default(),
             drive_corrupt_pages: Family::default(),
@@ -114,7 +117,12 @@ impl Metrics {
         registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, metrics.cold_bytes.clone());
         registry.register("cold_waits", "Reads of the cold store or of a drive that requests wait for", metrics.cold_waits.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
-        registry.register("running", "Requests that are being answered", metrics.running.clone());
+        registry.register(
+            "running",
+            "Requests that are being answered, with those whose responses are being sent",
+            metrics.running.clone(),
+        );
+        registry.register("draining", "1 while the server ends and takes no connections", metrics.draining.clone());
         registry.register("drive_misses", "Reads that were not cached, by drive", metrics.drive_misses.clone());
         registry.register_with_unit("drive_cold", "Bytes from the cold store", Unit::Bytes, metrics.drive_cold_bytes.clone());
         registry.register("drive_corrupt_pages", "Pages that did not match their checksums", metrics.drive_corrupt_pages.clone());

@@ -140,8 +140,12 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
         _ = interrupt.recv() => {}
     }
     drop(listener);
+    metrics.draining.set(1);
+    note(&format!("ending: {} requests are being answered", metrics.running.get()));
     // Connections that are still busy after this time are cut.
-    let _ = tokio::time::timeout(config.drain, graceful.shutdown()).await;
+    if tokio::time::timeout(config.drain, graceful.shutdown()).await.is_err() {
+        note(&format!("cut {} requests after {} seconds", metrics.running.get(), config.drain.as_secs()));
+    }
     Ok(())
 }
 
@@ -228,11 +232,11 @@ async fn open_cold(config: &Config, note: fn(&str)) -> Result<(Arc<dyn s3s::S3>,
     if config.cold.starts_with("s3://") {
         let (remote, identity) = Remote::open(&config.cold, &config.options).await?;
         let remote = Arc::new(remote);
-        let tried = remote.clone();
+        let (tried, cold) = (remote.clone(), config.cold.clone());
         tokio::spawn(async move {
             // It may be reached later, and what is cached can be read meanwhile.
             if let Err(error) = tried.try_out().await {
-                note(&format!("the cold store does not answer as it should: {}", error.message().unwrap_or(error.code().as_str())));
+                note(&format!("the cold store {cold} does not answer as it should: {}", error.message().unwrap_or(error.code().as_str())));
             }
         });
         return Ok((remote, identity));

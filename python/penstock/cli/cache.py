@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import typer
 
@@ -75,10 +76,11 @@ def warm(
     cache: str = CACHE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Read all data files of a snapshot into a cache."""
+    """Read all data files of a snapshot into a cache. Ends with 1 if they do not fit."""
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
+    from penstock import _core
     from penstock.cli.terminal import show
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch, _cache(cache))
@@ -88,10 +90,18 @@ def warm(
     with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
         task = progress.add_task("warming", total=total)
         files, read_bytes = dataset._snapshot.warm(lambda _files, done: progress.update(task, completed=done))
+    store = dataset._snapshot.identity()
+    kept = [dict(own)["bytes"] for _, _, stores in _core.cache_status(_cache(cache)) for name, own in stores if name == store]
     if as_json:
-        show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot, "data_files": files, "data_bytes": read_bytes})
+        answer = {"uri": dataset.uri, "snapshot": dataset.snapshot, "data_files": files, "data_bytes": read_bytes}
+        show.print_json({**answer, "cached_bytes": sum(kept)})
     else:
-        print(f"read {show.count(files, 'data file')}, {show.size_text(read_bytes)}")
+        print(
+            f"read {show.count(files, 'data file')}, {show.size_text(read_bytes)}; the cache has {show.size_text(sum(kept))} of the dataset"
+        )
+    if sum(kept) < read_bytes:
+        print("hint: the cache has no room for the rest: give it a larger size, or evict another dataset", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

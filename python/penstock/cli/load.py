@@ -29,9 +29,9 @@ def _bytes(text: str) -> int:
 def load(
     bucket: str = typer.Argument(help="The bucket, such as s3://bucket/prefix. Objects are written below the prefix."),
     size: str = typer.Option("1MiB", "--size", help="The size of an object, such as 100KB or 10MiB."),
-    objects: int = typer.Option(100, "--objects", help="Number of objects that are written first, and then read and written again."),
-    puts: float = typer.Option(0.0, "--puts", help="Share of puts: 0 only reads, 1 only writes."),
-    workers: int = typer.Option(16, "--workers", "-w", help="Requests at once. With --tune, the most."),
+    objects: int = typer.Option(100, "--objects", min=1, help="Number of objects that are written first, and then read and written again."),
+    puts: float = typer.Option(0.0, "--puts", min=0.0, max=1.0, help="Share of puts: 0 only reads, 1 only writes."),
+    workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Requests at once. With --tune, the most."),
     seconds: float = typer.Option(30.0, "--seconds", help="How long the load lasts. With --tune, each step lasts a tenth of it."),
     tune: bool = typer.Option(False, "--tune", help="Search for the fewest workers that reach nearly the best throughput."),
     existing: bool = typer.Option(False, "--existing", help="The objects are there from an earlier run with the same size and number."),
@@ -48,6 +48,8 @@ def load(
 
     if not bucket.startswith("s3://") or bucket == "s3://":
         raise typer.BadParameter(f"`{bucket}`: write it as s3://bucket/prefix")
+    if not seconds > 0 or not 0 <= puts <= 1:
+        raise typer.BadParameter(f"--seconds {seconds:g} --puts {puts:g}: seconds must be above 0, and the share of puts from 0 to 1")
     name, _, prefix = bucket.removeprefix("s3://").partition("/")
     header = "  time  op   workers     count         size   latency: min      mean       p99       max   throughput  errors"
     printed: list[bool] = []

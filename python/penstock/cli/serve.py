@@ -30,10 +30,12 @@ def serve(
         "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
     ),
     memory: int = typer.Option(1 << 30, "--memory-bytes", help="Memory for bodies that are being fetched or uploaded."),
-    connections: int = typer.Option(1024, "--connections", help="The most connections. More are answered with 503."),
-    requests: int = typer.Option(512, "--requests", help="The most requests that are answered at once. More are answered with 503."),
-    idle: float = typer.Option(60.0, "--idle-seconds", help="How long a connection may send or receive nothing."),
-    drain: float = typer.Option(30.0, "--drain-seconds", help="How long requests may take to end after SIGTERM."),
+    connections: int = typer.Option(1024, "--connections", min=1, help="The most connections. More are answered with 503."),
+    requests: int = typer.Option(
+        512, "--requests", min=1, help="The most requests at once, with those whose responses are being sent. More are answered with 503."
+    ),
+    idle: float = typer.Option(60.0, "--idle-seconds", min=1.0, help="How long a connection may send or receive nothing."),
+    drain: float = typer.Option(30.0, "--drain-seconds", min=0.0, help="How long requests may take to end after SIGTERM."),
 ) -> None:
     """Serve objects by the protocol of S3, from a cache of local drives. Ends on SIGTERM or Ctrl-C, after the requests that are running.
 

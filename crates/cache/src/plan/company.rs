@@ -18,7 +18,7 @@ use crate::flight::Flight;
 use crate::place::mix;
 use crate::registry::{self, Registered};
 
-/// A member that does not go on for this long while another waits for it is left behind.
+/// A member that stands still for this long while another waits for it is left behind.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Duration::from_secs(5) };
 
 /// The numbers in a member's file, in this order.
@@ -80,7 +80,7 @@ impl Entry {
 #[derive(Debug)]
 struct Seen {
     numbers: Numbers,
-    /// Since when another member waits for this one, which does not go on.
+    /// Since when another member waits for this one, which stands still.
     holds_up_since: Option<Instant>,
     is_left: bool,
 }
@@ -188,7 +188,7 @@ impl Company {
         self.members.values().map(|seen| seen.numbers.member()).collect()
     }
 
-    /// Tell the members of the last look that the plan includes them, and how far it is.
+    /// Inform the members of the last look that the plan includes them, and how far it is.
     pub fn tell_all(&self, ready: u64) -> io::Result<()> {
         self.own.set(Field::Floor, 0);
         self.own.set(Field::Ready, ready);

@@ -25,7 +25,7 @@ const FETCHES: usize = 3;
 /// thirty-second if that is less, and room for two steps if several jobs read the same.
 const PASSING_PART: u64 = 128;
 const PASSING_BYTES: u64 = 4 << 20;
-/// Loaders of one order go on together if they are at most this part of an epoch apart, or as many steps.
+/// Loaders of one order share a plan if they are at most this part of an epoch apart, or as many steps.
 const TOGETHER: (u64, u64) = (8, 8);
 
 /// What an epoch would read.
@@ -38,14 +38,14 @@ pub struct Foreseen {
 /// Longer than a leader waits for a member that stands still.
 const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
 
-/// Why a plan does not go on.
+/// Why a plan ends or begins anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
     /// The loader has ended.
     Stopped,
     /// Other plans came or went, or this one leads now.
     Changed,
-    /// The others go on without this plan.
+    /// The others continue without this plan.
     Left,
 }
 

@@ -192,7 +192,11 @@ impl Folder {
         self.bucket(&input.bucket)?;
         let (mut file, record) = on_disk(|| self.read_record(&bucket, &key))?;
         check_copy(copy_conditions!(input), &record)?;
-        let replaces = input.metadata_directive.as_ref().is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
+        let replaces = match input.metadata_directive.as_ref().map(MetadataDirective::as_str) {
+            None | Some(MetadataDirective::COPY) => false,
+            Some(MetadataDirective::REPLACE) => true,
+            Some(other) => return Err(s3_error!(InvalidArgument, "x-amz-metadata-directive is `{other}`, expected COPY or REPLACE")),
+        };
         if (&bucket, &key) == (&input.bucket, &input.key) && !replaces {
             return Err(s3_error!(InvalidRequest, "an object is copied to itself only with new metadata"));
         }
@@ -276,7 +280,8 @@ fn check_version(version: Option<&str>) -> S3Result<()> {
 }
 
 fn satisfied(range: &s3s::dto::Range, bytes: u64) -> S3Result<Range<u64>> {
-    range.check(bytes).map_err(|_| s3_error!(InvalidRange, "the object has {bytes} bytes"))
+    let within = range.check(bytes).ok().filter(|within| !within.is_empty());
+    within.ok_or_else(|| s3_error!(InvalidRange, "the object has {bytes} bytes"))
 }
 
 /// Return the range of a part of an object.

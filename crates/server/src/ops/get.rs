@@ -1,5 +1,6 @@
 //! GetObject: the version that is current, and its bytes from the cache.
 
+use hyper::header::IF_RANGE;
 use s3s::dto::{GetObjectInput, GetObjectOutput};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
@@ -11,7 +12,11 @@ use crate::read::reader::body;
 /// How often an object that changes while it is read is looked up again, before a byte was sent.
 const LOOK_UPS: usize = 3;
 
-pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+    if request.headers.contains_key(IF_RANGE) {
+        // A client that continues a download gets the whole object, as HTTP allows.
+        request.input.range = None;
+    }
     let input = &request.input;
     let is_plain = input.version_id.is_none() && input.part_number.is_none() && input.sse_customer_key.is_none();
     let Some(blocks) = tier.blocks.as_ref().filter(|_| is_plain) else { return tier.cold.get_object(request).await };
@@ -31,6 +36,9 @@ pub async fn get(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3
             None => 0..meta.bytes,
             Some(range) => range.check(meta.bytes).map_err(|_| s3_error!(InvalidRange, "the object has {} bytes", meta.bytes))?,
         };
+        if range.is_empty() && input.range.is_some() {
+            return Err(s3_error!(InvalidRange, "the object is empty"));
+        }
         match body(blocks, &object, resolved, range.clone()).await {
             Ok(sent) => break (meta, range, sent),
             Err(error) if matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey) => {

@@ -7,9 +7,11 @@ use crate::meta::Object;
 use crate::ops::tier::Tier;
 use crate::read::conditions::conditions;
 
-pub async fn head(tier: &Tier, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+pub async fn head(tier: &Tier, mut request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+    // HTTP has no ranges of HEAD: the length is always that of the object.
+    request.input.range = None;
     let input = &request.input;
-    let asks_more = input.version_id.is_some() || input.part_number.is_some() || input.sse_customer_key.is_some() || input.range.is_some();
+    let asks_more = input.version_id.is_some() || input.part_number.is_some() || input.sse_customer_key.is_some();
     let Some(blocks) = tier.blocks.as_ref().filter(|_| !asks_more && input.checksum_mode.is_none()) else {
         return tier.cold.head_object(request).await;
     };

@@ -31,7 +31,8 @@ pub async fn answer(metrics: Arc<Metrics>, sampler: Arc<Sampler>, request: Reque
                 Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, "text/plain", error.to_string()),
             }
         }
-        "/health" => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
+        "/health" if metrics.draining.get() == 0 => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
+        "/health" => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "draining\n".to_owned()),
         _ => (StatusCode::NOT_FOUND, "text/plain", "see /, /metrics, /status.json and /health\n".to_owned()),
     };
     let mut response = Response::new(Full::from(Bytes::from(text)));
