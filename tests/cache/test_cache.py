@@ -276,3 +276,49 @@ def test_the_command_line_warms_verifies_and_evicts(filled, tmp_path, empty_cach
     evicted = run.invoke(_app(), ["cache", "evict", uri, "--cache", str(cache)])
     assert evicted.exit_code == 0 and counts(cache)["bytes"] == 0
     assert run.invoke(_app(), ["cache", "status"]).exit_code == 2
+
+
+JOB = """
+import sys, time, penstock as ps
+ps.configure(memory_bytes=16 << 20)  # The block cache must not hide the cache.
+ds = ps.open(sys.argv[1], cache=sys.argv[2])
+before = ds.stats()["received_bytes"]
+loader = ds.loader(batch_size=2, shuffle=True, seed=4, columns=["blob"])
+order = []
+for epoch in range(3):
+    for batch in loader:
+        order += [len(blob) for blob in batch["blob"]]
+        time.sleep(0.005)  # A step of the training.
+        if epoch == 0 and len(order) == 40 and len(sys.argv) > 3:
+            print("stops", flush=True)
+            time.sleep(3600)  # Until it is killed.
+print(ds.stats()["received_bytes"] - before, *order)
+"""
+
+
+def jobs(uri, cache, *more):
+    """Run jobs at the same time, and return for each the bytes that it received and the lengths that it read."""
+    commands = [[sys.executable, "-c", JOB, str(uri), cache, *arguments] for arguments in more]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    for process, arguments in zip(running, more, strict=True):
+        if arguments:
+            assert process.stdout.readline() == "stops\n"
+            process.kill()
+    found = [process.communicate()[0].split() for process in running]
+    return [[int(number) for number in numbers] for numbers in found]
+
+
+def test_jobs_of_one_order_fetch_each_byte_once(filled, tmp_path):
+    """Three epochs of data of which half fits: two jobs receive together what one job receives, and have the same batches."""
+    uri, _ = filled
+    ((alone, *order),) = jobs(uri, f"{tmp_path / 'alone'}:3MB", [])
+    (one, *first), (other, *second) = jobs(uri, f"{tmp_path / 'shared'}:3MB", [], [])
+    assert first == second == order
+    # Their plans may begin a few steps after they do.
+    assert one + other <= 1.25 * alone, (one, other, alone)
+
+
+def test_a_job_whose_company_is_killed_continues(filled, tmp_path):
+    uri, _ = filled
+    (alone, *order), _ = jobs(uri, f"{tmp_path / 'cache'}:3MB", [], ["stops"])
+    assert len(order) == 3 * SAMPLES and alone > 0

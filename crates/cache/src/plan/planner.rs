@@ -195,8 +195,8 @@ impl Planner<'_> {
         (uses(begin), uses(begin + self.steps_ahead))
     }
 
+    /// Begin with the units that are cached already, and with the room that the drives have. `is_shared` if several loaders read the same. Returns
     /// the cached units that do not fit.
-    /// the cached units for which there is no room.
     fn find_cached(&mut self, current: &Uses, later: &Uses, is_shared: bool) -> Vec<u32> {
         let layout = &mut self.layout;
         let drives = &layout.cached.drives().drives;
