@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -322,3 +323,21 @@ def test_a_job_whose_company_is_killed_continues(filled, tmp_path):
     uri, _ = filled
     (alone, *order), _ = jobs(uri, f"{tmp_path / 'cache'}:3MB", [], ["stops"])
     assert len(order) == 3 * SAMPLES and alone > 0
+
+
+@pytest.mark.soak
+def test_a_job_whose_company_is_stopped_continues(filled, tmp_path):
+    """A stopped process keeps its locks. The other job waits for it once, for ten seconds."""
+    uri, _ = filled
+    cache = f"{tmp_path / 'cache'}:3MB"
+    stopped = subprocess.Popen([sys.executable, "-c", JOB, str(uri), cache, "stops"], stdout=subprocess.PIPE, text=True)
+    assert stopped.stdout.readline() == "stops\n"
+    stopped.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        ((_, *order),) = jobs(uri, cache, [])
+    finally:
+        stopped.kill()
+        stopped.wait()
+    print(f"{time.monotonic() - began:.0f} seconds for three epochs")
+    assert len(order) == 3 * SAMPLES

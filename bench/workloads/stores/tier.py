@@ -156,10 +156,25 @@ def serve(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                 ]
                 rows[size] = {name: statistics.median(values) for name, values in rates.items()}
                 print(f"  {size}: " + ", ".join(f"{name} {value / 1e9:.2f} GB/s" for name, value in rows[size].items()), flush=True)
+        decay = page_cache(server, folder / "penstock" / "cache", "10 MiB")
+        seconds = ", ".join(f"{row['bytes_per_second'] / 1e9:.2f} GB/s ({row['drive_bytes'] / 1e6:.0f} MB)" for row in decay)
+        print(f"  each second after the page cache was dropped, and what came from the drive: {seconds}", flush=True)
     finally:
         server.stop()
         minio.stop()
-    return {"what": WARM, "comparisons": comparisons, "bars": bars, "missing": missing, "rates": rows, "lines": []}
+    return {"what": WARM, "comparisons": comparisons, "bars": bars, "missing": missing, "rates": rows, "page_cache": decay, "lines": []}
+
+
+def page_cache(server: servers.Penstock, cache: pathlib.Path, size: str) -> list[dict[str, float]]:
+    """E37: read again and again after the kernel has forgotten the cache's files. Return throughput and bytes from the drive for each second."""
+    harness.evict(cache)
+    device_bytes = lambda: int(re.search(r"^read_bytes: (\d+)", pathlib.Path(f"/proc/{server.process.pid}/io").read_text(), re.M)[1])  # type: ignore[index]  # noqa: E731
+    rows = []
+    for _ in range(2 if harness.QUICK else 6):
+        before = device_bytes()
+        rate, _received = wrk(server.port, size, 1)
+        rows.append({"bytes_per_second": rate, "drive_bytes": device_bytes() - before})
+    return rows
 
 
 def read_all(port: int, keys: list[str], size: int) -> float:

@@ -42,9 +42,19 @@ pub enum Field {
     Known,
     /// 1 while the member's loader waits for a step.
     Waits,
+    /// Of the leader: it counts up while the leader lives, also if the store is slow.
+    Pulse,
 }
 
-const FIELDS: usize = Field::Waits as usize + 1;
+const FIELDS: usize = Field::Pulse as usize + 1;
+
+/// How far a leader is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Led {
+    pub ready: u64,
+    pub floor: u64,
+    pulse: u64,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Numbers([u64; FIELDS]);
@@ -135,12 +145,13 @@ impl Company {
         Ok(self.leads.is_some())
     }
 
-    /// Return how far the leader is: the steps that are ready, and those whose pages may be gone. None until it plans for this member.
-    pub fn led_to(&self) -> io::Result<Option<(u64, u64)>> {
+    /// Return how far the leader is, or None until it plans for this member.
+    pub fn led_to(&self) -> io::Result<Option<Led>> {
         let all: Vec<(PathBuf, Numbers)> = members(&self.folder, self.order, self.group)?.collect();
         let is_known = all.iter().any(|(path, own)| path == self.own.0.path() && own.of(Field::Known) == 1);
         let leader = all.iter().find(|(_, other)| is_known && other.of(Field::Leads) == 1);
-        Ok(leader.map(|(_, leader)| (leader.of(Field::Ready), leader.of(Field::Floor))))
+        let led = |leader: &Numbers| Led { ready: leader.of(Field::Ready), floor: leader.of(Field::Floor), pulse: leader.of(Field::Pulse) };
+        Ok(leader.map(|(_, leader)| led(leader)))
     }
 
     /// Look at all members, as the leader. Members that hold others up, which wait for them to read the steps below `wanted`, are left behind.
@@ -189,7 +200,7 @@ impl Company {
     }
 
     /// Inform the members of the last look that the plan includes them, and how far it is.
-    pub fn tell_all(&self, ready: u64) -> io::Result<()> {
+    pub fn include_all(&self, ready: u64) -> io::Result<()> {
         self.own.set(Field::Floor, 0);
         self.own.set(Field::Ready, ready);
         for path in self.members.keys() {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Groups of fetches that wait for a thread. The plan waits if there are more.
 const WAITING: usize = 1;
@@ -95,6 +96,20 @@ impl Line<'_> {
             state = self.lock();
             self.end(&mut state, number);
             self.changed.notify_all();
+        }
+    }
+
+    /// Call `act` again and again, with the number of the call, until the line is closed.
+    pub fn each(&self, pause: Duration, act: impl Fn(u64)) {
+        let mut state = self.lock();
+        let mut next = Instant::now();
+        let mut count = 0;
+        while !state.closed {
+            if Instant::now() >= next {
+                act(count);
+                (count, next) = (count + 1, Instant::now() + pause);
+            }
+            (state, _) = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

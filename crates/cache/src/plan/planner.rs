@@ -35,6 +35,8 @@ pub struct Foreseen {
     pub cold_bytes: u64,
 }
 
+/// How often a leader shows that it lives.
+const PULSE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
 /// Longer than a leader waits for a member that stands still.
 const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
 
@@ -152,7 +154,7 @@ impl Planner<'_> {
         for unit in self.find_cached(&current, &later, is_shared) {
             self.layout.evict(unit);
         }
-        if company.as_ref().is_some_and(|company| company.tell_all(begin).is_err()) {
+        if company.as_ref().is_some_and(|company| company.include_all(begin).is_err()) {
             return Ok(Ended::Left);
         }
         pace.set_ready(begin);
@@ -171,6 +173,9 @@ impl Planner<'_> {
                     process::heed(pace.stop.clone());
                     line.work(|fetches| layout.fetch(fetches));
                 });
+            }
+            if let Some(own) = &own {
+                scope.spawn(|| line.each(PULSE, |count| own.set(Field::Pulse, count)));
             }
             let _closes = line.closes();
             let mut dispatch = |group: Group, ready| {
@@ -320,7 +325,7 @@ fn wait_for(pace: &Pace, company: Option<&mut Company>, from: u64, ready: u64, a
     }
 }
 
-/// Follow the leader of a company. A leader that stands still while this loader waits is left alone.
+/// Follow the leader of a company. A leader that shows no life while this loader waits, because it is stopped, is left alone.
 fn follow(pace: &Pace, company: &mut Company) -> Ended {
     let (mut seen, mut since) = (None, Instant::now());
     loop {
@@ -329,7 +334,7 @@ fn follow(pace: &Pace, company: &mut Company) -> Ended {
         }
         let led_to = match (company.leads(), company.led_to()) {
             (Ok(true), _) => return Ended::Changed,
-            (Ok(false), Ok(Some((_, floor)))) if floor > pace.read() => return Ended::Left,
+            (Ok(false), Ok(Some(led))) if led.floor > pace.read() => return Ended::Left,
             (Ok(false), Ok(led_to)) => led_to,
             _ => return Ended::Left,
         };
@@ -339,8 +344,8 @@ fn follow(pace: &Pace, company: &mut Company) -> Ended {
         if since.elapsed() > LEADER_PATIENCE {
             return Ended::Left;
         }
-        if let Some((ready, _)) = led_to {
-            pace.set_ready(ready);
+        if let Some(led) = led_to {
+            pace.set_ready(led.ready);
         }
         pace.pause(false);
     }
