@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::drive::Drive;
@@ -11,6 +12,7 @@ use crate::evict;
 use crate::extent::{Extent, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::registry;
+use crate::spec::DriveSpec;
 use crate::usage::cut;
 
 /// Counting again waits this long for reads that are storing pages.
@@ -77,6 +79,11 @@ pub fn verify(drive: &Drive, see: &mut dyn FnMut(&Checked) -> ControlFlow<()>) -
     Ok(checked)
 }
 
+/// A mark of no process: the bytes must be counted.
+const AGAIN: &str = "again";
+/// To open a cache takes no longer than this, however much must be counted.
+const A_MOMENT: Duration = Duration::from_millis(300);
+
 fn is_old(path: &std::path::Path) -> bool {
     let age = std::fs::metadata(path).and_then(|found| found.modified()).ok().and_then(|time| time.elapsed().ok());
     age.is_some_and(|age| age > Duration::from_secs(60))
@@ -92,22 +99,32 @@ fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::R
 }
 
 /// Count again if a process died while it changed what the drive holds, or if the counts are damaged. If other processes are changing it now,
-/// the next one that opens the drive tries again. Cost: a few calls, or reads the checksums of all extents.
+/// the next one that opens the drive tries again. Cost: a few calls, or reads the checksums of all extents. What takes longer than a moment
+/// continues in the background: until it ends, reads find what is cached, and nothing is added.
 pub fn count_if_needed(drive: &Drive) -> io::Result<()> {
     let has_extents = || std::fs::read_dir(drive.stores_folder()).is_ok_and(|mut entries| entries.next().is_some());
     let is_damaged = !drive.was_sound && has_extents();
     let has_dead = registry::remove_dead(&drive.pending_folder())?;
-    if (is_damaged || has_dead) && has_extents() {
-        match Flight::alone(&drive.locks(), SHORT_PATIENCE)? {
-            Some(_alone) => recount(drive).map(drop)?,
-            // The next process tries again.
-            None => {
-                std::fs::create_dir_all(drive.pending_folder())?;
-                std::fs::write(drive.pending_folder().join("again"), "")?;
-            }
-        }
+    if !((is_damaged || has_dead) && has_extents()) {
+        return Ok(());
     }
-    Ok(())
+    // A process that dies before the end leaves this mark to the next one.
+    std::fs::create_dir_all(drive.pending_folder())?;
+    let again = drive.pending_folder().join(AGAIN);
+    std::fs::write(&again, "")?;
+    let Some(alone) = Flight::alone(&drive.locks(), SHORT_PATIENCE)? else { return Ok(()) };
+    let spec = DriveSpec { folder: drive.folder().into(), budget_bytes: None, is_in_memory: false };
+    let (done, ended) = mpsc::channel();
+    let count = move || {
+        let counted = match Drive::open(&spec) {
+            Ok(drive) => recount(&drive).and_then(|_| std::fs::remove_file(&again)),
+            Err(_) => Err(io::Error::other("the drive cannot be opened")),
+        };
+        drop(alone);
+        let _ = done.send(counted); // Nobody waits any more.
+    };
+    std::thread::Builder::new().name("penstock-count".into()).spawn(count)?;
+    ended.recv_timeout(A_MOMENT).unwrap_or(Ok(()))
 }
 
 /// Count the bytes of all extents. The caller keeps other operations out. Returns the total.

@@ -13,13 +13,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::units::Member;
-use crate::drive::Drive;
+use crate::drive::{Drive, now_seconds};
 use crate::flight::Flight;
 use crate::place::mix;
 use crate::registry::{self, Registered};
 
 /// A member that stands still for this long while another waits for it is left behind.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Duration::from_secs(5) };
+
+/// Loaders of one order share a plan if they are at most so many steps apart. If they began at the same step, then also if one began so
+/// much later: that is how long the first one waits for it.
+const NEAR_STEPS: u64 = 8;
+const NEAR_SECONDS: u64 = 60;
 
 /// The numbers in a member's file, in this order.
 #[derive(Debug, Clone, Copy)]
@@ -44,9 +49,11 @@ pub enum Field {
     Waits,
     /// Of the leader: it counts up while the leader lives, also if the store is slow.
     Pulse,
+    /// When the member joined, in seconds since 1970.
+    Joined,
 }
 
-const FIELDS: usize = Field::Pulse as usize + 1;
+const FIELDS: usize = Field::Joined as usize + 1;
 
 /// How far a leader is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,23 +116,26 @@ pub struct Company {
 }
 
 impl Company {
-    /// Join the first group, from `first` on, that has no leader or whose leader is at most `window` steps away from step `read`.
-    pub fn join(drive: &Drive, order: u64, member: Member, read: u64, window: u64, first: u64) -> io::Result<Company> {
+    /// Join the first group, from `first` on, that has no leader, or whose leader is near step `read` or has just begun where this member begins.
+    pub fn join(drive: &Drive, order: u64, member: Member, read: u64, first: u64) -> io::Result<Company> {
         let (folder, locks) = (drive.orders_folder(), drive.leaders());
         let mut group = first;
+        let near = |one: u64, other: u64| one.abs_diff(other) <= NEAR_STEPS.max(member.stride);
+        let is_company = |leader: &Numbers| {
+            let is_new = u64::from(now_seconds()) <= leader.of(Field::Joined) + NEAR_SECONDS;
+            near(leader.of(Field::Read), read) || is_new && near(leader.of(Field::Begin), member.begin)
+        };
         loop {
             let leads = try_lead(&locks, order, group)?;
             // A leader that has not written its number yet has just begun, as this plan has.
-            if leads.is_none()
-                && let Some(leader) = leader(&folder, order, group)?
-                && leader.of(Field::Read).abs_diff(read) > window
-            {
+            if leads.is_none() && leader(&folder, order, group)?.is_some_and(|leader| !is_company(&leader)) {
                 group += 1;
                 continue;
             }
             let mut numbers = [0; FIELDS];
             let values = [order, group, member.rank, member.begin, member.stride, read, 0, 0, u64::from(leads.is_some())];
             numbers[..values.len()].copy_from_slice(&values);
+            numbers[Field::Joined as usize] = u64::from(now_seconds());
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let own = Arc::new(Entry(Registered::new(&folder, &bytes)?));
             let mut company = Company { folder, locks, order, group, own, leads, members: HashMap::new() };

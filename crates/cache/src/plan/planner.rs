@@ -25,8 +25,6 @@ const FETCHES: usize = 3;
 /// thirty-second if that is less, and room for two steps if several jobs read the same.
 const PASSING_PART: u64 = 128;
 const PASSING_BYTES: u64 = 4 << 20;
-/// Loaders of one order share a plan if they are at most this part of an epoch apart, or as many steps.
-const TOGETHER: (u64, u64) = (8, 8);
 
 /// What an epoch would read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -112,10 +110,9 @@ impl Planner<'_> {
         let _planned = cached.planned();
         let folders: Vec<String> = drives.iter().map(|drive| drive.folder().display().to_string()).collect();
         let order = order_of(future, &planner.layout.objects, &planner.layout.units, &format!("{} {}", cached.store, folders.join(" ")));
-        let window = (planner.steps_ahead / TOGETHER.0).max(TOGETHER.1);
         let mut first = 0;
         loop {
-            let joined = drives.first().map(|drive| Company::join(drive, order, future.member(), pace.read(), window, first));
+            let joined = drives.first().map(|drive| Company::join(drive, order, future.member(), pace.read(), first));
             let Some(Ok(mut company)) = joined else { return planner.lead(pace, future, None).map(drop) };
             pace.shown_in(Some(company.own.clone()));
             let ended = loop {
