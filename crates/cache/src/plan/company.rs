@@ -116,7 +116,8 @@ pub struct Company {
 }
 
 impl Company {
-    /// Join the first group, from `first` on, that has no leader, or whose leader is near step `read` or has just begun where this member begins.
+    /// Join the first group, from `first` on, that has no leader or one that is near. A leader is near at step `read`, or if it has just begun
+    /// where this member begins.
     pub fn join(drive: &Drive, order: u64, member: Member, read: u64, first: u64) -> io::Result<Company> {
         let (folder, locks) = (drive.orders_folder(), drive.leaders());
         let mut group = first;
