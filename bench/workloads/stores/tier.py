@@ -231,7 +231,7 @@ def tier(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                 finally:
                     server.stop()
             comparisons.append(comparison(f"{name}, cold store at 96 ms and 9.9 MB/s a connection, 16 workers", "bytes/s",
-                                          {"penstock, cold": cold, "penstock, warm": warm, "direct": direct}))  # fmt: skip
+                                          {"penstock": cold, "penstock, warm": warm, "direct": direct}))  # fmt: skip
             median = {"direct": statistics.median(direct), "cold": statistics.median(cold), "warm": statistics.median(warm)}
             bars += [
                 {"what": f"{name}: cold through the server / direct", "value": median["cold"] / median["direct"], "at_least": 0.95},

@@ -117,7 +117,11 @@ pub fn count_if_needed(drive: &Drive) -> io::Result<()> {
     let (done, ended) = mpsc::channel();
     let count = move || {
         let counted = match Drive::open(&spec) {
-            Ok(drive) => recount(&drive).and_then(|_| std::fs::remove_file(&again)),
+            Ok(drive) => recount(&drive).and_then(|_| match std::fs::remove_file(&again) {
+                // Another one that opens the drive may have taken the mark, and counts again, too.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                other => other,
+            }),
             Err(_) => Err(io::Error::other("the drive cannot be opened")),
         };
         drop(alone);

@@ -123,7 +123,7 @@ impl Company {
         let mut group = first;
         let near = |one: u64, other: u64| one.abs_diff(other) <= NEAR_STEPS.max(member.stride);
         let is_company = |leader: &Numbers| {
-            let is_new = u64::from(now_seconds()) <= leader.of(Field::Joined) + NEAR_SECONDS;
+            let is_new = u64::from(now_seconds()).saturating_sub(leader.of(Field::Joined)) <= NEAR_SECONDS;
             near(leader.of(Field::Read), read) || is_new && near(leader.of(Field::Begin), member.begin)
         };
         loop {
