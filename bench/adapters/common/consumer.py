@@ -24,7 +24,7 @@ def main() -> None:
     ds = ps.open(uri, cache=cache)
     share = {"global_batch_size": batch, "rank": int(rank), "world_size": int(world_size)} if world_size > 1 else {"batch_size": batch}
     loader = ds.loader(shuffle=True, seed=1, memory_bytes=LOADER_BYTES, **share)
-    time.sleep(max(0.0, begin_time - time.time()))
+    time.sleep(max(0.0, begin_time - time.time()))  # All jobs begin together.
     rows = []
     for _ in range(epochs):
         before, stalled, order, began = ds.stats()["received_bytes"], 0.0, [], time.perf_counter()

@@ -18,7 +18,7 @@ use crate::flight::Flight;
 use crate::place::mix;
 use crate::registry::{self, Registered};
 
-/// A member that stands still for this long while another waits for it is left behind.
+/// A member that reads nothing for this long while another waits for it is left behind.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Duration::from_secs(5) };
 
 /// Loaders of one order share a plan if they are at most so many steps apart. If they began at the same step, then also if one began so
@@ -97,7 +97,7 @@ impl Entry {
 #[derive(Debug)]
 struct Seen {
     numbers: Numbers,
-    /// Since when another member waits for this one, which stands still.
+    /// Since when another member waits for this one, which reads nothing.
     holds_up_since: Option<Instant>,
     is_left: bool,
 }

@@ -7,7 +7,7 @@ use super::units::{Future, Member, Object, Unit, Units, Uses};
 use crate::cache::Cached;
 use crate::drive::Drive;
 use crate::evict;
-use crate::extent::{BLOCK_PAGES, Extent, PAGE_BYTES};
+use crate::extent::{BLOCK_PAGES, Extent};
 use crate::fill::Fill;
 
 /// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
@@ -64,7 +64,7 @@ impl Layout<'_> {
 
     /// Fetch units. The loader reads what could not be fetched, and reports why.
     pub fn fetch(&self, fetches: Vec<u32>) {
-        let bytes: u64 = fetches.iter().map(|unit| self.units.units[*unit as usize].pages.len() as u64 * PAGE_BYTES).sum();
+        let bytes: u64 = fetches.iter().map(|unit| self.units.units[*unit as usize].bytes()).sum();
         let fetches = if self.fits && bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(fetches) } else { fetches };
         if !fetches.is_empty() {
             let pages = fetches.iter().map(|unit| {

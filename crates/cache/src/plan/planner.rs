@@ -12,7 +12,7 @@ use super::line::Line;
 use super::pace::Pace;
 use super::units::{Future, Member, Object, Unit, Units, Uses, order_of};
 use crate::cache::Cached;
-use crate::extent::{Extent, PAGE_BYTES};
+use crate::extent::Extent;
 use crate::registry::Registered;
 
 /// Bytes that are fetched at a time at first and at most. The first ones are small, so that the first batch need not wait for later ones.
@@ -35,7 +35,7 @@ pub struct Foreseen {
 
 /// How often a leader shows that it lives.
 const PULSE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
-/// Longer than a leader waits for a member that stands still.
+/// Longer than a leader waits for a member that does not read.
 const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
 
 /// Why a plan ends or begins anew.
@@ -64,14 +64,14 @@ impl Planner<'_> {
         let units = Units::new(future.samples(), needs);
         let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
         let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
-        let layout = Layout { cached, objects, units, drive_of, used: Vec::new(), fits: false };
+        let mut layout = Layout { cached, objects, units, drive_of, used: Vec::new(), fits: false };
+        layout.fits = layout.fits();
         Ok(Planner { layout, caches: Vec::new(), steps_ahead: future.epoch_steps().max(1) })
     }
 
     /// Return what a plan would find cached and what it would fetch in the first epoch, in bytes.
     pub fn foresee(cached: &Cached, future: &dyn Future) -> Result<Foreseen> {
         let mut planner = Planner::new(cached, future)?;
-        planner.layout.fits = planner.layout.fits();
         let members = [Member { stride: 1, ..future.member() }];
         let (current, later) = planner.two_epochs(future, &members, members[0].begin);
         let _ = planner.find_cached(&current, &later, false);
@@ -102,7 +102,6 @@ impl Planner<'_> {
             .iter()
             .map(|drive| Registered::new(&drive.plans_folder(), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
-        planner.layout.fits = planner.layout.fits();
         if planner.layout.fits {
             // Nothing is evicted, and reads may keep what they fetch beside the plan.
             return planner.lead(pace, future, None).map(drop);
@@ -228,7 +227,7 @@ impl Planner<'_> {
         }
         // Two steps, so that one is fetched while the other is read.
         let step_bytes = |number: usize| {
-            let bytes = |unit: &&u32| usize::from(layout.drive_of[**unit as usize]) == number;
+            let bytes = |unit: &&u32| layout.drive_number(**unit) == number;
             let of_step = |step| current.of(step).iter().filter(bytes).map(|unit| layout.units.units[*unit as usize].bytes()).sum();
             current.steps().map(of_step).max().unwrap_or(0u64)
         };
@@ -243,8 +242,8 @@ impl Planner<'_> {
         self.caches = rooms.enumerate().map(on).collect();
         self.caches.iter_mut().for_each(|cache| cache.look_ahead(later.begin, &later.first_use));
         cached.sort_unstable();
-        let (caches, drive_of) = (&mut self.caches, &self.layout.drive_of);
-        let mut has = |(next_use, unit): (u64, u32)| caches[usize::from(drive_of[unit as usize])].has(unit, next_use);
+        let Planner { layout, caches, .. } = self;
+        let mut has = |(next_use, unit): (u64, u32)| caches[layout.drive_number(unit)].has(unit, next_use);
         cached.into_iter().filter_map(|cached| (!has(cached)).then_some(cached.1)).collect()
     }
 }
@@ -367,7 +366,7 @@ struct Group {
 
 impl Group {
     fn add(&mut self, fetch: Fetch, units: &Units) {
-        self.bytes += units.units[fetch.unit as usize].pages.len() as u64 * PAGE_BYTES;
+        self.bytes += units.units[fetch.unit as usize].bytes();
         self.fetches.push(fetch.unit);
         // A unit that this very group fetches may be the victim of a later fetch of the group.
         for victim in fetch.victims {
