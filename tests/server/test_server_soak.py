@@ -123,7 +123,8 @@ def test_ten_thousand_flipped_bits_give_no_wrong_byte(folder, minio):
 
 def run(*command, timeout=300, **variables):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env={**os.environ, **variables}, timeout=timeout)
-    assert done.returncode == 0, (command[:6], done.stdout[-1000:], done.stderr[-1000:])
+    if done.returncode != 0:
+        pytest.fail(f"{command[:6]} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return done.stdout
 
 

@@ -10,6 +10,7 @@ use penstock_storage::process::PerProcess;
 
 use crate::drive::{Drive, Unusable};
 use crate::extent::Key;
+use crate::passing::Passing;
 use crate::place::{Place, place};
 use crate::room;
 use crate::spec::Spec;
@@ -36,6 +37,8 @@ pub struct Cached {
     policy: Policy,
     /// Number of plans that run in this process. While one runs, it alone decides what is kept.
     plans: Arc<PerProcess<AtomicUsize>>,
+    /// What plans of this process have fetched into memory.
+    passing: Arc<PerProcess<Passing>>,
 }
 
 /// Bytes of whole objects that this process holds in memory.
@@ -136,6 +139,7 @@ impl Cached {
             drives: Arc::new(drives),
             policy,
             plans: Arc::new(PerProcess::new(AtomicUsize::default)),
+            passing: Arc::new(PerProcess::new(Passing::default)),
         }
     }
 
@@ -184,6 +188,10 @@ impl Cached {
     pub(crate) fn planned(&self) -> Planned {
         self.plans.get().fetch_add(1, Relaxed);
         Planned(self.plans.clone())
+    }
+
+    pub(crate) fn passing(&self) -> &Passing {
+        self.passing.get()
     }
 
     /// Return whether reads may keep what they fetch.

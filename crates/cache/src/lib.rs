@@ -12,7 +12,7 @@ mod extent;
 mod fill;
 mod flight;
 mod now;
-mod part;
+mod passing;
 mod place;
 mod plan;
 mod registry;

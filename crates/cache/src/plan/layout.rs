@@ -8,7 +8,7 @@ use crate::cache::Cached;
 use crate::drive::Drive;
 use crate::evict;
 use crate::extent::{BLOCK_PAGES, Extent};
-use crate::fill::Fill;
+use crate::fill::{Fill, Run};
 
 /// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
 /// Not in the first fetches, for which a batch waits.
@@ -62,18 +62,24 @@ impl Layout<'_> {
         free.iter().all(|room| *room >= 0)
     }
 
-    /// Fetch units. The loader reads what could not be fetched, and reports why.
+    /// Fetch units, and keep them. The loader reads what could not be fetched, and reports why.
     pub fn fetch(&self, fetches: Vec<u32>) {
-        let bytes: u64 = fetches.iter().map(|unit| self.units.units[*unit as usize].bytes()).sum();
+        let bytes = self.units.bytes(&fetches);
         let fetches = if self.fits && bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(fetches) } else { fetches };
-        if !fetches.is_empty() {
-            let pages = fetches.iter().map(|unit| {
-                let Unit { object, extent, pages } = &self.units.units[*unit as usize];
-                let Object { name, bytes } = &self.objects[*object as usize];
-                (name.clone(), *bytes, *extent, pages.clone())
-            });
-            let _ = Fill::warm(self.cached, self.fits, pages);
-        }
+        let _ = Fill::warm(self.cached, self.fits, self.runs(&fetches));
+    }
+
+    /// Fetch units into memory.
+    pub fn ahead(&self, fetches: &[u32]) -> Fill<'_> {
+        Fill::ahead(self.cached, self.runs(fetches))
+    }
+
+    fn runs(&self, fetches: &[u32]) -> impl Iterator<Item = Run> {
+        fetches.iter().map(|unit| {
+            let Unit { object, extent, pages } = &self.units.units[*unit as usize];
+            let Object { name, bytes } = &self.objects[*object as usize];
+            (name.clone(), *bytes, *extent, pages.clone())
+        })
     }
 
     pub fn evict(&self, unit: u32) {

@@ -5,6 +5,7 @@
 
 mod belady;
 mod company;
+mod dispatch;
 mod layout;
 mod line;
 mod pace;
@@ -41,6 +42,7 @@ impl Plan {
             // Without a plan, the loader reads on its own, and reports what fails.
             drop(planned);
             own.end();
+            cached.passing().end(own.number(), u64::MAX);
         };
         let thread = std::thread::Builder::new().name("penstock-plan".into()).spawn(run);
         let thread = thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;

@@ -61,6 +61,11 @@ impl Pace {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Return a number that no other plan of this process has.
+    pub fn number(&self) -> u64 {
+        std::ptr::from_ref(self) as u64
+    }
+
     pub fn has_started(&self) -> bool {
         let state = self.lock();
         state.started || state.ended

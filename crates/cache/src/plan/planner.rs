@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use penstock_error::Result;
 use penstock_storage::process;
 
-use super::belady::{Belady, Fetch, NEVER};
+use super::belady::{Belady, NEVER};
 use super::company::{Company, Field};
+use super::dispatch::{Dispatch, Ended, Group};
 use super::layout::Layout;
 use super::line::Line;
 use super::pace::Pace;
@@ -17,15 +18,15 @@ use crate::registry::Registered;
 
 /// Bytes that are fetched at a time at first and at most. The first ones are small, so that the first batch need not wait for later ones.
 const FETCH_BYTES: (u64, u64) = (1 << 20, 16 << 20);
-/// A fetch is at most this part of the cache, so that the next one can begin before the loader has read all of it.
+/// The same if others must give way, so that steps become ready one after the other, and the part of the cache that a fetch is at most.
+const PASSING_FETCH_BYTES: u64 = 4 << 20;
 const FETCH_PART: u64 = 8;
 /// Fetches that run at the same time.
-const FETCHES: usize = 3;
-/// This part of the cache is for pages that are not worth keeping: they are fetched early. It has at least so many bytes, or a
-/// thirty-second if that is less, and room for two steps if several jobs read the same.
+const FETCHES: usize = 8;
+/// This part of the cache is for pages that are not worth keeping, if several loaders share a plan. It has at least so many bytes, or a
+/// thirty-second if that is less, and room for a step, or two if several jobs read the same. A loader alone gets such pages in memory.
 const PASSING_PART: u64 = 128;
-const PASSING_BYTES: u64 = 4 << 20;
-
+const PASSING_BYTES: u64 = 1 << 20;
 /// What an epoch would read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Foreseen {
@@ -37,17 +38,6 @@ pub struct Foreseen {
 const PULSE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
 /// Longer than a leader waits for a member that does not read.
 const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
-
-/// Why a plan ends or begins anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    /// The loader has ended.
-    Stopped,
-    /// Other plans came or went, or this one leads now.
-    Changed,
-    /// The others continue without this plan.
-    Left,
-}
 
 /// The plan of one loader while it runs.
 pub struct Planner<'a> {
@@ -73,8 +63,9 @@ impl Planner<'_> {
     pub fn foresee(cached: &Cached, future: &dyn Future) -> Result<Foreseen> {
         let mut planner = Planner::new(cached, future)?;
         let members = [Member { stride: 1, ..future.member() }];
-        let (current, later) = planner.two_epochs(future, &members, members[0].begin);
-        let _ = planner.find_cached(&current, &later, false);
+        let begin = members[0].begin;
+        let (current, later) = planner.uses(future, &members, begin, begin + planner.steps_ahead);
+        let _ = planner.find_cached(&current, &later, 0);
         let (mut foreseen, mut seen) = (Foreseen::default(), vec![false; planner.layout.units.units.len()]);
         let next_uses = current.next_uses(&later.first_use);
         let Planner { layout, mut caches, .. } = planner;
@@ -145,9 +136,11 @@ impl Planner<'_> {
                 (company.floor(), company.members())
             }
         };
-        let (current, later) = self.two_epochs(future, &members, begin);
+        // What is worth keeping is chosen for whole epochs.
+        let (current, later) = self.uses(future, &members, begin, (begin + 1).next_multiple_of(steps));
         let is_shared = members.iter().enumerate().any(|(at, one)| members[..at].iter().any(|other| other.rank == one.rank));
-        for unit in self.find_cached(&current, &later, is_shared) {
+        let passing_steps = if members.len() == 1 { 0 } else { 1 + u64::from(is_shared) };
+        for unit in self.find_cached(&current, &later, passing_steps) {
             self.layout.evict(unit);
         }
         if company.as_ref().is_some_and(|company| company.include_all(begin).is_err()) {
@@ -162,24 +155,19 @@ impl Planner<'_> {
             pace.set_ready(ready);
         };
         let Planner { layout, caches, .. } = self;
-        let line = Line::new(&announce);
+        let (layout, line) = (&*layout, Line::new(layout, pace.number(), &announce));
         std::thread::scope(|scope| {
             for _ in 0..FETCHES {
                 scope.spawn(|| {
                     process::heed(pace.stop.clone());
-                    line.work(|fetches| layout.fetch(fetches));
+                    line.work();
                 });
             }
             if let Some(own) = &own {
                 scope.spawn(|| line.each(PULSE, |count| own.set(Field::Pulse, count)));
             }
             let _closes = line.closes();
-            let mut dispatch = |group: Group, ready| {
-                wait_for(pace, company.as_deref_mut(), group.from, ready, steps)?;
-                group.victims.iter().for_each(|victim| layout.evict(*victim));
-                line.put(group.fetches, ready);
-                Ok(())
-            };
+            let mut dispatch = Dispatch::new(pace, company, &line, begin, steps);
             let mut later_of = |begin| layout.uses(future, &members, begin..begin + steps);
             Ok(plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
@@ -191,14 +179,15 @@ impl Planner<'_> {
         })
     }
 
-    fn two_epochs(&self, future: &dyn Future, members: &[Member], begin: u64) -> (Uses, Uses) {
-        let uses = |begin| self.layout.uses(future, members, begin..begin + self.steps_ahead);
-        (uses(begin), uses(begin + self.steps_ahead))
+    /// Return the uses in the steps from `begin` to `end`, and in the epoch that follows.
+    fn uses(&self, future: &dyn Future, members: &[Member], begin: u64, end: u64) -> (Uses, Uses) {
+        let uses = |steps| self.layout.uses(future, members, steps);
+        (uses(begin..end), uses(end..end + self.steps_ahead))
     }
 
-    /// Begin with the units that are cached already, and with the room that the drives have. `is_shared` if several loaders read the same. Returns
-    /// the cached units that do not fit.
-    fn find_cached(&mut self, current: &Uses, later: &Uses, is_shared: bool) -> Vec<u32> {
+    /// Begin with the units that are cached already, and with the room that the drives have. There must be room for `passing_steps` besides what is
+    /// worth keeping. Returns the cached units that do not fit.
+    fn find_cached(&mut self, current: &Uses, later: &Uses, passing_steps: u64) -> Vec<u32> {
         let layout = &mut self.layout;
         let drives = &layout.cached.drives().drives;
         layout.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
@@ -225,15 +214,15 @@ impl Planner<'_> {
                 cached.push((current.first_use[index].min(later.first_use[index]), index as u32));
             }
         }
-        // Two steps, so that one is fetched while the other is read.
+        // What a step of several loaders reads must be there all at once.
         let step_bytes = |number: usize| {
             let bytes = |unit: &&u32| layout.drive_number(**unit) == number;
             let of_step = |step| current.of(step).iter().filter(bytes).map(|unit| layout.units.units[*unit as usize].bytes()).sum();
             current.steps().map(of_step).max().unwrap_or(0u64)
         };
         let on = |(number, room_bytes): (usize, u64)| {
-            let least = PASSING_BYTES.min(room_bytes / 32).max(if is_shared { 2 * step_bytes(number) } else { 0 });
-            let reserve = if layout.fits { 0 } else { least.max(room_bytes / PASSING_PART).min(room_bytes / 2) };
+            let least = PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes(number));
+            let reserve = if layout.fits || passing_steps == 0 { 0 } else { least.min(room_bytes / 2) };
             let sizes = layout.units.units.iter().zip(&layout.drive_of);
             let sizes = sizes.map(|(unit, on)| if usize::from(*on) == number { unit.bytes() } else { 0 });
             Belady::new(sizes, room_bytes, reserve)
@@ -248,6 +237,10 @@ impl Planner<'_> {
     }
 }
 
+fn room_bytes(caches: &[Belady]) -> u64 {
+    caches.iter().map(Belady::capacity_bytes).sum()
+}
+
 /// Plan one epoch after the other, and give each group of fetches to `dispatch`, with the step below which all is ready after it. Returns when
 /// there is nothing left to plan.
 fn plan(
@@ -256,10 +249,10 @@ fn plan(
     mut current: Uses,
     mut later: Uses,
     later_of: &mut dyn FnMut(u64) -> Uses,
-    dispatch: &mut dyn FnMut(Group, u64) -> std::result::Result<(), Ended>,
+    dispatch: &mut Dispatch,
 ) -> std::result::Result<(), Ended> {
-    let room_bytes: u64 = caches.iter().map(Belady::capacity_bytes).sum();
-    let most = if layout.fits { FETCH_BYTES.1 } else { (room_bytes / FETCH_PART).clamp(FETCH_BYTES.0 / 4, FETCH_BYTES.1) };
+    let passing = (room_bytes(caches) / FETCH_PART).clamp(FETCH_BYTES.0 / 4, PASSING_FETCH_BYTES);
+    let most = if layout.fits { FETCH_BYTES.1 } else { passing };
     let (mut bytes, mut ready) = (FETCH_BYTES.0.min(most), current.steps().start);
     loop {
         let next_uses = current.next_uses(&later.first_use);
@@ -268,18 +261,18 @@ fn plan(
         for step in current.steps() {
             for (unit, next_use) in by_worth(layout, caches, current.of(step), &mut next_uses) {
                 let fetch = caches[layout.drive_number(unit)].access(unit, step, next_use);
-                let Some(fetch) = fetch.filter(|fetch| fetch.keep) else { continue };
+                let Some(fetch) = fetch.filter(|fetch| fetch.keep || dispatch.is_alone()) else { continue };
                 // The loader must be able to read the steps that this fetch waits for.
                 if fetch.from > ready {
-                    dispatch(std::mem::take(&mut group), step)?;
+                    dispatch.put(std::mem::take(&mut group), step)?;
                     ready = step;
                 }
-                group.add(fetch, &layout.units);
+                group.add(fetch);
                 has_fetched = true;
             }
             // A step whose pages are ready must not wait for a group to fill.
-            if group.bytes >= bytes || group.fetches.is_empty() || step + 1 == current.steps().end {
-                dispatch(std::mem::take(&mut group), step + 1)?;
+            if group.bytes(&layout.units) >= bytes || group.is_empty() || step + 1 == current.steps().end {
+                dispatch.put(std::mem::take(&mut group), step + 1)?;
                 (bytes, ready) = ((2 * bytes).min(most), step + 1);
             }
         }
@@ -297,28 +290,6 @@ fn by_worth<'u>(layout: &Layout, caches: &[Belady], units: &[u32], next_uses: &m
     let mut uses: Vec<(u32, u64)> = units.iter().copied().zip(next_uses.copied()).collect();
     uses.sort_by_key(|(unit, next_use)| !caches[layout.drive_number(*unit)].is_worth(*unit, *next_use));
     uses
-}
-
-/// Wait until all loaders have read the steps below `from`, and are at most `ahead` steps behind `ready`.
-fn wait_for(pace: &Pace, company: Option<&mut Company>, from: u64, ready: u64, ahead: u64) -> std::result::Result<(), Ended> {
-    let may_begin = |read: u64| read >= from && ready <= read + ahead;
-    let Some(company) = company else {
-        return if pace.wait_until(may_begin) { Ok(()) } else { Err(Ended::Stopped) };
-    };
-    loop {
-        match company.look(from) {
-            _ if pace.is_stopped() => return Err(Ended::Stopped),
-            Ok(true) => return Err(Ended::Changed),
-            Err(_) => return Err(Ended::Left),
-            Ok(false) if company.is_left() => return Err(Ended::Left),
-            Ok(false) => {}
-        }
-        if may_begin(company.floor()) {
-            company.own.set(Field::Floor, from);
-            return Ok(());
-        }
-        pace.pause(company.waits());
-    }
 }
 
 /// Follow the leader of a company. A leader that shows no life while this loader waits, because it is stopped, is left alone.
@@ -352,29 +323,4 @@ struct Known {
     object: u32,
     extent: u32,
     table: Vec<u32>,
-}
-
-/// Fetches that are made together.
-#[derive(Default)]
-struct Group {
-    fetches: Vec<u32>,
-    victims: Vec<u32>,
-    bytes: u64,
-    /// The victims are not used after the steps below this.
-    from: u64,
-}
-
-impl Group {
-    fn add(&mut self, fetch: Fetch, units: &Units) {
-        self.bytes += units.units[fetch.unit as usize].bytes();
-        self.fetches.push(fetch.unit);
-        // A unit that this very group fetches may be the victim of a later fetch of the group.
-        for victim in fetch.victims {
-            match self.fetches.iter().position(|unit| *unit == victim) {
-                Some(at) => drop(self.fetches.swap_remove(at)),
-                None => self.victims.push(victim),
-            }
-        }
-        self.from = self.from.max(fetch.from);
-    }
 }

@@ -129,6 +129,10 @@ impl Units {
         needed
     }
 
+    pub fn bytes(&self, units: &[u32]) -> u64 {
+        units.iter().map(|unit| self.units[*unit as usize].bytes()).sum()
+    }
+
     /// Return the units that samples use, each one once, in ascending order.
     pub fn of(&self, samples: impl Iterator<Item = u32>) -> Vec<u32> {
         let runs = samples.flat_map(|sample| {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,9 +12,14 @@ use crate::cache::Cached;
 use crate::drive::now_seconds;
 use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
 use crate::flight::Flight;
-use crate::part::Part;
 use crate::registry::Registered;
 use crate::usage::Counts;
+
+mod part;
+mod warm;
+
+use part::Part;
+pub use warm::Run;
 
 /// Pages that are read and verified together, so that they are still in the processor's cache when they are copied.
 const GROUP_PAGES: u32 = 16;
@@ -117,35 +121,12 @@ impl<'a> Fill<'a> {
         Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, gap_bytes }
     }
 
-    /// Fetch and keep pages for a plan: each with its object's name and length, its extent and its pages. With `gaps`, the pages between them are
-    /// wanted later as well. Cost: one request per run of pages.
-    pub fn warm(cached: &'a Cached, gaps: bool, runs: impl Iterator<Item = (Arc<str>, u64, u32, Range<u32>)>) -> Result<()> {
-        let mut fill = Fill::empty(cached, true, if gaps { cached.cold.request_cost().gap_bytes } else { 0 });
-        for (name, object_bytes, extent, pages) in runs {
-            let begin = u64::from(extent) * EXTENT_BYTES + u64::from(pages.start) * PAGE_BYTES;
-            let part = fill.parts_of(&name, object_bytes, begin, 1);
-            fill.parts[part].needed.push(u64::from(pages.start) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES);
-            fill.parts[part].missing.push(pages);
-        }
-        let began = Instant::now();
-        loop {
-            let wanted: Vec<Vec<Range<u32>>> = fill.parts.iter().map(|part| part.missing.clone()).collect();
-            let busy = fill.fetch_missing(began)?;
-            fill.parts.iter_mut().for_each(|part| part.fetched.clear());
-            if !busy {
-                fill.note_events();
-                return Ok(());
-            }
-            // Pages that another operation was fetching are cached now, unless it failed.
-            fill.parts.iter_mut().zip(wanted).for_each(|(part, missing)| part.missing = missing);
-        }
-    }
-
-    /// Add the events of all parts to the counters of the store and the counts of each drive.
-    fn note_events(&self) {
+    /// Add the events of all parts to the counters of the store and the counts of each drive, once.
+    fn note_events(&mut self) {
         for drive in &self.cached.drives().drives {
             let mut events = Counts::default();
-            self.parts.iter().filter(|part| std::ptr::eq(part.drive, drive)).for_each(|part| events.add(&part.events));
+            let of_drive = self.parts.iter_mut().filter(|part| std::ptr::eq(part.drive, drive));
+            of_drive.for_each(|part| events.add(&std::mem::take(&mut part.events)));
             if events == Counts::default() {
                 continue;
             }
@@ -213,7 +194,6 @@ impl<'a> Fill<'a> {
             };
             done(wanted.range, wanted.piece, answer);
         }
-        self.note_events();
     }
 
     /// Fill a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
@@ -251,6 +231,10 @@ impl<'a> Fill<'a> {
                 target.push(&bytes[skip as usize..until as usize]);
                 return true;
             }
+        }
+        if let Some(bytes) = self.cached.passing().find(key, begin) {
+            target.push(&bytes[..bytes.len().min((end - begin) as usize)]);
+            return true;
         }
         let Some(found) = extent.clone() else { return false };
         let next_fetched = fetched.get(after).map_or(u32::MAX, |(at, _)| (at / PAGE_BYTES) as u32).max(page);
@@ -363,13 +347,16 @@ impl<'a> Fill<'a> {
     fn fetch(&mut self, fetches: Vec<Fetch>) -> Result<()> {
         self.parts.iter_mut().for_each(|part| part.needed.sort_unstable_by_key(|needed| needed.start));
         let (ranges, order) = self.plan(&fetches);
-        let answers = self.cached.cold.fetch(ranges);
+        let answers = self.answers(ranges, &order, &fetches);
         let mut failure = None;
-        for (answer, numbers) in answers.into_iter().zip(order) {
+        for ((is_held, answer), numbers) in answers.into_iter().zip(order) {
             match answer {
                 Ok(pieces) => {
                     for (bytes, (number, pages, begin)) in pieces.into_iter().zip(numbers) {
                         let Fetch { part, keep, .. } = fetches[number];
+                        if !is_held {
+                            self.parts[part].events.cold_bytes += bytes.len() as u64;
+                        }
                         self.parts[part].took(pages, begin, bytes, keep);
                     }
                 }
@@ -437,8 +424,18 @@ impl<'a> Fill<'a> {
     }
 }
 
+impl Drop for Fill<'_> {
+    fn drop(&mut self) {
+        self.note_events();
+    }
+}
+
 /// Return the only piece of the only range of a read.
 pub fn only(answers: Vec<Result<Vec<Bytes>>>) -> Result<Bytes> {
-    let pieces = answers.into_iter().next().unwrap_or_else(|| Err(Error::new("internal", "the store gave no answer")))?;
+    let pieces = answers.into_iter().next().unwrap_or_else(no_answer)?;
     Ok(pieces.into_iter().next().unwrap_or_default())
+}
+
+fn no_answer<T>() -> Result<T> {
+    Err(Error::new("internal", "the store gave no answer"))
 }

@@ -20,6 +20,8 @@ pub struct Part<'a> {
     pub extent: Option<Arc<Extent>>,
     /// Where bytes begin that were fetched by this read, in ascending order, and the bytes.
     pub fetched: Vec<(u64, Bytes)>,
+    /// The same for bytes that were fetched ahead, and are not kept yet.
+    pub ahead: Vec<(u64, Bytes)>,
     /// Pages that open pieces still need.
     pub missing: Vec<Range<u32>>,
     /// Bytes that open pieces still need.
@@ -40,8 +42,8 @@ impl<'a> Part<'a> {
             drive.failed(&error);
             None
         });
-        let (fetched, missing, needed, corrupt, events) = Default::default();
-        Part { drive, key, object_bytes, extent, fetched, missing, needed, corrupt, events }
+        let (fetched, ahead, missing, needed, corrupt, events) = Default::default();
+        Part { drive, key, object_bytes, extent, fetched, ahead, missing, needed, corrupt, events }
     }
 
     /// Take the runs of pages that open pieces need, without repetitions. Gaps of up to `gap_pages` between them are added.
@@ -164,9 +166,48 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Return bytes that were fetched ahead. Copies them if they were fetched in several pieces.
+    pub fn held(&self, begin: u64, bytes: usize) -> Option<Bytes> {
+        let from = |begin: u64| {
+            let (at, held) = &self.ahead[self.ahead.partition_point(|(at, _)| *at <= begin).checked_sub(1)?];
+            let skip = (begin - at) as usize;
+            (skip < held.len()).then(|| held.slice(skip..))
+        };
+        let first = from(begin)?;
+        if first.len() >= bytes {
+            return Some(first.slice(..bytes));
+        }
+        let mut all = first.to_vec();
+        while all.len() < bytes {
+            all.extend_from_slice(&from(begin + all.len() as u64)?);
+        }
+        all.truncate(bytes);
+        Some(all.into())
+    }
+
+    /// Read cached pages, which may give way before the others are kept.
+    pub fn copy_cached(&mut self) -> std::io::Result<()> {
+        let Some(extent) = &self.extent else { return Ok(()) };
+        for run in &self.missing {
+            let table = extent.table(run.clone())?;
+            let mut first = run.start;
+            for pages in table.chunk_by(|one, next| (*one == 0) == (*next == 0)) {
+                let begin = u64::from(first) * PAGE_BYTES;
+                if pages[0] != 0 {
+                    let mut bytes = vec![0; (pages.len() as u64 * PAGE_BYTES).min(extent.data_bytes() - begin) as usize];
+                    let good = extent.read(first, pages, &mut bytes)?;
+                    bytes.truncate(good * PAGE_BYTES as usize);
+                    self.fetched.push((begin, bytes.into()));
+                }
+                first += pages.len() as u32;
+            }
+        }
+        self.fetched.sort_unstable_by_key(|(begin, _)| *begin);
+        Ok(())
+    }
+
     /// Take fetched pages, and store them if there is room for them.
     pub fn took(&mut self, pages: Range<u32>, begin: u64, bytes: Bytes, keep: bool) {
-        self.events.cold_bytes += bytes.len() as u64;
         let stored = match self.extent.as_ref().filter(|_| keep) {
             None => Ok(false),
             Some(extent) => extent.write(pages.start, &bytes).map(|()| true).inspect_err(|_| {

@@ -1,0 +1,180 @@
+//! Makes room for the groups of a plan, in their order. Fetches run ahead of that, into memory.
+
+use std::collections::VecDeque;
+
+use super::belady::Fetch;
+use super::company::{Company, Field};
+use super::line::{Fate, Line};
+use super::pace::Pace;
+use super::units::Units;
+
+/// Fetches may run ahead of the room for them, and fetch into memory what there is no room for: so many bytes, and so many groups.
+const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
+const AHEAD_GROUPS: usize = 64;
+
+/// Why a plan ends or begins anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The loader has ended.
+    Stopped,
+    /// Other plans came or went, or this one leads now.
+    Changed,
+    /// The others continue without this plan.
+    Left,
+}
+
+/// Fetches that are made together.
+#[derive(Default)]
+pub struct Group {
+    /// Units to keep.
+    fetches: Vec<u32>,
+    /// Units to hold in memory, until the steps below `until` are read.
+    passes: Vec<u32>,
+    until: u64,
+    victims: Vec<u32>,
+    /// The victims are not used after the steps below this.
+    from: u64,
+}
+
+impl Group {
+    pub fn add(&mut self, fetch: Fetch) {
+        if fetch.keep {
+            self.fetches.push(fetch.unit);
+        } else {
+            self.passes.push(fetch.unit);
+            self.until = self.until.max(fetch.needed + 1);
+        }
+        self.victims.extend(fetch.victims);
+        self.from = self.from.max(fetch.from);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.fetches.is_empty() && self.passes.is_empty()
+    }
+
+    pub fn bytes(&self, units: &Units) -> u64 {
+        units.bytes(&self.fetches) + units.bytes(&self.passes)
+    }
+}
+
+/// A group that waits for room.
+struct Behind {
+    number: u64,
+    bytes: u64,
+    victims: Vec<u32>,
+    from: u64,
+    ready: u64,
+}
+
+pub struct Dispatch<'d, 'a> {
+    pace: &'d Pace,
+    company: Option<&'d mut Company>,
+    line: &'d Line<'a>,
+    /// The plan is at most this far ahead of the loaders.
+    ahead_steps: u64,
+    behind: VecDeque<Behind>,
+    /// The bytes of groups in memory, and the step below which all must be read before they go.
+    passing: Vec<(u64, u64)>,
+    /// All steps below this are planned.
+    ready: u64,
+}
+
+impl<'d, 'a> Dispatch<'d, 'a> {
+    pub fn new(pace: &'d Pace, company: Option<&'d mut Company>, line: &'d Line<'a>, begin: u64, ahead_steps: u64) -> Dispatch<'d, 'a> {
+        Dispatch { pace, company, line, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin }
+    }
+
+    /// Return whether no other process needs what this plan fetches, so that it may stay in memory.
+    pub fn is_alone(&self) -> bool {
+        self.company.as_ref().is_none_or(|company| company.members().len() == 1)
+    }
+
+    /// Begin to fetch a group, after which all steps below `ready` are ready. Waits while the plan is far ahead of the loaders.
+    pub fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended> {
+        let Group { fetches, passes, until, victims, from } = group;
+        let units = &self.line.layout.units;
+        if !passes.is_empty() {
+            self.passing.push((until, units.bytes(&passes)));
+            // What is ready after it depends on the other units.
+            self.line.put(passes, self.ready, Fate::Pass(until));
+        }
+        self.ready = ready;
+        let bytes = units.bytes(&fetches);
+        self.look(from)?;
+        let has_room = self.behind.is_empty() && self.may_evict(from, ready);
+        if has_room {
+            self.evict(&victims, from);
+        }
+        let number = self.line.put(fetches, ready, if has_room { Fate::Keep } else { Fate::KeepLater });
+        if !has_room {
+            self.behind.push_back(Behind { number, bytes, victims, from, ready });
+        }
+        loop {
+            self.look(self.behind.front().map_or(0, |group| group.from))?;
+            self.allow();
+            if !self.is_far_ahead() {
+                return Ok(());
+            }
+            let read = self.read();
+            match &self.company {
+                Some(company) => self.pace.pause(company.waits()),
+                None => drop(self.pace.wait_until(|now| now > read)),
+            }
+        }
+    }
+
+    /// Make room for groups in their order, as far as the loaders have read.
+    fn allow(&mut self) {
+        let (read, before) = (self.read(), self.passing.len());
+        self.passing.retain(|(until, _)| *until > read);
+        if self.passing.len() < before {
+            self.line.release(read);
+        }
+        while let Some(Behind { from, ready, .. }) = self.behind.front() {
+            if !self.may_evict(*from, *ready) {
+                break;
+            }
+            let Some(Behind { number, victims, from, .. }) = self.behind.pop_front() else { break };
+            self.evict(&victims, from);
+            self.line.allow(number);
+        }
+    }
+
+    /// Evict units that are not used in the steps from `from` on.
+    fn evict(&self, victims: &[u32], from: u64) {
+        if let Some(company) = &self.company {
+            company.own.set(Field::Floor, from);
+        }
+        victims.iter().for_each(|victim| self.line.layout.evict(*victim));
+    }
+
+    /// Return whether the plan must wait for the loaders, which have steps to read that are planned completely.
+    fn is_far_ahead(&self) -> bool {
+        let bytes = self.behind.iter().map(|group| group.bytes).chain(self.passing.iter().map(|(_, bytes)| *bytes)).sum::<u64>();
+        let most_ahead = self.read() + self.ahead_steps;
+        self.ready > self.read() && (bytes > AHEAD_BYTES || self.behind.len() > AHEAD_GROUPS || self.ready > most_ahead)
+    }
+
+    /// Return the step below which all loaders have read.
+    fn read(&self) -> u64 {
+        self.company.as_ref().map_or_else(|| self.pace.read(), |company| company.floor())
+    }
+
+    /// Return whether all loaders have read the steps below `from`, and are at most `ahead_steps` behind `ready`.
+    fn may_evict(&self, from: u64, ready: u64) -> bool {
+        self.read() >= from && ready <= self.read() + self.ahead_steps
+    }
+
+    /// Look at the loaders, of which those that have not read the steps below `wanted` may hold the others up.
+    fn look(&mut self, wanted: u64) -> Result<(), Ended> {
+        if self.pace.is_stopped() {
+            return Err(Ended::Stopped);
+        }
+        let Some(company) = self.company.as_deref_mut() else { return Ok(()) };
+        match company.look(wanted) {
+            Ok(true) => Err(Ended::Changed),
+            Ok(false) if !company.is_left() => Ok(()),
+            _ => Err(Ended::Left),
+        }
+    }
+}
