@@ -8,7 +8,7 @@ use super::line::{Fate, Line};
 use super::pace::Pace;
 use super::units::Units;
 
-/// Fetches may run ahead of the room for them, and fetch into memory what there is no room for: so many bytes, and so many groups.
+/// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
 const AHEAD_GROUPS: usize = 64;
 

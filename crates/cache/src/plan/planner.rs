@@ -18,13 +18,13 @@ use crate::registry::Registered;
 
 /// Bytes that are fetched at a time at first and at most. The first ones are small, so that the first batch need not wait for later ones.
 const FETCH_BYTES: (u64, u64) = (1 << 20, 16 << 20);
-/// The same if others must give way, so that steps become ready one after the other, and the part of the cache that a fetch is at most.
+/// The same if other pages must give way. Steps then become ready one after the other. A fetch is at most this part of the cache.
 const PASSING_FETCH_BYTES: u64 = 4 << 20;
 const FETCH_PART: u64 = 8;
 /// Fetches that run at the same time.
 const FETCHES: usize = 8;
 /// This part of the cache is for pages that are not worth keeping, if several loaders share a plan. It has at least so many bytes, or a
-/// thirty-second if that is less, and room for a step, or two if several jobs read the same. A loader alone gets such pages in memory.
+/// thirty-second if that is less. It has room for a step, or two if several jobs read the same. A loader alone gets such pages in memory.
 const PASSING_PART: u64 = 128;
 const PASSING_BYTES: u64 = 1 << 20;
 /// What an epoch would read.
