@@ -25,13 +25,14 @@ from waiting import until
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=["minio", "folder", "folder through a cache"])
+@pytest.fixture(scope="module", params=["minio", "folder", "folder through a cache", "written back"])
 def served(request, tmp_path_factory):
     """Yield a server with the bucket `penstock`."""
     folder = tmp_path_factory.mktemp("served")
-    if request.param == "minio":
+    if request.param in ("minio", "written back"):
         minio = request.getfixturevalue("minio")
-        server = servers.Penstock(folder, "s3://", "--cache", f"{folder / 'cache'}:200MB", environment=minio.environment)
+        back = ("--write-back", f"{folder / 'pending'}:200MB") if request.param == "written back" else ()
+        server = servers.Penstock(folder, "s3://", "--cache", f"{folder / 'cache'}:200MB", *back, environment=minio.environment)
     elif request.param == "folder":
         server = servers.Penstock(folder)
     else:

@@ -28,7 +28,7 @@ pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
 pub use plan::units::{Future, Member, Need, Object};
 pub use plan::{Foreseen, Plan};
-pub use spec::Spec;
+pub use spec::{DriveSpec, Spec};
 pub use usage::Counts;
 
 /// The variable that names a cache for all stores that are reached over a network.

@@ -21,6 +21,7 @@ use crate::errors::{OrRaise, interrupted};
 struct Serving {
     cold: String,
     cache: Option<String>,
+    write_back: Option<String>,
     listen: String,
     status: Option<String>,
     keys: Option<PathBuf>,
@@ -42,6 +43,7 @@ impl Serving {
             cold: self.cold,
             options: Options::new(self.storage_options, Io::Auto)?,
             cache: self.cache,
+            write_back: self.write_back,
             listen: address(&self.listen)?,
             status: self.status.as_deref().map(address).transpose()?,
             keys: self.keys,

@@ -59,6 +59,11 @@ pub struct Metrics {
     pub cold_requests: Count,
     pub refused: Count,
     pub lost_lines: Count,
+    /// Objects that were acknowledged and are not in the cold store yet, and their bytes.
+    pub pending_objects: Level,
+    pub pending_bytes: Level,
+    pub sent_back: Count,
+    pub send_failures: Count,
     /// Bytes that came from the cold store.
     pub cold_bytes: Count,
     pub cold_waits: Level,
@@ -90,6 +95,10 @@ impl Metrics {
             cold_requests: Count::default(),
             refused: Count::default(),
             lost_lines: Count::default(),
+            pending_objects: Level::default(),
+            pending_bytes: Level::default(),
+            sent_back: Count::default(),
+            send_failures: Count::default(),
             cold_bytes: Count::default(),
             cold_waits: Level::default(),
             connections: Level::default(),
@@ -114,6 +123,11 @@ impl Metrics {
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
         registry.register("refused", "Connections and requests that were refused with 503", metrics.refused.clone());
         registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
+        let objects = "Objects that were acknowledged and are not in the cold store yet";
+        registry.register("pending_objects", objects, metrics.pending_objects.clone());
+        registry.register_with_unit("pending", "Bytes of these objects", Unit::Bytes, metrics.pending_bytes.clone());
+        registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", metrics.sent_back.clone());
+        registry.register("send_failures", "Tries to do so that failed", metrics.send_failures.clone());
         registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, metrics.cold_bytes.clone());
         registry.register("cold_waits", "Reads of the cold store or of a drive that requests wait for", metrics.cold_waits.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());

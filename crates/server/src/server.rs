@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use penstock_cache::{Drives, Spec};
+use penstock_cache::{DriveSpec, Drives, Spec};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
 
@@ -22,6 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
+use crate::back::WriteBack;
 use crate::batch::Batch;
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
@@ -53,6 +54,8 @@ pub struct Config {
     pub options: Options,
     /// The drives of the cache, such as `/nvme:2TB`, or None to cache nothing.
     pub cache: Option<String>,
+    /// A folder and a size for puts that are acknowledged before the cold store has them, such as `/nvme/pending:50GB`, or None to wait for it.
+    pub write_back: Option<String>,
     pub listen: SocketAddr,
     /// The address of the status page and of the counts, or None.
     pub status: Option<SocketAddr>,
@@ -113,6 +116,7 @@ struct Parts {
     keys: Option<Keys>,
     certificates: Option<Arc<Certificates>>,
     sampler: Arc<Sampler>,
+    back: Option<Arc<WriteBack>>,
 }
 
 async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
@@ -145,6 +149,12 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     // Connections that are still busy after this time are cut.
     if tokio::time::timeout(config.drain, graceful.shutdown()).await.is_err() {
         note(&format!("cut {} requests after {} seconds", metrics.running.get(), config.drain.as_secs()));
+    }
+    if let Some(back) = &parts.back {
+        let _ = tokio::time::timeout(config.drain, back.settle_all()).await;
+        if back.pending_objects() > 0 {
+            note(&format!("{} objects are not in the cold store yet; they are sent when the server starts again", back.pending_objects()));
+        }
     }
     Ok(())
 }
@@ -202,7 +212,21 @@ where
 }
 
 async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
-    let (cold, identity) = open_cold(config, note).await?;
+    let (mut cold, identity) = open_cold(config, note).await?;
+    let back = match &config.write_back {
+        None => None,
+        Some(text) => {
+            let (folder, bytes) = pending_folder(text)?;
+            let back = WriteBack::open(cold, &folder, bytes, metrics.clone()).await?;
+            cold = back.clone();
+            let objects = back.pending_objects();
+            note(&format!("puts are acknowledged before the cold store has them: {} may have the only copy", folder.display()));
+            if objects > 0 {
+                note(&format!("{objects} objects of an earlier run are sent now"));
+            }
+            Some(back)
+        }
+    };
     let memory = Memory::new(config.memory_bytes);
     let blocks = match &config.cache {
         None => None,
@@ -224,7 +248,16 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let anonymous = keys.is_none().then(|| domains.clone());
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
     let front = Arc::new(Front::new(service, metrics.clone(), log, limits, anonymous));
-    Ok(Parts { front, keys, certificates, sampler })
+    Ok(Parts { front, keys, certificates, sampler, back })
+}
+
+/// Return the folder and the size of `--write-back`.
+fn pending_folder(text: &str) -> Result<(PathBuf, u64)> {
+    match Spec::parse(text)?.drives.as_slice() {
+        [DriveSpec { folder, budget_bytes: Some(bytes), is_in_memory: false }] => Ok((folder.clone(), *bytes)),
+        _ => Err(Error::new("invalid-argument", format!("cannot write back through `{text}`"))
+            .hint("name one folder on a drive and the most bytes that wait there, such as /nvme/pending:50GB")),
+    }
 }
 
 /// Open the cold store. Returns it, and a text that identifies it in the keys of the cache.

@@ -16,6 +16,12 @@ def serve(
         ..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket."
     ),
     cache: list[str] = typer.Option([], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated."),
+    write_back: str = typer.Option(
+        "",
+        "--write-back",
+        help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged when this folder has them, and sent to the cold store later. "
+        "Risk: until then, its drive has the only copy of at most so many bytes, and a later write by others to the cold store is overwritten.",
+    ),
     listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
     keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
     anonymous: bool = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address."),
@@ -57,6 +63,7 @@ def serve(
     config = dict(
         cold=cold,
         cache=",".join(cache) or None,
+        write_back=write_back or None,
         listen=listen,
         status=status or None,
         keys=keys or None,
