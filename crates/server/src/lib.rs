@@ -27,4 +27,4 @@ mod upload;
 mod watch;
 
 pub use read::blocks::Revalidate;
-pub use server::{Addresses, Config, serve};
+pub use server::{Addresses, Config, Unconnected, serve};

@@ -16,7 +16,7 @@ use penstock_storage::Options;
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -43,6 +43,8 @@ use crate::watch::sampler::Sampler;
 const HEADER_BYTES: usize = 64 << 10;
 /// The least memory that lets each kind of request proceed.
 const LEAST_MEMORY_BYTES: u64 = 64 << 20;
+/// What is on the way between a client and a server without a socket.
+const PIPE_BYTES: usize = 64 << 10;
 /// How long a client may take to begin an encrypted connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -108,6 +110,39 @@ pub fn serve(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     // Threads that wait for a drive or a cold store must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
+}
+
+/// A server without a socket, for programs that send bytes as a client would.
+pub struct Unconnected {
+    front: Arc<Front>,
+    idle: Duration,
+}
+
+impl Unconnected {
+    /// Open the cold store and the cache of a configuration. Nobody listens.
+    pub async fn open(config: &Config) -> Result<Unconnected> {
+        let Parts { front, .. } = parts(config, &Arc::new(Metrics::new()), |_| {}).await?;
+        Ok(Unconnected { front, idle: config.idle })
+    }
+
+    /// Answer all requests of a connection, on which a client sends these bytes and then nothing more. Returns what the server sends.
+    pub async fn answer(&self, sent: &[u8]) -> Vec<u8> {
+        let (mut client, server) = tokio::io::duplex(PIPE_BYTES);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let served = converse(server, peer, self.front.clone(), GracefulShutdown::new().watcher(), self.idle);
+        let asked = async move {
+            let (mut from, mut to) = tokio::io::split(&mut client);
+            let mut received = Vec::new();
+            // The server may end the connection before all is sent or received.
+            let send = async {
+                let _ = to.write_all(sent).await;
+                let _ = to.shutdown().await;
+            };
+            let _ = tokio::join!(send, from.read_to_end(&mut received));
+            received
+        };
+        tokio::join!(served, asked).1
+    }
 }
 
 /// What is read again on SIGHUP, or serves all connections.
