@@ -50,6 +50,9 @@ impl Passing {
 
     /// Drop the bytes of a plan whose loader has read the steps below `read`.
     pub fn end(&self, plan: u64, read: u64) {
+        if self.count.load(Relaxed) == 0 {
+            return;
+        }
         let mut extents = self.lock();
         extents.retain(|_, chunks| {
             chunks.retain(|(_, of), chunk| *of != plan || chunk.until > read);

@@ -201,7 +201,7 @@ impl Storage for Cached {
         if bytes == 0 || !self.keeps(name) {
             return self.cold.map(name, bytes);
         }
-        let memory = Recycled::mapped(bytes as usize);
+        let memory = Recycled::fresh(bytes as usize);
         let memory = memory.map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
         let range = RangeRequest { slots: vec![Some(memory.slot())], ..RangeRequest::plain(name, 0, bytes, Some(bytes)) };
         only(self.fetch(vec![range])).map(|bytes| self.hold(bytes))

@@ -51,11 +51,16 @@ impl<'a> Fill<'a> {
         self.fetch_all()
     }
 
-    /// Fetch ranges from the store, except those that were fetched ahead. Returns whether each one was, and its pieces.
+    /// Fetch ranges from the store, except those that are in memory. Returns whether each one was, and its pieces.
     pub(super) fn answers(&self, ranges: Vec<RangeRequest>, order: &[Pieces], fetches: &[Fetch]) -> Vec<(bool, Result<Vec<Bytes>>)> {
         let held = |(range, pieces): (&RangeRequest, &Pieces)| -> Option<Vec<Bytes>> {
             let each = range.pieces.iter().zip(pieces);
-            each.map(|(piece, (number, _, begin))| self.parts[fetches[*number].part].held(*begin, piece.bytes)).collect()
+            each.map(|(piece, (number, _, begin))| {
+                let part = &self.parts[fetches[*number].part];
+                let passing = || self.cached.passing().find(&part.key, *begin).filter(|bytes| bytes.len() >= piece.bytes);
+                part.held(*begin, piece.bytes).or_else(|| passing().map(|bytes| bytes.slice(..piece.bytes)))
+            })
+            .collect()
         };
         let answers: Vec<Option<Vec<Bytes>>> = ranges.iter().zip(order).map(held).collect();
         let missing = ranges.into_iter().zip(&answers).filter(|(_, answer)| answer.is_none()).map(|(range, _)| range).collect();

@@ -206,6 +206,10 @@ impl Company {
         self.members.values().any(|seen| seen.numbers.of(Field::Waits) == 1)
     }
 
+    pub fn is_alone(&self) -> bool {
+        self.members.len() == 1
+    }
+
     pub fn members(&self) -> Vec<Member> {
         self.members.values().map(|seen| seen.numbers.member()).collect()
     }

@@ -6,7 +6,6 @@ use super::belady::Fetch;
 use super::company::{Company, Field};
 use super::line::{Fate, Line};
 use super::pace::Pace;
-use super::units::Units;
 
 /// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
@@ -31,17 +30,22 @@ pub struct Group {
     /// Units to hold in memory, until the steps below `until` are read.
     passes: Vec<u32>,
     until: u64,
+    /// The bytes of all units, and of those to hold in memory.
+    pub bytes: u64,
+    pass_bytes: u64,
     victims: Vec<u32>,
     /// The victims are not used after the steps below this.
     from: u64,
 }
 
 impl Group {
-    pub fn add(&mut self, fetch: Fetch) {
+    pub fn add(&mut self, fetch: Fetch, bytes: u64) {
+        self.bytes += bytes;
         if fetch.keep {
             self.fetches.push(fetch.unit);
         } else {
             self.passes.push(fetch.unit);
+            self.pass_bytes += bytes;
             self.until = self.until.max(fetch.needed + 1);
         }
         self.victims.extend(fetch.victims);
@@ -50,10 +54,6 @@ impl Group {
 
     pub fn is_empty(&self) -> bool {
         self.fetches.is_empty() && self.passes.is_empty()
-    }
-
-    pub fn bytes(&self, units: &Units) -> u64 {
-        units.bytes(&self.fetches) + units.bytes(&self.passes)
     }
 }
 
@@ -77,29 +77,35 @@ pub struct Dispatch<'d, 'a> {
     passing: Vec<(u64, u64)>,
     /// All steps below this are planned.
     ready: u64,
+    /// What the steps below this had in memory is gone.
+    released: u64,
 }
 
 impl<'d, 'a> Dispatch<'d, 'a> {
     pub fn new(pace: &'d Pace, company: Option<&'d mut Company>, line: &'d Line<'a>, begin: u64, ahead_steps: u64) -> Dispatch<'d, 'a> {
-        Dispatch { pace, company, line, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin }
+        Dispatch { pace, company, line, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin, released: 0 }
     }
 
-    /// Return whether no other process needs what this plan fetches, so that it may stay in memory.
-    pub fn is_alone(&self) -> bool {
-        self.company.as_ref().is_none_or(|company| company.members().len() == 1)
+    /// Return whether a group may have units that stay in memory. Other processes would not find them, and the loader reads on its own what would
+    /// be too much.
+    pub fn may_pass(&self, group: &Group) -> bool {
+        let is_alone = self.company.as_ref().is_none_or(|company| company.is_alone());
+        is_alone && self.passing_bytes() <= AHEAD_BYTES && group.pass_bytes <= AHEAD_BYTES
+    }
+
+    fn passing_bytes(&self) -> u64 {
+        self.passing.iter().map(|(_, bytes)| *bytes).sum()
     }
 
     /// Begin to fetch a group, after which all steps below `ready` are ready. Waits while the plan is far ahead of the loaders.
     pub fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended> {
-        let Group { fetches, passes, until, victims, from } = group;
-        let units = &self.line.layout.units;
+        let Group { fetches, passes, until, victims, from, bytes, pass_bytes } = group;
         if !passes.is_empty() {
-            self.passing.push((until, units.bytes(&passes)));
+            self.passing.push((until, pass_bytes));
             // What is ready after it depends on the other units.
             self.line.put(passes, self.ready, Fate::Pass(until));
         }
         self.ready = ready;
-        let bytes = units.bytes(&fetches);
         self.look(from)?;
         let has_room = self.behind.is_empty() && self.may_evict(from, ready);
         if has_room {
@@ -107,7 +113,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
         }
         let number = self.line.put(fetches, ready, if has_room { Fate::Keep } else { Fate::KeepLater });
         if !has_room {
-            self.behind.push_back(Behind { number, bytes, victims, from, ready });
+            self.behind.push_back(Behind { number, bytes: bytes - pass_bytes, victims, from, ready });
         }
         loop {
             self.look(self.behind.front().map_or(0, |group| group.from))?;
@@ -125,10 +131,11 @@ impl<'d, 'a> Dispatch<'d, 'a> {
 
     /// Make room for groups in their order, as far as the loaders have read.
     fn allow(&mut self) {
-        let (read, before) = (self.read(), self.passing.len());
-        self.passing.retain(|(until, _)| *until > read);
-        if self.passing.len() < before {
+        let read = self.read();
+        if read > self.released {
+            self.passing.retain(|(until, _)| *until > read);
             self.line.release(read);
+            self.released = read;
         }
         while let Some(Behind { from, ready, .. }) = self.behind.front() {
             if !self.may_evict(*from, *ready) {
@@ -150,7 +157,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
 
     /// Return whether the plan must wait for the loaders, which have steps to read that are planned completely.
     fn is_far_ahead(&self) -> bool {
-        let bytes = self.behind.iter().map(|group| group.bytes).chain(self.passing.iter().map(|(_, bytes)| *bytes)).sum::<u64>();
+        let bytes = self.passing_bytes() + self.behind.iter().map(|group| group.bytes).sum::<u64>();
         let most_ahead = self.read() + self.ahead_steps;
         self.ready > self.read() && (bytes > AHEAD_BYTES || self.behind.len() > AHEAD_GROUPS || self.ready > most_ahead)
     }

@@ -141,6 +141,16 @@ impl<'a> Line<'a> {
         self.changed.notify_all();
     }
 
+    /// Leave what is in memory to the next plan of the same loader. The line is closed.
+    pub fn hand_over(self) {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for group in state.groups {
+            if let Stage::Held(fill) = group.stage {
+                fill.pass(self.plan, group.ready + 1);
+            }
+        }
+    }
+
     /// Drop what is in memory for the steps below `read`.
     pub fn release(&self, read: u64) {
         self.layout.cached.passing().end(self.plan, read);

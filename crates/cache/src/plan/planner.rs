@@ -156,7 +156,7 @@ impl Planner<'_> {
         };
         let Planner { layout, caches, .. } = self;
         let (layout, line) = (&*layout, Line::new(layout, pace.number(), &announce));
-        std::thread::scope(|scope| {
+        let ended = std::thread::scope(|scope| {
             for _ in 0..FETCHES {
                 scope.spawn(|| {
                     process::heed(pace.stop.clone());
@@ -169,14 +169,16 @@ impl Planner<'_> {
             let _closes = line.closes();
             let mut dispatch = Dispatch::new(pace, company, &line, begin, steps);
             let mut later_of = |begin| layout.uses(future, &members, begin..begin + steps);
-            Ok(plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
+            plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
                 line.wait_until_done();
                 pace.end();
                 pace.wait_until(|_| false);
                 Ended::Stopped
-            }))
-        })
+            })
+        });
+        line.hand_over();
+        Ok(ended)
     }
 
     /// Return the uses in the steps from `begin` to `end`, and in the epoch that follows.
@@ -261,17 +263,17 @@ fn plan(
         for step in current.steps() {
             for (unit, next_use) in by_worth(layout, caches, current.of(step), &mut next_uses) {
                 let fetch = caches[layout.drive_number(unit)].access(unit, step, next_use);
-                let Some(fetch) = fetch.filter(|fetch| fetch.keep || dispatch.is_alone()) else { continue };
-                // The loader must be able to read the steps that this fetch waits for.
-                if fetch.from > ready {
+                let Some(fetch) = fetch.filter(|fetch| fetch.keep || dispatch.may_pass(&group)) else { continue };
+                // The loader must be able to read the steps that this fetch waits for, and a large step needs several groups.
+                if fetch.from > ready || group.bytes >= bytes {
                     dispatch.put(std::mem::take(&mut group), step)?;
-                    ready = step;
+                    (bytes, ready) = ((2 * bytes).min(most), step);
                 }
-                group.add(fetch);
+                group.add(fetch, layout.units.units[unit as usize].bytes());
                 has_fetched = true;
             }
             // A step whose pages are ready must not wait for a group to fill.
-            if group.bytes(&layout.units) >= bytes || group.is_empty() || step + 1 == current.steps().end {
+            if group.bytes >= bytes || group.is_empty() || step + 1 == current.steps().end {
                 dispatch.put(std::mem::take(&mut group), step + 1)?;
                 (bytes, ready) = ((2 * bytes).min(most), step + 1);
             }

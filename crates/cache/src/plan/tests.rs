@@ -272,7 +272,8 @@ fn ranks_and_workers_share_one_plan() -> Result<()> {
     let loader = |(rank, begin)| Shuffled { member: Member { rank, begin, stride: 2 }, ranks: 2, ..ALONE };
     let four = together(shared.path(), 50, &[(0, 0), (0, 1), (1, 0), (1, 1)].map(loader), 6)?;
     println!("{four} of {one}");
-    assert!(four as f64 <= 1.3 * one as f64, "four loaders read {four} bytes, one reads {one}");
+    // Each one that comes or goes can cost what was fetched ahead.
+    assert!(four as f64 <= 1.5 * one as f64, "four loaders read {four} bytes, one reads {one}");
     Ok(())
 }
 
@@ -315,5 +316,59 @@ fn jobs_that_are_far_apart_do_not_wait_for_each_other() -> Result<()> {
     let second = started(&two, later)?;
     read(&two, &second, later, 40 * EPOCH_STEPS, 42 * EPOCH_STEPS)?;
     read(&one, &first, ALONE, 0, 2 * EPOCH_STEPS)?;
+    Ok(())
+}
+
+/// Wait until a plan fetches nothing more.
+fn settled(cached: &Cached) -> u64 {
+    let (mut last, mut same) = (cold_bytes(cached), 0);
+    while same < 20 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        let now = cold_bytes(cached);
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    last
+}
+
+fn passes(cached: &Cached) -> usize {
+    let here = |sample: &u32| {
+        let (object, begin) = place(*sample);
+        cached.passing().find(&cached.key(&name(object), 0), begin).is_some()
+    };
+    (0..SAMPLES).filter(here).count()
+}
+
+#[test]
+fn fetches_run_ahead_of_the_room_for_them() -> Result<()> {
+    let folder = folder()?;
+    let budget_bytes = part_of_all(10);
+    let cached = cache(folder.path(), budget_bytes)?;
+    let plan = started(&cached, ALONE)?;
+    let fetched = settled(&cached);
+    // What fits, 100 KiB in memory, and at most a step more.
+    let room = budget_bytes - part_of_all(0);
+    assert!((room + (80 << 10)..=room + (100 << 10) + 2 * BATCH * SAMPLE_BYTES).contains(&fetched), "{fetched} bytes with room for {room}");
+    read(&cached, &plan, ALONE, 0, 3 * EPOCH_STEPS)?;
+    drop(plan);
+    assert_eq!(passes(&cached), 0);
+    Ok(())
+}
+
+#[test]
+fn a_cache_smaller_than_a_step_passes_it_through_memory() -> Result<()> {
+    for budget_bytes in [40_000, part_of_all(2), part_of_all(5)] {
+        let folder = folder()?;
+        let cached = cache(folder.path(), budget_bytes)?;
+        let future = Shuffled { end: 3 * EPOCH_STEPS, ..ALONE };
+        let plan = started(&cached, future)?;
+        settled(&cached);
+        assert!(passes(&cached) >= 2, "{} samples are in memory", passes(&cached));
+        read(&cached, &plan, future, 0, 3 * EPOCH_STEPS)?;
+        assert!(cold_bytes(&cached) <= 3 * u64::from(SAMPLES) * SAMPLE_BYTES, "{} bytes were fetched", cold_bytes(&cached));
+        drop(plan);
+        assert_eq!(passes(&cached), 0);
+        assert!(cached.drives().drives[0].usage.total().is_ok_and(|total| total.bytes <= total.budget_bytes));
+    }
     Ok(())
 }
