@@ -125,7 +125,12 @@ impl Metrics {
         registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
         let objects = "Objects that were acknowledged and are not in the cold store yet";
         registry.register("pending_objects", objects, metrics.pending_objects.clone());
-        registry.register_with_unit("pending", "Bytes of these objects", Unit::Bytes, metrics.pending_bytes.clone());
+        registry.register_with_unit(
+            "pending",
+            "Bytes of these objects, with 4 KiB more for each",
+            Unit::Bytes,
+            metrics.pending_bytes.clone(),
+        );
         registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", metrics.sent_back.clone());
         registry.register("send_failures", "Tries to do so that failed", metrics.send_failures.clone());
         registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, metrics.cold_bytes.clone());

@@ -252,7 +252,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
         None => None,
         Some(text) => {
             let (folder, bytes) = pending_folder(text)?;
-            let back = WriteBack::open(cold, &folder, bytes, metrics.clone()).await?;
+            let back = WriteBack::open((cold, &identity), &folder, bytes, metrics.clone(), note).await?;
             cold = back.clone();
             let objects = back.pending_objects();
             note(&format!("puts are acknowledged before the cold store has them: {} may have the only copy", folder.display()));

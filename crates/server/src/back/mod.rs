@@ -4,6 +4,7 @@
 //! that it sees the same as without this (docs/design/0021-server.md, point 10).
 
 mod pending;
+mod send;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,20 +14,25 @@ use std::time::{Duration, Instant};
 use hyper::StatusCode;
 use penstock_error::Result;
 use s3s::dto::*;
-use s3s::{S3, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::request;
 use crate::folder::Folder;
-use crate::meta::{Object, copied};
+use crate::meta::Object;
 use crate::metrics::Metrics;
-use pending::Pending;
+use pending::{Need, Pending, Writing, held, md5_of};
 
 /// Objects that are sent at the same time.
 const SENDERS: usize = 4;
-/// Pauses after an object could not be sent: the first one, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// How long a bucket is known to exist.
 const BUCKET_KNOWN: Duration = Duration::from_secs(60);
+/// How long puts do not use a folder that failed.
+const FOLDER_PAUSE: Duration = Duration::from_secs(30);
+/// Limits of what any cold store takes.
+const MOST_METADATA_BYTES: usize = 2048;
+const MOST_PART_BYTES: usize = 255;
+/// The file that has the identity of the cold store.
+const OF: &str = "write-back-of";
 
 /// A cold store with a folder before it.
 pub struct WriteBack {
@@ -35,7 +41,10 @@ pub struct WriteBack {
     pending: Pending,
     /// When each bucket was last seen in the cold store.
     buckets: Mutex<HashMap<String, Instant>>,
+    /// When the folder failed last.
+    failed: Mutex<Option<Instant>>,
     metrics: Arc<Metrics>,
+    note: fn(&str),
 }
 
 /// What an operation touches.
@@ -44,6 +53,23 @@ enum Touches {
     Objects(Vec<Object>),
     /// All objects of a bucket whose keys begin with a prefix.
     Prefix(String, String),
+    /// An object with a condition that may protect any other one of its bucket.
+    Bucket(Object),
+}
+
+/// An object that is not sent while it is deleted. If the delete does not end well, it is sent again.
+struct Taken<'a> {
+    back: &'a WriteBack,
+    object: Option<Object>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if let Some(object) = &self.object {
+            self.back.pending.failed(object, &s3_error!(ServiceUnavailable, "a delete did not end"));
+            self.back.pending.again(object);
+        }
+    }
 }
 
 macro_rules! object {
@@ -52,28 +78,44 @@ macro_rules! object {
     };
 }
 
-/// Return what a write touches. What a condition protects may refer to any object that was acknowledged before.
+/// Return what a write touches.
 macro_rules! conditional {
     ($input:ident) => {
         match &$input.if_match.as_ref().or($input.if_none_match.as_ref()) {
-            Some(_) => Touches::Prefix($input.bucket.clone(), String::new()),
+            Some(_) => Touches::Bucket(Object::new(&$input.bucket, &$input.key)),
             None => object!($input),
         }
     };
 }
 
 impl WriteBack {
-    /// Open a folder with what an earlier server has not sent, and begin to send it.
-    pub async fn open(cold: Arc<dyn S3>, folder: &Path, most_bytes: u64, metrics: Arc<Metrics>) -> Result<Arc<WriteBack>> {
+    /// Open a folder with what an earlier server has not sent, and begin to send it. `cold` is the cold store and its identity.
+    pub async fn open(
+        cold: (Arc<dyn S3>, &str),
+        folder: &Path,
+        most_bytes: u64,
+        metrics: Arc<Metrics>,
+        note: fn(&str),
+    ) -> Result<Arc<WriteBack>> {
         let failed = |error: &dyn std::fmt::Display| {
             let text = format!("cannot read the objects in `{}` that are not sent yet: {error}", folder.display());
             penstock_error::Error::new("storage-failed", text)
         };
         std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
         let opened = Folder::open(folder)?;
+        let of = opened.own(OF);
+        match std::fs::read_to_string(&of) {
+            Ok(other) if other != cold.1 => {
+                let text = format!("`{}` has objects for another cold store, {other}", folder.display());
+                return Err(penstock_error::Error::new("invalid-argument", text).hint("name another folder for --write-back"));
+            }
+            Ok(_) => {}
+            Err(_) => std::fs::write(&of, cold.1).map_err(|error| failed(&error))?,
+        }
         let held = held(&opened).await.map_err(|error| failed(&error))?;
         let pending = Pending::new(held, most_bytes);
-        let back = Arc::new(WriteBack { cold, folder: opened, pending, buckets: Mutex::default(), metrics });
+        let (buckets, failed) = Default::default();
+        let back = Arc::new(WriteBack { cold: cold.0, folder: opened, pending, buckets, failed, metrics, note });
         back.count();
         for _ in 0..SENDERS {
             tokio::spawn(back.clone().send_each());
@@ -97,71 +139,53 @@ impl WriteBack {
         self.metrics.pending_bytes.set(counts.bytes as i64);
     }
 
-    /// Send objects to the cold store, one after the other, and remove them from the folder.
-    async fn send_each(self: Arc<WriteBack>) {
-        let mut pause = PAUSES.0;
-        loop {
-            let (object, version) = self.pending.next().await;
-            let done = match self.send(&object).await {
-                Err(error) => {
-                    self.pending.failed(&object, &error);
-                    false
-                }
-                Ok(()) => {
-                    self.metrics.sent_back.inc();
-                    !self.pending.sent(&object, version) || self.remove(&object).await
-                }
-            };
-            self.count();
-            if done {
-                pause = PAUSES.0;
-                continue;
+    /// Delete objects in the cold store, and what the folder has of them. `kept` returns the keys that a delete did not delete.
+    async fn delete<T>(
+        &self,
+        mut objects: Vec<Object>,
+        delete: impl Future<Output = S3Result<T>>,
+        kept: fn(&T) -> Vec<&str>,
+    ) -> S3Result<T> {
+        // Two deletes must not wait for each other.
+        objects.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+        objects.dedup();
+        let mut taken = Vec::new();
+        for object in objects {
+            if self.pending.take(&object).await {
+                taken.push(Taken { back: self, object: Some(object) });
             }
-            self.metrics.send_failures.inc();
-            let (back, wait) = (self.clone(), pause);
-            tokio::spawn(async move {
-                tokio::time::sleep(wait).await;
-                back.pending.again(&object);
-            });
-            pause = (2 * pause).min(PAUSES.1);
         }
-    }
-
-    async fn send(&self, object: &Object) -> S3Result<()> {
-        let input = GetObjectInput {
-            bucket: object.bucket.clone(),
-            key: object.key.clone(),
-            checksum_mode: Some(ChecksumMode::from_static(ChecksumMode::ENABLED)),
-            ..GetObjectInput::default()
+        let deleted = delete.await;
+        let kept = match &deleted {
+            Ok(deleted) => kept(deleted),
+            // Nothing can be sent there.
+            Err(error) if *error.code() == S3ErrorCode::NoSuchBucket => Vec::new(),
+            Err(_) => return deleted,
         };
-        let output = match S3::get_object(&self.folder, request(input)).await {
-            // Somebody has removed the file.
-            Err(error) if *error.code() == S3ErrorCode::NoSuchKey => return Ok(()),
-            other => other?.output,
-        };
-        let same = copied!(output => PutObjectInput; cache_control checksum_crc32 checksum_crc32c checksum_crc64nvme checksum_sha1 checksum_sha256
-            content_disposition content_encoding content_language content_length content_type expires metadata website_redirect_location);
-        let input = PutObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), body: output.body, ..same };
-        self.cold.put_object(request(input)).await.map(drop)
-    }
-
-    /// Remove an object that was sent from the folder. Returns whether it is gone.
-    async fn remove(&self, object: &Object) -> bool {
-        let input = DeleteObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..DeleteObjectInput::default() };
-        let is_gone = S3::delete_object(&self.folder, request(input)).await.is_ok();
-        self.pending.removed(object, is_gone);
-        is_gone
+        let is_kept = |taken: &Taken<'_>| taken.object.as_ref().is_some_and(|object| kept.contains(&object.key.as_str()));
+        for mut taken in taken.into_iter().filter(|taken| !is_kept(taken)) {
+            if let Some(object) = taken.object.clone() {
+                self.remove(&object).await?;
+                taken.object = None;
+            }
+        }
+        self.count();
+        deleted
     }
 
     /// Wait until what an operation touches is in the cold store.
     async fn settle(&self, touches: Touches) -> S3Result<()> {
-        let objects = match touches {
+        let (objects, need) = match touches {
             Touches::Nothing => return Ok(()),
-            Touches::Objects(objects) => objects,
-            Touches::Prefix(bucket, prefix) => self.pending.of(&bucket, &prefix),
+            Touches::Objects(objects) => (objects, Need::Gone),
+            Touches::Prefix(bucket, prefix) => (self.pending.of(&bucket, &prefix), Need::Sent),
+            Touches::Bucket(object) => {
+                self.pending.settle(&object, Need::Gone).await?;
+                (self.pending.of(&object.bucket, ""), Need::Sent)
+            }
         };
         for object in &objects {
-            self.pending.settle(object).await?;
+            self.pending.settle(object, need).await?;
         }
         Ok(())
     }
@@ -193,16 +217,34 @@ impl WriteBack {
         Ok(())
     }
 
+    fn folder_works(&self) -> bool {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|at| at.elapsed() > FOLDER_PAUSE)
+    }
+
+    /// A put that failed may have been written, and would be sent after a restart. So it is sent now, before later ones.
+    async fn may_be_written(&self, writing: Writing<'_>, object: &Object, error: &S3Error) {
+        if matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::AccessDenied) {
+            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
+        if let Ok(found) = S3::head_object(&self.folder, request(input)).await {
+            writing.done(found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0));
+        }
+    }
+
     async fn put(&self, input: PutObjectInput) -> S3Result<PutObjectOutput> {
         let object = Object::new(&input.bucket, &input.key);
         let bytes = input.content_length.and_then(|bytes| u64::try_from(bytes).ok());
-        if let Some(bytes) = bytes.filter(|_| is_plain(&input)) {
+        if let Some(bytes) = bytes.filter(|_| is_plain(&input) && self.folder_works()) {
             self.has_bucket(&object.bucket).await?;
             if let Some(writing) = self.pending.begin(object.clone(), bytes).await {
-                let output = S3::put_object(&self.folder, request(input)).await?.output;
-                writing.done();
+                let written = S3::put_object(&self.folder, request(input)).await;
+                match &written {
+                    Ok(_) => writing.done(bytes),
+                    Err(error) => self.may_be_written(writing, &object, error).await,
+                }
                 self.count();
-                return Ok(output);
+                return written.map(|response| response.output).map_err(not_of_rights);
             }
         }
         self.settle(conditional!(input)).await?;
@@ -210,34 +252,28 @@ impl WriteBack {
     }
 }
 
-/// Return whether a put has no conditions, and nothing that a folder could not keep.
+/// A folder that cannot be written has nothing to do with the rights of a client.
+fn not_of_rights(error: S3Error) -> S3Error {
+    match error.code() {
+        S3ErrorCode::AccessDenied => s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written")),
+        _ => error,
+    }
+}
+
+/// Return whether a put has no conditions, and nothing that a folder could not keep, or that a cold store may refuse.
 fn is_plain(input: &PutObjectInput) -> bool {
+    let metadata_bytes: usize = input.metadata.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
+    let is_odd = |part: &str| matches!(part, "" | "." | "..") || part.len() > MOST_PART_BYTES || part.contains(char::is_control);
+    let is_odd_key = input.key.strip_suffix('/').unwrap_or(&input.key).split('/').any(is_odd);
+    if metadata_bytes > MOST_METADATA_BYTES || is_odd_key {
+        return false;
+    }
     macro_rules! absent {
         ($($field:ident)*) => { $(input.$field.is_none())&&* };
     }
     absent!(acl bucket_key_enabled expected_bucket_owner grant_full_control grant_read grant_read_acp grant_write_acp if_match if_none_match
         object_lock_legal_hold_status object_lock_mode object_lock_retain_until_date request_payer sse_customer_algorithm sse_customer_key
         sse_customer_key_md5 ssekms_encryption_context ssekms_key_id server_side_encryption storage_class tagging write_offset_bytes)
-}
-
-/// List what a folder has.
-async fn held(folder: &Folder) -> S3Result<Vec<(Object, u64)>> {
-    let buckets = S3::list_buckets(folder, request(ListBucketsInput::default())).await?.output.buckets.unwrap_or_default();
-    let mut held = Vec::new();
-    for bucket in buckets.into_iter().filter_map(|bucket| bucket.name) {
-        let mut after = None;
-        loop {
-            let input = ListObjectsV2Input { bucket: bucket.clone(), continuation_token: after, ..ListObjectsV2Input::default() };
-            let page = S3::list_objects_v2(folder, request(input)).await?.output;
-            let objects = page.contents.unwrap_or_default().into_iter();
-            held.extend(objects.filter_map(|found| Some((Object::new(&bucket, &found.key?), u64::try_from(found.size?).ok()?))));
-            after = page.next_continuation_token;
-            if after.is_none() {
-                break;
-            }
-        }
-    }
-    Ok(held)
 }
 
 fn source_of(source: &CopySource) -> Option<Object> {
@@ -256,11 +292,18 @@ macro_rules! operations {
         #[async_trait::async_trait]
         impl S3 for WriteBack {
             $(async fn $read(&self, given: S3Request<$read_input>) -> S3Result<S3Response<$read_output>> {
-                if self.pending.holds(&Object::new(&given.input.bucket, &given.input.key)) {
+                let object = Object::new(&given.input.bucket, &given.input.key);
+                if given.input.version_id.is_some() || given.input.sse_customer_key.is_some() {
+                    self.settle(Touches::Objects(vec![object])).await?;
+                } else if self.pending.holds(&object) {
                     match S3::$read(&self.folder, request(given.input.clone())).await {
                         // It was sent in the meantime.
                         Err(error) if *error.code() == S3ErrorCode::NoSuchKey => {}
-                        other => return other,
+                        Err(error) => return Err(error),
+                        Ok(response) => {
+                            response.output.e_tag.as_ref().map_or(Ok([0; 16]), |etag| md5_of(Some(etag)))?;
+                            return Ok(response);
+                        }
                     }
                 }
                 self.cold.$read(given).await
@@ -278,6 +321,30 @@ macro_rules! operations {
                 // From now on, it is not known to exist.
                 self.buckets.lock().unwrap_or_else(PoisonError::into_inner).remove(&bucket);
                 self.cold.delete_bucket(given).await
+            }
+
+            async fn delete_object(&self, given: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
+                let input = &given.input;
+                let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
+                if has_conditions || input.version_id.is_some() {
+                    self.settle(object!(input)).await?;
+                    return self.cold.delete_object(given).await;
+                }
+                self.delete(vec![Object::new(&input.bucket, &input.key)], self.cold.delete_object(given), |_| Vec::new()).await
+            }
+
+            async fn delete_objects(&self, given: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
+                let all = given.input.delete.objects.iter();
+                let objects: Vec<Object> = all.map(|object| Object::new(&given.input.bucket, &object.key)).collect();
+                for object in &objects {
+                    // One that the cold store refuses is still in the folder, and is deleted there.
+                    let _ = self.pending.settle(object, Need::Gone).await;
+                }
+                let objects = objects.into_iter().filter(|object| self.pending.holds(object)).collect();
+                self.delete(objects, self.cold.delete_objects(given), |response| {
+                    response.output.errors.iter().flatten().filter_map(|error| error.key.as_deref()).collect()
+                })
+                .await
             }
 
             async fn put_object(&self, given: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
@@ -300,10 +367,6 @@ operations! {
         get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
     }
     others {
-        delete_object(DeleteObjectInput) -> DeleteObjectOutput = |input| object!(input);
-        delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput = |input| {
-            Touches::Objects(input.delete.objects.iter().map(|object| Object::new(&input.bucket, &object.key)).collect())
-        };
         copy_object(CopyObjectInput) -> CopyObjectOutput = |input| {
             let target = Object::new(&input.bucket, &input.key);
             Touches::Objects(source_of(&input.copy_source).into_iter().chain([target]).collect())

@@ -3,9 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use s3s::S3Error;
+use s3s::dto::{ETag, ListBucketsInput, ListObjectsV2Input};
+use s3s::{S3, S3Error, S3Result, s3_error};
 use tokio::sync::watch;
 
+use crate::cold::request;
+use crate::folder::Folder;
 use crate::meta::Object;
 
 #[derive(Debug, Default)]
@@ -16,6 +19,8 @@ struct Entry {
     writers: usize,
     /// Counts puts that became durable, so that an older version that was sent is not taken for the newest.
     version: u64,
+    /// The newest version that was sent.
+    sent: u64,
     is_queued: bool,
     is_being_sent: bool,
     is_being_removed: bool,
@@ -52,6 +57,18 @@ pub struct Pending {
     most_bytes: u64,
 }
 
+/// What a file needs besides its bytes.
+const FILE_BYTES: u64 = 4096;
+
+/// What the caller of `settle` needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// The version of this moment is in the cold store.
+    Sent,
+    /// Nothing is in the folder.
+    Gone,
+}
+
 /// A put that is being received. It counts as failed when this is dropped without `done`.
 pub struct Writing<'a> {
     pending: &'a Pending,
@@ -60,10 +77,10 @@ pub struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    /// Note that the object is durable in the folder.
-    pub fn done(self) {
+    /// Note that the folder has the object, with so many bytes.
+    pub fn done(self, bytes: u64) {
         self.pending.change(|state| {
-            state.hold(&self.object, Some(self.bytes));
+            state.hold(&self.object, Some(bytes));
             state.enqueue(&self.object);
         });
     }
@@ -101,7 +118,7 @@ impl State {
         let Some(entry) = self.objects.get_mut(object) else { return };
         entry.version += 1;
         let before = std::mem::replace(&mut entry.bytes, bytes);
-        let count = |bytes: Option<u64>| bytes.map_or(Counts::default(), |bytes| Counts { objects: 1, bytes });
+        let count = |bytes: Option<u64>| bytes.map_or(Counts::default(), |bytes| Counts { objects: 1, bytes: bytes + FILE_BYTES });
         let (before, after) = (count(before), count(bytes));
         self.held.objects = self.held.objects + after.objects - before.objects;
         self.held.bytes = self.held.bytes + after.bytes - before.bytes;
@@ -153,6 +170,7 @@ impl Pending {
 
     /// Begin a put. Returns None if there is not enough room.
     pub async fn begin(&self, object: Object, bytes: u64) -> Option<Writing<'_>> {
+        let bytes = bytes.saturating_add(FILE_BYTES);
         let begin = |state: &mut State| {
             if state.objects.get(&object).is_some_and(|entry| entry.is_being_removed) {
                 return None;
@@ -168,13 +186,13 @@ impl Pending {
         has_room.then(|| Writing { pending: self, object, bytes })
     }
 
-    /// Wait for an object to send, and return it with its version.
-    pub async fn next(&self) -> (Object, u64) {
+    /// Wait for an object to send. Returns it with its version, and whether that was sent already and must only be removed.
+    pub async fn next(&self) -> (Object, u64, bool) {
         self.until(|state| {
             let object = state.queue.pop_front()?;
             let entry = state.objects.get_mut(&object)?;
             (entry.is_queued, entry.is_being_sent) = (false, true);
-            Some((object, entry.version))
+            Some((object, entry.version, entry.sent == entry.version))
         })
         .await
     }
@@ -183,7 +201,7 @@ impl Pending {
     pub fn sent(&self, object: &Object, version: u64) -> bool {
         self.change(|state| {
             let Some(entry) = state.objects.get_mut(object) else { return false };
-            (entry.is_being_sent, entry.why) = (false, None);
+            (entry.is_being_sent, entry.why, entry.sent) = (false, None, version);
             entry.is_being_removed = entry.version == version && entry.writers == 0;
             let is_newest = entry.is_being_removed;
             if !is_newest {
@@ -193,27 +211,34 @@ impl Pending {
         })
     }
 
-    /// Note whether an object is no longer in the folder. If it is, it must be sent again.
-    pub fn removed(&self, object: &Object, is_gone: bool) {
+    /// Note that an object is no longer in the folder.
+    pub fn removed(&self, object: &Object) {
         self.change(|state| {
-            if is_gone {
-                state.hold(object, None);
-            }
-            if let Some(entry) = state.objects.get_mut(object) {
-                entry.is_being_removed = false;
-            }
+            state.hold(object, None);
+            state.objects.get_mut(object).into_iter().for_each(|entry| entry.is_being_removed = false);
             state.tidy(object);
         });
     }
 
-    /// Note that a try to send an object failed. It is sent again after `again`.
-    pub fn failed(&self, object: &Object, error: &S3Error) {
+    /// Note that an object could not be sent or removed, and return how often. It is tried again after `again`.
+    pub fn failed(&self, object: &Object, error: &S3Error) -> u64 {
         self.change(|state| {
-            if let Some(entry) = state.objects.get_mut(object) {
-                (entry.is_being_sent, entry.failures) = (false, entry.failures + 1);
-                entry.why = Some((error.code().clone(), error.message().unwrap_or("the cold store refused it").to_owned()));
-            }
-        });
+            let Some(entry) = state.objects.get_mut(object) else { return 0 };
+            (entry.is_being_sent, entry.is_being_removed, entry.failures) = (false, false, entry.failures + 1);
+            entry.why = Some((error.code().clone(), error.message().unwrap_or("the cold store refused it").to_owned()));
+            entry.failures
+        })
+    }
+
+    /// Keep an object from being sent while it is deleted. Returns whether it is in the folder, and must then be noted as `removed` or `failed`.
+    pub async fn take(&self, object: &Object) -> bool {
+        self.until(|state| {
+            let Some(entry) = state.objects.get_mut(object).filter(|entry| entry.bytes.is_some()) else { return Some(false) };
+            let is_free = !entry.is_being_sent && !entry.is_being_removed && entry.writers == 0;
+            entry.is_being_removed |= is_free;
+            is_free.then_some(true)
+        })
+        .await
     }
 
     pub fn again(&self, object: &Object) {
@@ -221,21 +246,21 @@ impl Pending {
     }
 
     /// Wait until an object is in the cold store. Fails if a try to send it fails meanwhile.
-    pub async fn settle(&self, object: &Object) -> s3s::S3Result<()> {
+    pub async fn settle(&self, object: &Object, need: Need) -> S3Result<()> {
         // The pause after a failure ends now.
         self.again(object);
-        let mut failures = None;
+        let mut begun = None;
         self.until(|state| {
             let Some(entry) = state.objects.get(object).filter(|entry| entry.bytes.is_some() || entry.is_being_removed) else {
                 return Some(Ok(()));
             };
-            if entry.failures > *failures.get_or_insert(entry.failures)
-                && let Some((code, why)) = &entry.why
-            {
-                let text = format!("an earlier put of `{}` is not in the cold store yet: {why}", object.key);
-                return Some(Err(S3Error::with_message(code.clone(), text)));
+            let (failures, version) = *begun.get_or_insert((entry.failures, entry.version));
+            if need == Need::Sent && entry.sent >= version {
+                return Some(Ok(()));
             }
-            None
+            let (code, why) = entry.why.as_ref().filter(|_| entry.failures > failures)?;
+            let text = format!("an earlier put of `{}` is not in the cold store yet: {why}; a delete of it ends this", object.key);
+            Some(Err(S3Error::with_message(code.clone(), text)))
         })
         .await
     }
@@ -246,8 +271,36 @@ impl Pending {
         state.objects.keys().filter(|object| object.bucket == bucket && object.key.starts_with(prefix)).cloned().collect()
     }
 
-    /// Wait until nothing is pending.
+    /// Wait until everything was sent, or could not be.
     pub async fn settle_all(&self) {
-        self.until(|state| (state.held.objects == 0).then_some(())).await;
+        self.until(|state| state.objects.values().all(|entry| entry.bytes.is_none() || entry.why.is_some()).then_some(())).await;
     }
+}
+
+/// Return the MD5 of an object in the folder. A file that was changed has an ETag of another form.
+pub fn md5_of(etag: Option<&ETag>) -> S3Result<[u8; 16]> {
+    let text = etag.and_then(ETag::as_strong).filter(|text| text.len() == 32 && text.is_ascii());
+    let digits = text.map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()));
+    let md5 = digits.and_then(|digits: [Option<u8>; 16]| digits.iter().all(Option::is_some).then(|| digits.map(Option::unwrap_or_default)));
+    md5.ok_or_else(|| s3_error!(InternalError, "the only copy of the object, in the folder of --write-back, was changed by others"))
+}
+
+/// List what a folder has.
+pub async fn held(folder: &Folder) -> S3Result<Vec<(Object, u64)>> {
+    let buckets = S3::list_buckets(folder, request(ListBucketsInput::default())).await?.output.buckets.unwrap_or_default();
+    let mut held = Vec::new();
+    for bucket in buckets.into_iter().filter_map(|bucket| bucket.name) {
+        let mut after = None;
+        loop {
+            let input = ListObjectsV2Input { bucket: bucket.clone(), continuation_token: after, ..ListObjectsV2Input::default() };
+            let page = S3::list_objects_v2(folder, request(input)).await?.output;
+            let objects = page.contents.unwrap_or_default().into_iter();
+            held.extend(objects.filter_map(|found| Some((Object::new(&bucket, &found.key?), u64::try_from(found.size?).ok()?))));
+            after = page.next_continuation_token;
+            if after.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(held)
 }

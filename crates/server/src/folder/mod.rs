@@ -102,6 +102,11 @@ impl Folder {
         self.writers[hash % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Return the path of a file that is not an object.
+    pub fn own(&self, name: &str) -> PathBuf {
+        self.root.join(OWN).join(name)
+    }
+
     fn temporary(&self) -> PathBuf {
         self.root.join(OWN).join("temporary").join(unique())
     }
