@@ -319,6 +319,17 @@ def test_jobs_of_one_order_fetch_each_byte_once(filled, tmp_path):
     assert one + other <= 1.25 * alone, (one, other, alone)
 
 
+def test_jobs_that_fill_a_cache_which_just_holds_all_evict_nothing(filled, tmp_path):
+    uri, _ = filled
+    ((alone, *order),) = jobs(uri, f"{tmp_path / 'alone'}:100MB", [])
+    bytes_of_all = counts(tmp_path / "alone")["bytes"]
+    for attempt in range(3):
+        cache = tmp_path / f"shared-{attempt}"
+        (one, *first), (other, *second) = jobs(uri, f"{cache}:{bytes_of_all * 6 // 5}", [], [])
+        assert first == second == order
+        assert one + other <= 1.05 * alone and counts(cache)["evicted_bytes"] == 0, (one, other, alone)
+
+
 def test_a_job_whose_company_is_killed_continues(filled, tmp_path):
     uri, _ = filled
     (alone, *order), _ = jobs(uri, f"{tmp_path / 'cache'}:3MB", [], ["stops"])

@@ -13,6 +13,8 @@ use penstock_storage::{Io, Options};
 pub const KEY: &str = "penstock-test";
 pub const SECRET: &str = "penstock-test-secret";
 pub const BUCKET: &str = "penstock";
+/// The variable that names another running server.
+pub const SERVER: &str = "PENSTOCK_TEST_SERVER";
 
 pub struct Minio {
     pub address: SocketAddr,
@@ -21,7 +23,7 @@ pub struct Minio {
 
 impl Minio {
     pub fn start() -> io::Result<Minio> {
-        if let Ok(address) = std::env::var("PENSTOCK_TEST_SERVER") {
+        if let Ok(address) = std::env::var(SERVER) {
             return Ok(Minio { address: address.parse().map_err(io::Error::other)?, process: None });
         }
         let binary = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/minio");

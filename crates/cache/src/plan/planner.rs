@@ -229,8 +229,9 @@ impl Planner<'_> {
             let sizes = sizes.map(|(unit, on)| if usize::from(*on) == number { unit.bytes() } else { 0 });
             Belady::new(sizes, room_bytes, reserve)
         };
-        let rooms = room_bytes.into_iter().zip(other_bytes).map(|(room_bytes, other_bytes)| room_bytes.saturating_sub(other_bytes));
-        self.caches = rooms.enumerate().map(on).collect();
+        // If everything fits, nothing may give way, whatever other processes that fetch the same have reserved at this moment.
+        let room = |(room_bytes, other_bytes): (u64, u64)| if layout.fits { u64::MAX / 2 } else { room_bytes.saturating_sub(other_bytes) };
+        self.caches = room_bytes.into_iter().zip(other_bytes).map(room).enumerate().map(on).collect();
         self.caches.iter_mut().for_each(|cache| cache.look_ahead(later.begin, &later.first_use));
         cached.sort_unstable();
         let Planner { layout, caches, .. } = self;

@@ -57,6 +57,7 @@ pub struct Stats {
 pub struct Engine {
     inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    has_fetchers: bool,
     generation: u64,
 }
 
@@ -66,11 +67,14 @@ struct Inner {
     state: Mutex<Slots>,
     /// Signals that work is available, or that threads must stop.
     work: Condvar,
+    /// The same for threads that fetch. They sleep while all files are mapped.
+    to_fetch: Condvar,
     /// Signals that a batch is done.
     done: Condvar,
     stop: Arc<AtomicBool>,
     stats: Arc<Stats>,
-    fetches: bool,
+    /// Whether any source must be fetched. Files that are cached while the engine runs are mapped from the next epoch on.
+    fetches: AtomicBool,
     /// Plans of the caches through which sources are read.
     plans: Plans,
     /// Reusable memory for decoded pixels.
@@ -101,14 +105,15 @@ impl Engine {
             budget,
             state: Mutex::new(state),
             work: Condvar::new(),
+            to_fetch: Condvar::new(),
             done: Condvar::new(),
             stop: Arc::default(),
             stats,
-            fetches,
+            fetches: AtomicBool::new(fetches),
             plans,
             pool: Pool::new((budget.memory_bytes / SPARE_PART) as usize),
         });
-        let engine = Engine { inner, threads: Mutex::default(), generation: generation() };
+        let engine = Engine { inner, threads: Mutex::default(), has_fetchers: fetches, generation: generation() };
         let fetchers = if fetches { ((budget.memory_bytes / FETCHER_BYTES) as usize).clamp(1, FETCHERS) } else { 0 };
         let roles = (0..budget.threads.max(1)).map(|_| false).chain((0..fetchers).map(|_| true));
         for fetches in roles {
@@ -145,7 +150,7 @@ impl Engine {
                 state.give += state.stride;
                 let before = std::mem::replace(&mut state.given_bytes, bytes);
                 drop(state);
-                inner.work.notify_all();
+                inner.wake();
                 let mut batch = batch?;
                 if before + bytes > inner.budget.memory_bytes {
                     return Err(too_large(bytes, bytes, before, inner.budget.memory_bytes));
@@ -167,10 +172,14 @@ impl Engine {
         self.generation == generation() && !self.inner.stop.load(Relaxed) && self.inner.lock().give == step
     }
 
-    /// Move the end to an earlier or later step.
+    /// Move the end to an earlier or later step, as an epoch begins. Threads that fetched files which are mapped now have nothing more to do.
     pub fn set_end(&self, end: u64) {
+        if self.has_fetchers {
+            // If this cannot be found out, reads report why.
+            self.inner.fetches.store(self.inner.recipe.fetches().unwrap_or(true), Relaxed);
+        }
         self.inner.lock().end = end;
-        self.inner.work.notify_all();
+        self.inner.wake();
     }
 
     /// Stop all threads and wait for them to finish. Later calls do nothing.
@@ -181,6 +190,7 @@ impl Engine {
         self.inner.stop.store(true, Relaxed);
         drop(self.inner.lock()); // A thread that is about to wait sees the flag or is woken by the notification.
         self.inner.work.notify_all();
+        self.inner.to_fetch.notify_all();
         self.inner.done.notify_all();
         for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
             let _ = thread.join(); // The consumer has already received any panic as an error.
@@ -216,8 +226,16 @@ impl Inner {
         result
     }
 
+    /// Wake the threads that may have something to do.
+    fn wake(&self) {
+        self.work.notify_all();
+        if self.fetches.load(Relaxed) {
+            self.to_fetch.notify_all();
+        }
+    }
+
     /// Wait until `find` returns a value, and return it. Returns None when the engine stops.
-    fn wait<T>(&self, mut find: impl FnMut(&mut Slots) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, signal: &Condvar, mut find: impl FnMut(&mut Slots) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
             if self.stop.load(Relaxed) {
@@ -226,13 +244,14 @@ impl Inner {
             if let Some(found) = find(&mut state) {
                 return Some(found);
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = signal.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Run a fetching thread's loop.
     fn fetch(&self) {
-        while let Some(step) = self.wait(|state| state.admits(self.room_bytes()).then(|| state.begin())) {
+        let next = |state: &mut Slots| (self.fetches.load(Relaxed) && state.admits(self.room_bytes())).then(|| state.begin());
+        while let Some(step) = self.wait(&self.to_fetch, next) {
             let started = self.timed(&self.stats.fetch_ns, || {
                 self.plans.before(step);
                 let started = caught(|| self.recipe.start(step, []));
@@ -249,8 +268,11 @@ impl Inner {
 
     /// Run a worker's loop.
     fn work(&self) {
-        let admitted = (!self.fetches).then_some(self.budget.memory_bytes);
-        while let Some(task) = self.wait(|state| state.task(admitted, self.budget.memory_bytes, self.room_bytes())) {
+        let next = |state: &mut Slots| {
+            let admitted = (!self.fetches.load(Relaxed)).then_some(self.budget.memory_bytes);
+            state.task(admitted, self.budget.memory_bytes, self.room_bytes())
+        };
+        while let Some(task) = self.wait(&self.work, next) {
             match task {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
@@ -315,7 +337,7 @@ impl Inner {
         state.unpark(self.budget.memory_bytes, room_bytes);
         self.note_peak(&state);
         drop(state);
-        self.work.notify_all();
+        self.wake();
         self.done.notify_all();
     }
 
@@ -337,7 +359,7 @@ impl Inner {
         if let Some(entry) = self.lock().entries.get_mut(&step) {
             (entry.slot, entry.scratch) = (slot, (0, 0));
         }
-        self.work.notify_all();
+        self.wake();
         self.done.notify_all();
     }
 }
