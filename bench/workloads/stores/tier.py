@@ -23,6 +23,7 @@ import harness
 import numpy as np
 import penstock as ps
 from harness import against_best, comparison, fewer, interleaved, rounds
+from photographs import photographs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "tests"))
 import servers
@@ -278,7 +279,7 @@ def knee(folder: pathlib.Path, minio: servers.Minio, found: dict[str, Any]) -> l
         server.stop()
 
 
-def local_cache(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+def local_cache(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     """Epochs and takes through a warm local cache, beside the same dataset on a local disk."""
     random = np.random.default_rng(0)
     count = fewer(50_000)
@@ -289,17 +290,20 @@ def local_cache(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     os.environ |= minio.environment
     comparisons, bars = [], []
     try:
-        for name, schema, columns, batch in (
-            ("CIFAR-shaped samples", {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"}, {"image": pixels, "label": np.arange(count)}, 512),
-            ("bytes of 80 KB", {"blob": ps.Bytes()}, {"blob": blobs}, 128),
+        jpegs = [path.read_bytes() for path in photographs(folder, photos, 1000)]
+        crop = {"transform": [ps.transforms.RandomResizedCrop(224)]}
+        for name, schema, columns, batch, options in (
+            ("CIFAR-shaped samples", {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"}, {"image": pixels, "label": np.arange(count)}, 512, {}),
+            ("photographs, cropped", {"image": ps.Image()}, {"image": jpegs}, 64, crop),
+            ("bytes of 80 KB", {"blob": ps.Bytes()}, {"blob": blobs}, 128, {}),
         ):  # fmt: skip
-            slug = name.replace(" ", "-")
+            slug = name.replace(" ", "-").replace(",", "")
             places = {"local disk": str(folder / slug), "penstock": str(minio.place(f"{slug}/dataset"))}
             opened = {}
             for kind, place in places.items():
                 ps.create(place, schema).append(columns)
                 opened[kind] = ps.open(place, cache=f"{folder / 'cache'}:4GB") if kind == "penstock" else ps.open(place)
-            loaders = {kind: ds.loader(batch_size=batch, shuffle=True, seed=1) for kind, ds in opened.items()}
+            loaders = {kind: ds.loader(batch_size=batch, shuffle=True, seed=1, **options) for kind, ds in opened.items()}
             orders = [random.permutation(len(opened["penstock"]))[:batch] for _ in range(20)]
 
             def epoch(kind: str, loaders: dict[str, Any] = loaders) -> None:
