@@ -307,7 +307,8 @@ def local_cache(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
             orders = [random.permutation(len(opened["penstock"]))[:batch] for _ in range(20)]
 
             def epoch(kind: str, loaders: dict[str, Any] = loaders) -> None:
-                for _ in loaders[kind]:
+                # Not one batch of the next epoch is made while the other one is measured.
+                for _ in loaders[kind].stream(1):
                     pass
 
             def takes(kind: str, opened: dict[str, Any] = opened, orders: list[Any] = orders) -> None:
