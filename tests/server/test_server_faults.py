@@ -363,9 +363,11 @@ for number in range(10**6):
 """
 
 
-def killed_rounds(served, tmp_path, rounds, cold, environment, seed):
+def killed_rounds(served, tmp_path, rounds, cold, environment, is_written_back=False):
     """Kill the server while two writers use it, again and again, and compare the objects with the acknowledged writes."""
-    server = served(cold, cache="20MB", environment=environment)
+    seed = random.randrange(10**6)
+    back = ("--write-back", f"{tmp_path / 'pending'}:50MB") if is_written_back else ()
+    server = served(cold, *back, cache="20MB", environment=environment)
     if cold:
         with contextlib.suppress(botocore.exceptions.ClientError):
             server.client().create_bucket(Bucket="penstock")
@@ -416,17 +418,16 @@ def read_digest(client, key):
         return None
 
 
-@pytest.mark.parametrize("kind", ["folder", "minio"])
+@pytest.mark.parametrize("kind", ["folder", "minio", "written back"])
 def test_kill_loses_no_acknowledged_write(served, tmp_path, kind, request):
-    environment = request.getfixturevalue("minio").environment if kind == "minio" else None
-    seed = random.randrange(10**6)
-    killed_rounds(served, tmp_path, 4, "s3://" if kind == "minio" else "", environment, seed)
+    environment = None if kind == "folder" else request.getfixturevalue("minio").environment
+    killed_rounds(served, tmp_path, 4, "" if kind == "folder" else "s3://", environment, kind == "written back")
 
 
 @pytest.mark.soak
 def test_kill_at_many_moments_loses_no_acknowledged_write(served, tmp_path, minio):
-    for cold, environment in (("", None), ("s3://", minio.environment)):
-        killed_rounds(served, tmp_path, 250, cold, environment, random.randrange(10**6))
+    for cold, environment, is_written_back in (("", None, False), ("s3://", minio.environment, False), ("s3://", minio.environment, True)):
+        killed_rounds(served, tmp_path, 250, cold, environment, is_written_back)
 
 
 def test_a_folder_without_space_or_rights_refuses_writes(served):

@@ -197,7 +197,9 @@ impl<'a> Part<'a> {
                     let mut bytes = vec![0; (pages.len() as u64 * PAGE_BYTES).min(extent.data_bytes() - begin) as usize];
                     let good = extent.read(first, pages, &mut bytes)?;
                     bytes.truncate(good * PAGE_BYTES as usize);
-                    self.fetched.push((begin, bytes.into()));
+                    if good > 0 {
+                        self.fetched.push((begin, bytes.into()));
+                    }
                 }
                 first += pages.len() as u32;
             }
