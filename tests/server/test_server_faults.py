@@ -469,6 +469,23 @@ def boto_at(port):
     return boto(At)
 
 
+def test_the_access_log_and_messages_may_share_a_file(tmp_path):
+    (tmp_path / "served" / "bucket").mkdir(parents=True)
+    port, path = servers.free_port(), tmp_path / "output"
+    command = [sys.executable, "-m", "penstock", "serve", "--cold", str(tmp_path / "served"), "--anonymous", "--access-log", "-"]
+    with path.open("wb") as output:
+        process = subprocess.Popen([*command, "--listen", f"127.0.0.1:{port}"], stdout=output, stderr=output)
+    until(lambda: b"serving" in path.read_bytes(), "it serves")
+    for _ in range(3):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/bucket?list-type=2", timeout=10).close()
+    until(lambda: path.read_bytes().count(b"\n") == 4, "three requests are logged")
+    process.terminate()
+    assert process.wait(60) == 0
+    serving, *lines, ending = path.read_text().splitlines()
+    assert serving.startswith("serving ") and ending.startswith("ending") and len(lines) == 3
+    assert [json.loads(line)["status"] for line in lines] == [200] * 3
+
+
 def test_a_lost_cache_only_costs_time(served, minio):
     body = os.urandom(2 * MIB)
     minio.client().put_object(Bucket="penstock", Key="lost", Body=body)

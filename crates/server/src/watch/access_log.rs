@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -107,7 +108,11 @@ impl AccessLog {
 }
 
 fn open(path: &Path) -> Result<std::fs::File> {
-    let path = if path == Path::new("-") { Path::new("/dev/stdout") } else { path };
-    let file = std::fs::File::options().append(true).create(true).open(path);
+    let file = if path == Path::new("-") {
+        // Messages of this process may go to the same file. They must not overwrite each other.
+        std::io::stdout().as_fd().try_clone_to_owned().map(std::fs::File::from)
+    } else {
+        std::fs::File::options().append(true).create(true).open(path)
+    };
     file.map_err(|error| Error::new("storage-failed", format!("cannot write access log `{}`: {error}", path.display())))
 }
