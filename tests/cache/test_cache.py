@@ -315,8 +315,8 @@ def test_jobs_of_one_order_fetch_each_byte_once(filled, tmp_path):
     ((alone, *order),) = jobs(uri, f"{tmp_path / 'alone'}:3MB", [])
     (one, *first), (other, *second) = jobs(uri, f"{tmp_path / 'shared'}:3MB", [], [])
     assert first == second == order
-    # Their plans may begin a few steps after they do.
-    assert one + other <= 1.25 * alone, (one, other, alone)
+    # Their plans may begin a few steps after they do, and what passes needs room on the drive.
+    assert one + other <= 1.5 * alone, (one, other, alone)
 
 
 def test_jobs_that_fill_a_cache_which_just_holds_all_evict_nothing(filled, tmp_path):

@@ -44,7 +44,7 @@ def served(request, tmp_path_factory):
 @pytest.fixture
 def prefix(request):
     """Return the beginning of keys that no other test uses."""
-    return f"{request.node.name.partition('[')[0]}/"
+    return f"{re.sub(r'[^a-z0-9_]+', '-', request.node.name)}/"
 
 
 def code(raised):
