@@ -161,6 +161,19 @@ def test_other_operations_see_what_was_put(start, folder, minio, proxy):
     assert [cold_body(minio, f"{name}/{key}") for key in "abcd"] == [None, None, None, b"of parts"]
 
 
+def test_an_object_that_waits_to_be_sent_is_not_sent_while_it_is_deleted(start, folder, minio, proxy):
+    _, client = start()
+    proxy.faults("delay_ms=100")
+    keys = [f"{folder.name}/{number:02}" for number in range(16)]
+    for key in keys:
+        client.put_object(Bucket="penstock", Key=key, Body=bytes(1000))
+    for key in reversed(keys[8:]):
+        client.delete_object(Bucket="penstock", Key=key)
+    proxy.faults()
+    until(lambda: not files(folder), "everything is sent")
+    assert [cold_body(minio, key) for key in keys] == [bytes(1000)] * 8 + [None] * 8
+
+
 def test_the_last_acknowledged_put_stays(start, folder, minio, proxy):
     """Writers replace, delete and read their objects while older versions are being sent, through a network that loses requests."""
     server, client = start()

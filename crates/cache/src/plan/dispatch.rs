@@ -106,7 +106,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             self.line.put(passes, self.ready, Fate::Pass(until));
         }
         self.ready = ready;
-        self.look(from)?;
+        self.look(self.behind.front().map_or(from, |group| group.from))?;
         let has_room = self.behind.is_empty() && self.may_evict(from, ready);
         if has_room {
             self.evict(&victims, from);
@@ -116,7 +116,6 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             self.behind.push_back(Behind { number, bytes: bytes - pass_bytes, victims, from, ready });
         }
         loop {
-            self.look(self.behind.front().map_or(0, |group| group.from))?;
             self.allow();
             if !self.is_far_ahead() {
                 return Ok(());
@@ -126,6 +125,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
                 Some(company) => self.pace.pause(company.waits()),
                 None => drop(self.pace.wait_until(|now| now > read)),
             }
+            self.look(self.behind.front().map_or(0, |group| group.from))?;
         }
     }
 

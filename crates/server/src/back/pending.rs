@@ -189,10 +189,16 @@ impl Pending {
     /// Wait for an object to send. Returns it with its version, and whether that was sent already and must only be removed.
     pub async fn next(&self) -> (Object, u64, bool) {
         self.until(|state| {
-            let object = state.queue.pop_front()?;
-            let entry = state.objects.get_mut(&object)?;
-            (entry.is_queued, entry.is_being_sent) = (false, true);
-            Some((object, entry.version, entry.sent == entry.version))
+            loop {
+                let object = state.queue.pop_front()?;
+                let Some(entry) = state.objects.get_mut(&object) else { continue };
+                entry.is_queued = false;
+                // A delete that has taken the object comes first. It is queued again if the delete fails.
+                if !entry.is_being_removed {
+                    entry.is_being_sent = true;
+                    return Some((object, entry.version, entry.sent == entry.version));
+                }
+            }
         })
         .await
     }
@@ -211,7 +217,7 @@ impl Pending {
         })
     }
 
-    /// Note that an object is no longer in the folder.
+    /// Record that the folder does not have an object any more.
     pub fn removed(&self, object: &Object) {
         self.change(|state| {
             state.hold(object, None);
