@@ -580,6 +580,7 @@ def test_status_counts_and_access_log(tmp_path, minio):
         counts = page("/metrics")
         assert 'penstock_requests_total{operation="get",status="206"} 3' in counts and counts.endswith("# EOF\n")
         assert f'penstock_drive_budget_bytes{{drive="{folder / "cache"}"}} 50000000' in counts
+        until(lambda: f'penstock_drive_hits{{drive="{folder / "cache"}"}} 2' in page("/metrics"), "hits are counted by drive")
         assert "The limit" in page("/") and page("/health") == "ok\n"
         lines = [json.loads(line) for line in (folder / "access.log").read_text().splitlines()]
         gets = [line for line in lines if line["method"] == "GET" and line["path"] == "/penstock/status/a"]
@@ -722,7 +723,7 @@ def test_the_board_for_grafana_names_counts_that_exist(tmp_path, minio):
     known = {re.split(r"[{ ]", line)[0] for line in counts.splitlines() if not line.startswith("#")}
     board = json.loads((pathlib.Path(__file__).parent.parent.parent / "docs" / "grafana.json").read_text())
     named = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"penstock_\w+", target["expr"])}
-    assert len(board["panels"]) == 6 and len(named) > 12
+    assert len(board["panels"]) == 10 and len(named) > 18
     assert named <= known, named - known
 
 

@@ -15,7 +15,7 @@ use crate::flight::Flight;
 use crate::place::{Place, mix};
 use crate::registry;
 use crate::spec::{DriveSpec, MARKER_NAME};
-use crate::usage::{Record, Usage, cut};
+use crate::usage::{NowCounts, Record, Usage, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
@@ -34,6 +34,7 @@ pub struct Drive {
     folder: PathBuf,
     pub place: Place,
     pub usage: Usage,
+    pub now: NowCounts,
     /// Whether the counts were sound when the drive was opened.
     pub was_sound: bool,
     open: PerProcess<Cache<Key, Arc<Extent>>>,
@@ -88,6 +89,7 @@ impl Drive {
             folder: folder.clone(),
             place: Place { name, weight: budget as f64 },
             usage,
+            now: NowCounts::default(),
             was_sound,
             open: PerProcess::new(|| Cache::new(OPEN_EXTENTS)),
             began: Instant::now(),

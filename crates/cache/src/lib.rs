@@ -26,6 +26,7 @@ use penstock_storage::{Options, Storage};
 
 pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
+pub use extent::punch;
 pub use plan::units::{Future, Member, Need, Object};
 pub use plan::{Foreseen, Plan};
 pub use spec::{DriveSpec, Spec};

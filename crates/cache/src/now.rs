@@ -32,15 +32,28 @@ impl Cached {
             return None;
         }
         extent.stamp((begin / BLOCK_BYTES) as u32, now_seconds());
+        drive.now.add(end - begin);
         Some((begin - base) as usize..(end - base) as usize)
     }
 
-    /// Add hits of `read_now` to the counts of the store, on its first drive, and to the counters.
-    pub fn note_hits(&self, hits: u64, hit_bytes: u64) {
+    /// Note that the block with this byte is used, though its bytes did not come from the drive. Cost: none, unless the last note is old.
+    pub fn touch(&self, name: &str, object_bytes: u64, at: u64) {
+        let number = at / EXTENT_BYTES;
+        let key = self.key(name, number as u32);
+        let drive = self.drive_of(&key);
+        // A lost note only makes the block look older.
+        if let Some(extent) = drive.is_usable().then(|| drive.find(&key, Some(object_bytes)).ok().flatten()).flatten() {
+            extent.stamp(((at - number * EXTENT_BYTES) / BLOCK_BYTES) as u32, now_seconds());
+        }
+    }
+
+    /// Add what `read_now` read since the last call to the counts of the store on each drive, and to the counters.
+    pub fn note_hits(&self) {
         let counters = self.cold.counters();
-        add(&counters.cache_hits, hits);
-        add(&counters.cache_hit_bytes, hit_bytes);
-        if let Some(drive) = self.drives().drives.first() {
+        for drive in &self.drives().drives {
+            let (hits, hit_bytes) = drive.now.take();
+            add(&counters.cache_hits, hits);
+            add(&counters.cache_hit_bytes, hit_bytes);
             // The counts of the drive matter less than reads.
             let _ = drive.usage.note(&self.store, &Counts { hits, hit_bytes, ..Counts::default() });
         }

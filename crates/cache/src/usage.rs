@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -350,6 +351,25 @@ impl Drop for Usage {
         let stores: Vec<String> = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
         // What cannot be written is counted too high until the next count.
         stores.iter().for_each(|store| drop(self.change_within(SHORT_PATIENCE, store, |_, _| Some(()))));
+    }
+}
+
+/// Hits that are not added to the counts of a drive yet.
+#[derive(Debug, Default)]
+pub struct NowCounts {
+    hits: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl NowCounts {
+    pub fn add(&self, bytes: u64) {
+        self.hits.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Return what was added since the last call: reads and bytes.
+    pub fn take(&self) -> (u64, u64) {
+        (self.hits.swap(0, Relaxed), self.bytes.swap(0, Relaxed))
     }
 }
 

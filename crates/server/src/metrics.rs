@@ -54,6 +54,8 @@ pub struct Metrics {
     pub received_bytes: Count,
     pub hits: Count,
     pub hit_bytes: Count,
+    pub memory_hits: Count,
+    pub memory_bytes: Level,
     pub warm_gets: Count,
     pub cold_gets: Count,
     pub cold_requests: Count,
@@ -72,12 +74,16 @@ pub struct Metrics {
     /// 1 while the server ends.
     pub draining: Level,
     /// Of each drive, refreshed when they are read.
+    pub drive_hits: Family<DriveLabels, Level>,
     pub drive_misses: Family<DriveLabels, Level>,
     pub drive_cold_bytes: Family<DriveLabels, Level>,
     pub drive_corrupt_pages: Family<DriveLabels, Level>,
     pub drive_bytes: Family<DriveLabels, Level>,
     pub drive_budget_bytes: Family<DriveLabels, Level>,
     pub drive_usable: Family<DriveLabels, Level>,
+    /// Of the device of each drive, by all programs.
+    pub drive_reads: Family<DriveLabels, Level>,
+    pub drive_read_ms: Family<DriveLabels, Level>,
 }
 
 impl Metrics {
@@ -90,6 +96,8 @@ impl Metrics {
             received_bytes: Count::default(),
             hits: Count::default(),
             hit_bytes: Count::default(),
+            memory_hits: Count::default(),
+            memory_bytes: Level::default(),
             warm_gets: Count::default(),
             cold_gets: Count::default(),
             cold_requests: Count::default(),
@@ -104,12 +112,15 @@ impl Metrics {
             connections: Level::default(),
             running: Level::default(),
             draining: Level::default(),
+            drive_hits: Family::default(),
             drive_misses: Family::default(),
             drive_cold_bytes: Family::default(),
             drive_corrupt_pages: Family::default(),
             drive_bytes: Family::default(),
             drive_budget_bytes: Family::default(),
             drive_usable: Family::default(),
+            drive_reads: Family::default(),
+            drive_read_ms: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("requests", "Requests that were answered", metrics.requests.clone());
@@ -118,6 +129,13 @@ impl Metrics {
         registry.register_with_unit("received", "Bytes of request bodies", Unit::Bytes, metrics.received_bytes.clone());
         registry.register("hits", "Pieces that were read from the cache without waiting", metrics.hits.clone());
         registry.register_with_unit("hit", "Bytes of these pieces", Unit::Bytes, metrics.hit_bytes.clone());
+        registry.register("memory_hits", "Those of these pieces that the server held in its own memory", metrics.memory_hits.clone());
+        registry.register_with_unit(
+            "memory",
+            "Bytes of pieces that the server holds in its own memory",
+            Unit::Bytes,
+            metrics.memory_bytes.clone(),
+        );
         registry.register("warm_gets", "GET requests whose first bytes were cached", metrics.warm_gets.clone());
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
@@ -142,12 +160,20 @@ impl Metrics {
             metrics.running.clone(),
         );
         registry.register("draining", "1 while the server ends and takes no connections", metrics.draining.clone());
-        registry.register("drive_misses", "Reads that were not cached, by drive", metrics.drive_misses.clone());
-        registry.register_with_unit("drive_cold", "Bytes from the cold store", Unit::Bytes, metrics.drive_cold_bytes.clone());
-        registry.register("drive_corrupt_pages", "Pages that did not match their checksums", metrics.drive_corrupt_pages.clone());
-        registry.register_with_unit("drive_used", "Bytes that are cached", Unit::Bytes, metrics.drive_bytes.clone());
-        registry.register_with_unit("drive_budget", "Bytes that may be cached", Unit::Bytes, metrics.drive_budget_bytes.clone());
-        registry.register("drive_usable", "1 if the drive works, 0 while it is left alone", metrics.drive_usable.clone());
+        metrics.register_drives();
         metrics
+    }
+
+    fn register_drives(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("drive_hits", "Reads that were cached, by drive", self.drive_hits.clone());
+        registry.register("drive_misses", "Reads that were not cached, by drive", self.drive_misses.clone());
+        registry.register_with_unit("drive_cold", "Bytes from the cold store", Unit::Bytes, self.drive_cold_bytes.clone());
+        registry.register("drive_corrupt_pages", "Pages that did not match their checksums", self.drive_corrupt_pages.clone());
+        registry.register_with_unit("drive_used", "Bytes that are cached", Unit::Bytes, self.drive_bytes.clone());
+        registry.register_with_unit("drive_budget", "Bytes that may be cached", Unit::Bytes, self.drive_budget_bytes.clone());
+        registry.register("drive_usable", "1 if the drive works, 0 while it is left alone", self.drive_usable.clone());
+        registry.register("drive_reads", "Reads that the drive's device has answered, of all programs", self.drive_reads.clone());
+        registry.register("drive_read_milliseconds", "Time that these reads took together", self.drive_read_ms.clone());
     }
 }

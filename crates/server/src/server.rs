@@ -32,7 +32,10 @@ use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::{Counted, Metrics};
 use crate::ops::tier::Tier;
+use crate::read::arena::Arena;
 use crate::read::blocks::{Blocks, Revalidate};
+use crate::read::hot::Hot;
+use crate::read::wire::Wire;
 use crate::tier::Shared;
 use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
@@ -152,6 +155,7 @@ struct Parts {
     certificates: Option<Arc<Certificates>>,
     sampler: Arc<Sampler>,
     back: Option<Arc<WriteBack>>,
+    arena: Option<Arc<Arena>>,
 }
 
 async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
@@ -208,9 +212,7 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
             tokio::spawn(refuse(stream));
             continue;
         };
-        // Small responses would otherwise wait for more.
-        let _ = stream.set_nodelay(true);
-        let mut stream = TimeoutStream::new(stream);
+        let mut stream = TimeoutStream::new(Wire::new(stream, parts.arena.clone()));
         stream.set_write_timeout(Some(config.idle));
         let stream = Box::pin(stream);
         let (front, metrics, watcher, idle) = (parts.front.clone(), metrics.clone(), graceful.watcher(), config.idle);
@@ -262,7 +264,8 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             Some(back)
         }
     };
-    let memory = Memory::new(config.memory_bytes);
+    let (memory, hot) = memory(config, note);
+    let arena = hot.as_ref().map(|hot| hot.arena().clone());
     let blocks = match &config.cache {
         None => None,
         Some(spec) => {
@@ -271,7 +274,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
                 note(&format!("the cache {} is not used: {error}", folder.display()));
             }
             let (cold, metrics) = (cold.clone(), metrics.clone());
-            Some(Arc::new(Blocks::new(cold, identity, drives, memory.clone(), config.revalidate, config.is_immutable, metrics)))
+            Some(Arc::new(Blocks::new(cold, identity, drives, memory.clone(), hot, config.revalidate, config.is_immutable, metrics)))
         }
     };
     let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone()));
@@ -283,7 +286,18 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let anonymous = keys.is_none().then(|| domains.clone());
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
     let front = Arc::new(Front::new(service, metrics.clone(), log, limits, anonymous));
-    Ok(Parts { front, keys, certificates, sampler, back })
+    Ok(Parts { front, keys, certificates, sampler, back, arena })
+}
+
+/// Return the memory for bodies. Before a cache, a quarter of it holds what is read often.
+fn memory(config: &Config, note: fn(&str)) -> (Memory, Option<Hot>) {
+    let hot_bytes = config.memory_bytes / 4;
+    match config.cache.as_ref().map(|_| Hot::new(hot_bytes)) {
+        Some(Ok(hot)) => return (Memory::new(config.memory_bytes - hot_bytes), Some(hot)),
+        Some(Err(error)) => note(&format!("what is read often is not held in memory: {error}")),
+        None => {}
+    }
+    (Memory::new(config.memory_bytes), None)
 }
 
 /// Return the folder and the size of `--write-back`.

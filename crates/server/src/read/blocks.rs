@@ -21,6 +21,7 @@ use crate::memory::{Memory, Taken, overloaded};
 use crate::meta::{Meta, Object, Version};
 use crate::metrics::{Counted, Metrics};
 use crate::read::buffers::Buffers;
+use crate::read::hot::{Hot, PIECE_BYTES};
 
 /// The first cold request of an object is this long, so that its first bytes arrive soon.
 pub const FIRST_BYTES: u64 = 1 << 20;
@@ -63,7 +64,8 @@ pub struct Blocks {
     heads: Flights<(Object, u64), Arc<Meta>>,
     windows: Flights<(String, u64, u64), Bytes>,
     memory: Memory,
-    pub buffers: Arc<Buffers>,
+    buffers: Arc<Buffers>,
+    hot: Option<Hot>,
     revalidate: Revalidate,
     /// Returns whether an object never changes.
     is_immutable: fn(&str) -> bool,
@@ -78,6 +80,7 @@ impl Blocks {
         identity: String,
         drives: Drives,
         memory: Memory,
+        hot: Option<Hot>,
         revalidate: Revalidate,
         is_immutable: fn(&str) -> bool,
         metrics: Arc<Metrics>,
@@ -96,6 +99,7 @@ impl Blocks {
             windows: Mutex::default(),
             memory,
             buffers: Arc::default(),
+            hot,
             revalidate,
             is_immutable,
             metrics,
@@ -118,6 +122,7 @@ impl Blocks {
     pub async fn forget(&self, object: &Object) {
         if let Some(meta) = self.changed(object) {
             let (cached, name) = (self.cached.clone(), Version::new(object, &meta).name());
+            self.hot.iter().for_each(|hot| hot.forget(&name));
             // A drive that hangs must not hold up the runtime.
             let _ = tokio::task::spawn_blocking(move || cached.forget(&name)).await;
         }
@@ -278,6 +283,32 @@ impl Blocks {
         let kept = self.window(&name, meta.bytes, begin..begin + length, true).await;
         self.early.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
         Ok((meta, Some((begin, kept.unwrap_or(bytes)))))
+    }
+
+    /// Return a part of one piece of a version, if it is cached, sound, and in memory.
+    pub fn read_now(&self, name: &Arc<str>, object_bytes: u64, part: Range<u64>) -> Option<Bytes> {
+        let touch = || self.cached.touch(name, object_bytes, part.start);
+        if let Some(bytes) = self.hot.as_ref().and_then(|hot| hot.get(name, &part, touch)) {
+            self.metrics.memory_hits.inc();
+            return Some(bytes);
+        }
+        let mut memory = self.buffers.get();
+        let Some(inside) = self.cached.read_now(name, object_bytes, part.clone(), &mut memory) else {
+            self.buffers.give_back(memory);
+            return None;
+        };
+        let bytes = self.buffers.freeze(memory).slice(inside);
+        let piece = part.start / PIECE_BYTES;
+        let is_whole = part.start.is_multiple_of(PIECE_BYTES) && part.end == object_bytes.min((piece + 1) * PIECE_BYTES);
+        if let Some(hot) = self.hot.as_ref().filter(|_| is_whole) {
+            hot.note(name, piece, &bytes);
+        }
+        Some(bytes)
+    }
+
+    /// Return how many bytes are held in memory.
+    pub fn held_bytes(&self) -> u64 {
+        self.hot.as_ref().map_or(0, |hot| hot.arena().held_bytes())
     }
 
     /// Read a part of a version through the cache, together with all others that want the same part.

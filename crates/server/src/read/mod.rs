@@ -1,6 +1,9 @@
 //! Reads of objects through the cache.
 
+pub mod arena;
 pub mod blocks;
 pub mod buffers;
 pub mod conditions;
+pub mod hot;
 pub mod reader;
+pub mod wire;

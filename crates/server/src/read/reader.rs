@@ -9,12 +9,11 @@ use s3s::S3Result;
 use s3s::dto::StreamingBlob;
 
 use super::blocks::{Blocks, FIRST_BYTES, Fetched, Resolved, copy};
+use super::hot::PIECE_BYTES;
 use crate::body::with_length;
 use crate::memory::overloaded;
 use crate::meta::{Object, Version};
 
-/// A piece of a warm body: it is read, verified and sent while it is in the processor's cache.
-const PIECE_BYTES: u64 = 256 << 10;
 /// Other cold requests are this long.
 const WINDOW_BYTES: u64 = 4 << 20;
 /// Cold windows of one response that are fetched ahead.
@@ -26,7 +25,7 @@ pub async fn body(blocks: &Arc<Blocks>, object: &Object, resolved: Resolved, ran
     let version = Version::new(object, &meta);
     let mut reader = Reader {
         blocks: blocks.clone(),
-        name: version.name(),
+        name: version.name().into(),
         object_bytes: meta.bytes,
         at: range.start,
         end: range.end,
@@ -52,7 +51,7 @@ pub async fn body(blocks: &Arc<Blocks>, object: &Object, resolved: Resolved, ran
 /// One response that is being sent.
 struct Reader {
     blocks: Arc<Blocks>,
-    name: String,
+    name: Arc<str>,
     object_bytes: u64,
     at: u64,
     end: u64,
@@ -77,14 +76,11 @@ impl Reader {
         }
         if self.ahead.is_empty() {
             let piece = self.at..self.end.min((self.at / PIECE_BYTES + 1) * PIECE_BYTES);
-            let mut memory = self.blocks.buffers.get();
-            if let Some(inside) = self.blocks.cached.read_now(&self.name, self.object_bytes, piece, &mut memory) {
+            if let Some(bytes) = self.blocks.read_now(&self.name, self.object_bytes, piece) {
                 self.blocks.metrics.hits.inc();
-                self.blocks.metrics.hit_bytes.inc_by(inside.len() as u64);
-                let bytes = self.blocks.buffers.freeze(memory).slice(inside);
+                self.blocks.metrics.hit_bytes.inc_by(bytes.len() as u64);
                 return Some(Ok(self.advance(bytes)));
             }
-            self.blocks.buffers.give_back(memory);
             self.was_cold = true;
         }
         self.fetch_ahead();

@@ -58,8 +58,6 @@ struct Counted {
     sent: u64,
     received: u64,
     cold: u64,
-    hits: u64,
-    hit_bytes: u64,
     busy_ms: HashMap<String, u64>,
 }
 
@@ -94,15 +92,14 @@ impl Sampler {
             sent: metrics.sent_bytes.get(),
             received: metrics.received_bytes.get(),
             cold,
-            hits: metrics.hits.get(),
-            hit_bytes: metrics.hit_bytes.get(),
-            busy_ms: drives.iter().filter_map(|drive| Some((drive.folder.clone(), busy_ms(&drive.folder)?))).collect(),
+            busy_ms: drives.iter().filter_map(|drive| Some((drive.folder.clone(), device(&drive.folder)?.busy_ms))).collect(),
         };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let seconds = now.duration_since(last.0).as_secs_f64().max(0.001);
         let per_second = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
         if let Some(blocks) = &self.blocks {
-            blocks.cached.note_hits(counted.hits - last.1.hits, counted.hit_bytes - last.1.hit_bytes);
+            blocks.cached.note_hits();
+            metrics.memory_bytes.set(i64::try_from(blocks.held_bytes()).unwrap_or(i64::MAX));
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (sent, received) = (per_second(counted.sent, last.1.sent), per_second(counted.received, last.1.received));
@@ -150,7 +147,11 @@ impl Sampler {
                 busy: None,
             };
             let label = DriveLabels { drive: sample.folder.clone() };
+            let device = device(&sample.folder).unwrap_or_default();
             for (family, value) in [
+                (&self.metrics.drive_hits, sample.hits),
+                (&self.metrics.drive_reads, device.reads),
+                (&self.metrics.drive_read_ms, device.read_ms),
                 (&self.metrics.drive_misses, sample.misses),
                 (&self.metrics.drive_cold_bytes, sample.cold_bytes),
                 (&self.metrics.drive_corrupt_pages, sample.corrupt_pages),
@@ -199,14 +200,23 @@ fn processor_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Return how long the device of a folder was busy since the machine started.
-fn busy_ms(folder: &str) -> Option<u64> {
+/// What the device of a folder did since the machine started.
+#[derive(Default)]
+struct Device {
+    reads: u64,
+    read_ms: u64,
+    busy_ms: u64,
+}
+
+/// Return what the device of a folder did, if the system reports it.
+fn device(folder: &str) -> Option<Device> {
     use std::os::unix::fs::MetadataExt as _;
     let device = std::fs::metadata(folder).ok()?.dev();
-    let name = (libc::major(device).to_string(), libc::minor(device).to_string());
+    let name = [libc::major(device).to_string(), libc::minor(device).to_string()];
     let statistics = std::fs::read_to_string("/proc/diskstats").ok()?;
-    let fields = statistics.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    fields.into_iter().find(|fields| fields.len() > 12 && fields[0] == name.0 && fields[1] == name.1)?[12].parse().ok()
+    let fields = statistics.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|fields| fields[..2] == name)?;
+    let number = |at: usize| fields.get(at)?.parse().ok();
+    Some(Device { reads: number(3)?, read_ms: number(6)?, busy_ms: number(12)? })
 }
 
 /// Return the speed of the fastest network link in bytes per second, if the system reports it.
