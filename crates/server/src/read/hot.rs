@@ -148,7 +148,7 @@ impl Hot {
 }
 
 impl Held {
-    /// Count these bytes as held. Returns the pieces that are replaced because they were not read for `idle_ms`, or None if there is no room.
+    /// Count these bytes as held. Returns the pieces that are replaced because they were not read for `idle_ms`, or None if it must not replace others.
     fn reserve(&mut self, arena: &Arena, bytes: u64, now: u64, idle_ms: u64) -> Option<Vec<Arc<Piece>>> {
         let mut replaced = Vec::new();
         let still_sent = arena.held_bytes().saturating_sub(self.bytes);
