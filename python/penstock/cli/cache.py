@@ -22,8 +22,12 @@ def _cache(given: str) -> str:
     return cache
 
 
-def _store(uri: str) -> str:
-    """Return the identity of a dataset's store in the keys of a cache."""
+def _store(uri: str, cache: str) -> str:
+    """Return the identity of a dataset's store in the keys of a cache. A store that the cache has need not be reached."""
+    from penstock import _core
+
+    if any(uri == store for _, _, stores in _core.cache_status(cache) for store, _ in stores):
+        return uri
     return at.opened(uri, cache="")._snapshot.identity()
 
 
@@ -106,7 +110,7 @@ def warm(
 
 @app.command()
 def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
-    """Verify every page of a cache, remove damaged ones, and count again."""
+    """Verify every page of a cache, remove damaged ones, and count again. Ends with 1 if there were damaged ones."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -119,31 +123,36 @@ def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
         found = _core.cache_verify(_cache(cache), lambda _extents, pages: progress.update(task, completed=pages))
     if as_json:
         show.print_json([{"folder": folder, **dict(counts)} for folder, counts in found])
-        return
-    for folder, numbers in found:
-        counts = dict(numbers)
+    else:
+        for folder, numbers in found:
+            counts = dict(numbers)
+            print(
+                f"{folder}: {show.count(counts['extents'], 'extent')}, {counts['pages']:,} pages, {counts['corrupt_pages']:,} corrupt, "
+                f"{counts['other_files']:,} other files; {show.size_text(counts['bytes'])}, counted before: {show.size_text(counts['counted_bytes'])}"
+            )
+    if any(dict(counts)["corrupt_pages"] for _, counts in found):
         print(
-            f"{folder}: {show.count(counts['extents'], 'extent')}, {counts['pages']:,} pages, {counts['corrupt_pages']:,} corrupt, "
-            f"{counts['other_files']:,} other files; {show.size_text(counts['bytes'])}, counted before: {show.size_text(counts['counted_bytes'])}"
+            "hint: damaged pages were removed and will be fetched again; if this returns, look at the health of the drive", file=sys.stderr
         )
+        raise typer.Exit(1)
 
 
 @app.command()
 def pin(
-    uri: str = typer.Argument(help="A dataset."),
+    uri: str = typer.Argument(help="A dataset, or a store as `penstock cache status` names it."),
     cache: str = CACHE,
     remove: bool = typer.Option(False, "--remove", help="Remove the pin."),
 ) -> None:
     """Keep a dataset in a cache: other datasets do not push it out."""
     from penstock import _core
 
-    _core.cache_pin(_cache(cache), _store(uri), not remove)
+    _core.cache_pin(_cache(cache), _store(uri, _cache(cache)), not remove)
     print("unpinned" if remove else "pinned")
 
 
 @app.command()
 def evict(
-    uri: str = typer.Argument("", help="A dataset; everything by default."),
+    uri: str = typer.Argument("", help="A dataset, or a store as `penstock cache status` names it; everything by default."),
     cache: str = CACHE,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -151,7 +160,7 @@ def evict(
     from penstock import _core
     from penstock.cli.terminal import show
 
-    freed = _core.cache_evict(_cache(cache), _store(uri) if uri else None)
+    freed = _core.cache_evict(_cache(cache), _store(uri, _cache(cache)) if uri else None)
     if as_json:
         show.print_json({"evicted_bytes": freed})
     else:
