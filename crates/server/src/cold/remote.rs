@@ -103,7 +103,8 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
 fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     result.map_err(|mut error| {
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
-            let causes = std::iter::successors(error.source(), |cause| cause.source());
+            let first: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(&error);
+            let causes = std::iter::successors(first, |cause| cause.source());
             let why = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
             if why.contains("failed to construct request") {
                 return s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
