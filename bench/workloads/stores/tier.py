@@ -159,7 +159,8 @@ def serve(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                 print(f"  {size}: " + ", ".join(f"{name} {value / 1e9:.2f} GB/s" for name, value in rows[size].items()), flush=True)
         server.stop()
         # Most of the objects do not fit into its memory.
-        server = servers.Penstock(folder / "penstock", "s3://", *options, "--memory-bytes", str(64 << 20), environment=minio.environment)
+        (folder / "small").mkdir()
+        server = servers.Penstock(folder / "small", "s3://", *options, "--memory-bytes", str(64 << 20), environment=minio.environment)
         decay = page_cache(server, folder / "penstock" / "cache", "10 MiB")
         seconds = ", ".join(f"{row['bytes_per_second'] / 1e9:.2f} GB/s ({row['drive_bytes'] / 1e6:.0f} MB)" for row in decay)
         print(f"  each second after the page cache was dropped, and what came from the drive: {seconds}", flush=True)

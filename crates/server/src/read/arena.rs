@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,7 +38,10 @@ impl Arena {
         let slots = (bytes / LEAST_BYTES as u64) as u32;
         let file = unnamed_file()?;
         file.set_len(u64::from(slots) * SLOT_BYTES)?;
-        let map = MmapOptions::new().map_raw_read_only(&file)?;
+        let map = MmapOptions::new().map_raw(&file)?;
+        // A part of a large page cannot be given back: it would be set to zero while it is sent. Kernels without large pages refuse the advice.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::NoHugePage);
         Ok(Arc::new(Arena { file, map, free: Mutex::new((0..slots).rev().collect()), bytes, held: AtomicU64::new(0) }))
     }
 
@@ -58,7 +60,9 @@ impl Arena {
             return None;
         };
         let slot = Slot { arena: self.clone(), number, bytes: content.len() };
-        self.file.write_all_at(content, slot.begin()).ok()?;
+        // Not by a write to the file, which the advice on the map does not concern.
+        // SAFETY: nobody else has this part of the map, which lasts as long as the slot, and the content is not longer than a slot.
+        unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), slot.start().cast_mut(), content.len()) };
         Some(Bytes::from_owner(slot))
     }
 
@@ -87,13 +91,18 @@ impl Slot {
     fn begin(&self) -> u64 {
         u64::from(self.number) * SLOT_BYTES
     }
+
+    fn start(&self) -> *const u8 {
+        // The slot is inside the map.
+        self.arena.map.as_ptr().wrapping_add(self.begin() as usize)
+    }
 }
 
 impl AsRef<[u8]> for Slot {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the slot is inside the map, which lives as long as the arena. Its content was written before it became a `Slot` that others
         // see, and is not changed until the slot is dropped.
-        unsafe { std::slice::from_raw_parts(self.arena.map.as_ptr().add(self.begin() as usize), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
     }
 }
 
