@@ -351,14 +351,15 @@ def sign(method, url, text):
 
 
 def batch(server, ranges):
-    """Send a batch and return the status and the bytes of each answer."""
+    """Send a batch and return for each answer its status, its bytes, and the length of the object."""
     text = json.dumps({"ranges": [{"key": key, "begin": begin, "end": end} for key, begin, end in ranges]})
     signed = sign("POST", f"{server.endpoint}/penstock/-?batch=", text)
     asked = urllib.request.Request(signed.url, data=text.encode(), headers=dict(signed.headers), method="POST")
     stream = urllib.request.urlopen(asked, timeout=30)
     answers = []
     while head := stream.read(20):
-        answers.append((int.from_bytes(head[:4], "little"), stream.read(int.from_bytes(head[12:], "little"))))
+        status, object_bytes, bytes_ = (int.from_bytes(head[begin:end], "little") for begin, end in ((0, 4), (4, 12), (12, 20)))
+        answers.append((status, stream.read(bytes_), object_bytes))
     return answers
 
 
@@ -376,9 +377,10 @@ def test_batches_answer_many_ranges_in_order(served, prefix):
     ranges.insert(7, (f"{prefix}missing", 0, 10))
     ranges.insert(9, (f"{prefix}1", 99_999, 100_001))
     answers = batch(served, ranges)
-    assert [status for status, _ in answers] == [404 if i == 7 else 416 if i == 9 else 200 for i in range(len(ranges))]
-    for (key, begin, end), (status, found) in zip(ranges, answers, strict=True):
+    assert [status for status, _, _ in answers] == [404 if i == 7 else 416 if i == 9 else 200 for i in range(len(ranges))]
+    for (key, begin, end), (status, found, object_bytes) in zip(ranges, answers, strict=True):
         assert status != 200 or found == bodies[key][begin:end]
+        assert object_bytes == (0 if status == 404 else len(bodies[key]))
     with pytest.raises(urllib.error.HTTPError) as raised:
         batch(served, [(f"{prefix}1", 5, 5)])
     assert raised.value.code == 400

@@ -2,6 +2,7 @@
 //!
 //! The response has an answer for each range, in order: a status (4 bytes, 200 or that of an error), the length of the object (8 bytes), that of
 //! the answer (8 bytes, all little-endian), and the answer: the range, or a message. A range that ends behind its object is answered with 416.
+//! With an error, the length of the object is 0 if it is not known.
 
 use std::sync::Arc;
 
@@ -116,19 +117,21 @@ async fn open(tier: &Tier, bucket: String, wanted: Wanted) -> Opened {
         ..GetObjectInput::default()
     };
     let bytes = wanted.end - wanted.begin;
-    let error = match ops::get::get(tier, new_request(input)).await {
-        Ok(response) => match (response.output.content_length, response.output.body) {
-            (Some(length), Some(body)) if u64::try_from(length).ok() == Some(bytes) => {
-                let total = response.output.content_range.as_deref().and_then(|range| range.rsplit_once('/')?.1.parse().ok());
-                return Opened { status: 200, object_bytes: total.unwrap_or(bytes), bytes, body };
+    let (error, object_bytes) = match ops::get::get(tier, new_request(input)).await {
+        Ok(response) => {
+            let total = response.output.content_range.as_deref().and_then(|range| range.rsplit_once('/')?.1.parse().ok());
+            match (response.output.content_length, response.output.body) {
+                (Some(length), Some(body)) if u64::try_from(length).ok() == Some(bytes) => {
+                    return Opened { status: 200, object_bytes: total.unwrap_or(bytes), bytes, body };
+                }
+                _ => (s3_error!(InvalidRange, "the object ends before the range"), total.unwrap_or_default()),
             }
-            _ => s3_error!(InvalidRange, "the object ends before the range"),
-        },
-        Err(error) => error,
+        }
+        Err(error) => (error, 0),
     };
     let status = error.status_code().or_else(|| error.code().status_code()).map_or(500, |status| status.as_u16());
     let text = Bytes::from(format!("{}: {}", error.code().as_str(), error.message().unwrap_or_default()));
-    Opened { status, object_bytes: 0, bytes: text.len() as u64, body: Body::from(text).into() }
+    Opened { status, object_bytes, bytes: text.len() as u64, body: Body::from(text).into() }
 }
 
 /// Put answers after each other. Short ones are copied together, and long ones are sent as they are.
