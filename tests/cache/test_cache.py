@@ -281,6 +281,9 @@ def test_the_command_line_warms_verifies_and_evicts(filled, tmp_path, empty_cach
     # The dataset need not be reached.
     pinned = run.invoke(_app(), ["cache", "pin", store, "--cache", str(cache)])
     assert (pinned.exit_code, pinned.output) == (0, "pinned\n")
+    mistyped = run.invoke(_app(), ["cache", "evict", "s3://bucket at http://nowhere", "--cache", str(cache)])
+    assert mistyped.exit_code == 1 and "not a store of this cache" in mistyped.stderr and store in mistyped.stderr
+    assert isinstance(mistyped.exception, ps.InvalidInputError | SystemExit) and counts(cache)["bytes"] > 0
     evicted = run.invoke(_app(), ["cache", "evict", store, "--cache", str(cache)])
     assert evicted.exit_code == 0 and counts(cache)["bytes"] == 0
     assert run.invoke(_app(), ["cache", "status"]).exit_code == 2

@@ -125,3 +125,26 @@ def test_what_is_on_its_way_stays_as_it_was_verified(served):
         assert received == old[: len(received)]
         lengths.append(len(received))
     assert min(lengths) > 64 << 10, lengths
+
+
+def test_a_client_that_ended_its_side_gets_the_whole_response(served):
+    body = os.urandom(8 * MIB)
+    served.client.put_object(Bucket="penstock", Key="hot/d", Body=body)
+    url = urllib.parse.urlsplit(served.client.generate_presigned_url("get_object", Params={"Bucket": "penstock", "Key": "hot/d"}))
+    for _ in range(4):
+        with socket.create_connection((url.hostname, url.port), 20) as connection:
+            connection.sendall(f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
+            connection.shutdown(socket.SHUT_WR)
+            received = b"".join(iter(lambda connection=connection: connection.recv(1 << 16), b""))
+        assert received.partition(b"\r\n\r\n")[2] == body
+        time.sleep(APART_SECONDS)
+
+
+def test_a_cold_store_that_is_down_is_named_with_the_cause(tmp_path):
+    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{servers.free_port()}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    server = servers.Penstock(tmp_path, "s3://penstock", environment=environment)
+    try:
+        with pytest.raises(server.client().exceptions.ClientError, match="refused"):
+            server.client().get_object(Bucket="penstock", Key="a")
+    finally:
+        server.stop()

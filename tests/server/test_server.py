@@ -11,6 +11,7 @@ import random
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -550,6 +551,11 @@ def test_https_with_a_new_certificate(tmp_path):
         client.put_object(Bucket="penstock", Key="a", Body=os.urandom(3 * MIB))
         assert len(client.get_object(Bucket="penstock", Key="a")["Body"].read()) == 3 * MIB
         assert name_of_certificate(server.port) == "first"
+        trusted = ("-o", f"endpoint_url=https://127.0.0.1:{server.port}", "-o", f"ca_bundle={tmp_path / 'authority.pem'}")
+        command = [sys.executable, "-m", "penstock", *trusted, "load", "s3://penstock/load", "--seconds", "1", "--objects", "3", "--size", "10KB"]
+        keys = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | keys)
+        assert done.returncode == 0, done.stderr
         issue("second")
         server.process.send_signal(1)
         until(lambda: name_of_certificate(server.port) == "second", "the new certificate is used")

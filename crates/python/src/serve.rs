@@ -92,7 +92,7 @@ fn is_immutable(key: &str) -> bool {
 
 fn policy(text: &str) -> penstock_error::Result<Revalidate> {
     let bad =
-        || Error::new("invalid-argument", format!("the policy `{text}` is not known")).hint("write always, never, or a time such as 60s");
+        || Error::new("invalid-argument", format!("--revalidate cannot be `{text}`")).hint("write always, never, or a time such as 60s");
     match text {
         "always" => Ok(Revalidate::Always),
         "never" => Ok(Revalidate::Never),

@@ -152,7 +152,11 @@ impl Metrics {
         registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", metrics.sent_back.clone());
         registry.register("send_failures", "Tries to do so that failed", metrics.send_failures.clone());
         registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, metrics.cold_bytes.clone());
-        registry.register("cold_waits", "Reads of the cold store or of a drive that requests wait for", metrics.cold_waits.clone());
+        registry.register(
+            "cold_waits",
+            "Reads and questions to the cold store, or reads of a drive, that requests wait for",
+            metrics.cold_waits.clone(),
+        );
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "running",

@@ -107,12 +107,20 @@ pub fn serve(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
         return Err(Error::new("invalid-argument", format!("cannot serve with {} bytes of memory for bodies", config.memory_bytes))
             .hint("give --memory-bytes of 67108864 or more"));
     }
+    allow_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| failed("threads", error))?;
     let ended = runtime.block_on(run(config, ready, note));
     // Threads that wait for a drive or a cold store must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
+}
+
+/// Allow as many open files as the system lets this process have. Many clients need more than the usual 1,024.
+fn allow_descriptors() {
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    // With fewer, connections wait until others end.
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, rustix::process::Rlimit { current: limits.maximum, ..limits });
 }
 
 /// A server without a socket, for programs that send bytes as a client would.
@@ -164,7 +172,8 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     let metrics = Arc::new(Metrics::new());
     let parts = parts(&config, &metrics, note).await?;
     let bind = |address: SocketAddr| async move {
-        TcpListener::bind(address).await.map_err(|error| failed(&format!("listen at {address}"), error))
+        let hint = "name another address or port, or end the program that uses it";
+        TcpListener::bind(address).await.map_err(|error| failed(&format!("listen at {address}"), error).hint(hint))
     };
     let listener = bind(config.listen).await?;
     let mut addresses = Addresses { listen: listener.local_addr().map_err(|error| failed("listen", error))?, status: None };
@@ -243,6 +252,8 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(idle)
         .max_buf_size(HEADER_BYTES)
+        // A client may end its side after its last request.
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), answer);
     // Clients may end a connection at any time.
     let _ = watcher.watch(connection).await;

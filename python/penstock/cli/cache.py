@@ -25,10 +25,18 @@ def _cache(given: str) -> str:
 def _store(uri: str, cache: str) -> str:
     """Return the identity of a dataset's store in the keys of a cache. A store that the cache has need not be reached."""
     from penstock import _core
+    from penstock.errors import Error
 
-    if any(uri == store for _, _, stores in _core.cache_status(cache) for store, _ in stores):
+    stores = {store for _, _, stores in _core.cache_status(cache) for store, _ in stores}
+    # Longer names are cut, and may be those of several stores.
+    if uri in stores and len(uri.encode()) < 250:
         return uri
-    return at.opened(uri, cache="")._snapshot.identity()
+    try:
+        return at.opened(uri, cache="")._snapshot.identity()
+    except Error:
+        names = "".join(f"\n  {store}" for store in sorted(stores)) or " none"
+        print(f"note: `{uri}` is not a store of this cache either. It has:{names}", file=sys.stderr)
+        raise
 
 
 @app.command()

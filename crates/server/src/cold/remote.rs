@@ -4,11 +4,18 @@ use std::time::Duration;
 
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::SharedHttpClient;
+use aws_smithy_http_client::Builder;
+use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use s3s_aws::Proxy;
+use tokio_rustls::rustls::RootCertStore;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
 use super::{each_operation, request};
 
@@ -82,6 +89,12 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     if options.flag("anonymous")? {
         loader = loader.no_credentials();
     }
+    // The variable SSL_CERT_FILE is read by the connections themselves.
+    if let Some(bundle) =
+        options.given("ca_bundle").map(str::to_owned).or_else(|| std::env::var("AWS_CA_BUNDLE").ok().filter(|path| !path.is_empty()))
+    {
+        loader = loader.http_client(trusting(&bundle)?);
+    }
     let shared = loader.load().await;
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
         .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
@@ -99,11 +112,28 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     Ok((aws_sdk_s3::Client::from_conf(config.build()), place))
 }
 
+/// Return connections that trust the certificates of a file, as well as those of the system.
+fn trusting(bundle: &str) -> Result<SharedHttpClient> {
+    let bad = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{bundle}`: {why}"));
+    let pem = std::fs::read(bundle).map_err(|error| bad(error.to_string()))?;
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let added = certificate.map_err(|error| error.to_string()).and_then(|one| store.add(one).map_err(|error| error.to_string()));
+        added.map_err(bad)?;
+    }
+    if store.is_empty() {
+        return Err(bad("no certificate found".into()).hint("the file must be in PEM format"));
+    }
+    let context = TlsContext::builder().with_trust_store(TrustStore::default().with_pem_certificate(pem)).build();
+    let context = context.map_err(|error| bad(error.to_string()))?;
+    Ok(Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(context).build_https())
+}
+
 /// An account that cannot be reached is not an error of this server.
 fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     result.map_err(|mut error| {
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
-            let first: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(&error);
+            let first = error.source().map(|cause| cause as &(dyn std::error::Error + 'static));
             let causes = std::iter::successors(first, |cause| cause.source());
             let why = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
             if why.contains("failed to construct request") {

@@ -209,6 +209,7 @@ impl Blocks {
             checksum_mode: Some(ChecksumMode::from_static(ChecksumMode::ENABLED)),
             ..HeadObjectInput::default()
         };
+        let _waits = Counted::begin(&self.metrics.cold_waits);
         self.metrics.cold_requests.inc();
         let output = match self.cold.head_object(request(input)).await {
             // Responses to HEAD have no body that says what is missing.

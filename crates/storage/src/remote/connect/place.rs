@@ -29,6 +29,9 @@ impl Place {
             return Err(bad("the path contains `.`, `..` or empty parts"));
         }
         let http = matches!(scheme, "http" | "https");
+        if !http && !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._@:".contains(&byte)) {
+            return Err(bad(&format!("`{host}` cannot be the name of a bucket")).hint("buckets have letters, digits, dots and hyphens"));
+        }
         Ok(Place {
             uri: trimmed.into(),
             scheme: scheme.into(),
