@@ -552,7 +552,8 @@ def test_https_with_a_new_certificate(tmp_path):
         assert len(client.get_object(Bucket="penstock", Key="a")["Body"].read()) == 3 * MIB
         assert name_of_certificate(server.port) == "first"
         trusted = ("-o", f"endpoint_url=https://127.0.0.1:{server.port}", "-o", f"ca_bundle={tmp_path / 'authority.pem'}")
-        command = [sys.executable, "-m", "penstock", *trusted, "load", "s3://penstock/load", "--seconds", "1", "--objects", "3", "--size", "10KB"]
+        load = ["load", "s3://penstock/load", "--seconds", "1", "--objects", "3", "--size", "10KB"]
+        command = [sys.executable, "-m", "penstock", *trusted, *load]
         keys = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | keys)
         assert done.returncode == 0, done.stderr
