@@ -1,12 +1,13 @@
 //! Reads that never wait: bytes are returned only if they are cached, sound, and in the kernel's page cache.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use penstock_storage::add;
 
 use crate::cache::Cached;
-use crate::drive::now_seconds;
-use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
+use crate::drive::{Drive, now_seconds};
+use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, Extent, PAGE_BYTES};
 use crate::usage::Counts;
 
 impl Cached {
@@ -18,12 +19,7 @@ impl Cached {
         if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
             return None;
         }
-        let key = self.key(name, number as u32);
-        let drive = self.drive_of(&key);
-        if !drive.is_usable() {
-            return None;
-        }
-        let extent = drive.find(&key, Some(object_bytes)).ok().flatten()?;
+        let (drive, extent) = self.extent_now(name, object_bytes, number)?;
         let (begin, end) = (wanted.start - number * EXTENT_BYTES, wanted.end - number * EXTENT_BYTES);
         let pages = (begin / PAGE_BYTES) as u32..end.div_ceil(PAGE_BYTES) as u32;
         let base = u64::from(pages.start) * PAGE_BYTES;
@@ -36,13 +32,19 @@ impl Cached {
         Some((begin - base) as usize..(end - base) as usize)
     }
 
+    /// Return an extent and its drive, if the drive may be used now and has the extent.
+    fn extent_now(&self, name: &str, object_bytes: u64, number: u64) -> Option<(&Drive, Arc<Extent>)> {
+        let key = self.key(name, number as u32);
+        let drive = self.drive_of(&key);
+        let found = drive.is_usable().then(|| drive.find(&key, Some(object_bytes)).ok().flatten());
+        Some((drive, found.flatten()?))
+    }
+
     /// Note that the block with this byte is used, though its bytes did not come from the drive. Cost: none, unless the last note is old.
     pub fn touch(&self, name: &str, object_bytes: u64, at: u64) {
         let number = at / EXTENT_BYTES;
-        let key = self.key(name, number as u32);
-        let drive = self.drive_of(&key);
         // A lost note only makes the block look older.
-        if let Some(extent) = drive.is_usable().then(|| drive.find(&key, Some(object_bytes)).ok().flatten()).flatten() {
+        if let Some((_, extent)) = self.extent_now(name, object_bytes, number) {
             extent.stamp(((at - number * EXTENT_BYTES) / BLOCK_BYTES) as u32, now_seconds());
         }
     }
