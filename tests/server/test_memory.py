@@ -74,7 +74,7 @@ def test_what_is_read_often_comes_from_memory(served):
     small = os.urandom(30_000)
     served.client.put_object(Bucket="penstock", Key="hot/small", Body=small)
     for _ in range(3):
-        time.sleep(APART_SECONDS)
+        time.sleep(APART_SECONDS)  # Or the reads count as one.
         assert served.get("hot/small") == small
     assert served.count("memory_bytes") == BODY, "small objects are not held"
 
@@ -113,7 +113,7 @@ def test_what_is_on_its_way_stays_as_it_was_verified(served):
         head, _, rest = received.partition(b"\r\n\r\n")
         assert b" 200 " in head.splitlines()[0]
         slow.append((connection, rest))
-    time.sleep(0.3)
+    time.sleep(0.3)  # Until the server has filled the buffers of all five connections and waits.
     served.client.put_object(Bucket="penstock", Key="hot/c", Body=new)
     served.hold("hot/c", new)
     lengths = []
@@ -137,7 +137,7 @@ def test_a_client_that_ended_its_side_gets_the_whole_response(served):
             connection.shutdown(socket.SHUT_WR)
             received = b"".join(iter(lambda connection=connection: connection.recv(1 << 16), b""))
         assert received.partition(b"\r\n\r\n")[2] == body
-        time.sleep(APART_SECONDS)
+        time.sleep(APART_SECONDS)  # So that later responses come from memory.
 
 
 def test_a_cold_store_that_is_down_is_named_with_the_cause(tmp_path):

@@ -536,3 +536,29 @@ def test_a_pipe_in_a_folder_is_not_an_object(served):
         with pytest.raises(botocore.exceptions.ClientError) as raised:
             client.get_object(Bucket="penstock", Key="pipe")
         assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+
+
+def test_idle_connections_to_the_cold_store_are_bounded(served, proxy, minio):
+    """Four hundred requests at once need a connection each. Afterwards, 256 at most stay open."""
+    proxy.faults("delay_ms=2000")
+    server = served("s3://", "--anonymous", environment={**minio.environment, "AWS_ENDPOINT_URL": proxy.endpoint})
+    port = int(proxy.endpoint.rpartition(":")[2])
+
+    def opened():
+        """Count connections to the proxy. Its only client is the server."""
+        lines = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(fields[2] == f"0100007F:{port:04X}" and fields[3] == "01" for fields in lines)
+
+    def head(number):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("HEAD", f"/penstock/idle-{number}")
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    with concurrent.futures.ThreadPoolExecutor(400) as threads:
+        answers = [threads.submit(head, number) for number in range(400)]
+        until(lambda: opened() > 300, "many requests wait for the cold store at once")
+        assert {answer.result() for answer in answers} == {404}
+    until(lambda: opened() <= 256, "connections that are not needed are closed")
+    assert opened() > 0, "some stay open for later requests"

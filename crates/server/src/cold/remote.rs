@@ -21,6 +21,8 @@ use super::{each_operation, request};
 
 /// Tries of a request that fails for a reason that may pass.
 const TRIES: u32 = 4;
+/// Connections that stay open while they have nothing to do.
+const IDLE_CONNECTIONS: usize = 256;
 
 /// A cold store of this account: all of its buckets, or one.
 pub struct Remote {
@@ -90,11 +92,8 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
         loader = loader.no_credentials();
     }
     // The variable SSL_CERT_FILE is read by the connections themselves.
-    if let Some(bundle) =
-        options.given("ca_bundle").map(str::to_owned).or_else(|| std::env::var("AWS_CA_BUNDLE").ok().filter(|path| !path.is_empty()))
-    {
-        loader = loader.http_client(trusting(&bundle)?);
-    }
+    let bundle = options.given("ca_bundle").map(str::to_owned).or_else(|| std::env::var("AWS_CA_BUNDLE").ok());
+    loader = loader.http_client(connections(bundle.filter(|path| !path.is_empty()).as_deref())?);
     let shared = loader.load().await;
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
         .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
@@ -112,10 +111,22 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     Ok((aws_sdk_s3::Client::from_conf(config.build()), place))
 }
 
-/// Return connections that trust the certificates of a file, as well as those of the system.
-fn trusting(bundle: &str) -> Result<SharedHttpClient> {
-    let bad = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{bundle}`: {why}"));
-    let pem = std::fs::read(bundle).map_err(|error| bad(error.to_string()))?;
+/// Return connections that trust the certificates of the system and of a file, if one is given.
+fn connections(bundle: Option<&str>) -> Result<SharedHttpClient> {
+    let mut trust = TrustStore::default();
+    if let Some(path) = bundle {
+        trust = trust.with_pem_certificate(certificates(path)?);
+    }
+    let context = TlsContext::builder().with_trust_store(trust).build();
+    let context = context.map_err(|error| Error::new("internal", format!("cannot make a TLS context: {error}")))?;
+    let builder = Builder::new().pool_max_idle_per_host(IDLE_CONNECTIONS);
+    Ok(builder.tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(context).build_https())
+}
+
+/// Read a file of certificates, and check each.
+fn certificates(path: &str) -> Result<Vec<u8>> {
+    let bad = |why: String| Error::new("invalid-argument", format!("cannot read the CA bundle `{path}`: {why}"));
+    let pem = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let added = certificate.map_err(|error| error.to_string()).and_then(|one| store.add(one).map_err(|error| error.to_string()));
@@ -124,9 +135,7 @@ fn trusting(bundle: &str) -> Result<SharedHttpClient> {
     if store.is_empty() {
         return Err(bad("no certificate found".into()).hint("the file must be in PEM format"));
     }
-    let context = TlsContext::builder().with_trust_store(TrustStore::default().with_pem_certificate(pem)).build();
-    let context = context.map_err(|error| bad(error.to_string()))?;
-    Ok(Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(context).build_https())
+    Ok(pem)
 }
 
 /// An account that cannot be reached is not an error of this server.

@@ -116,7 +116,7 @@ mod tests {
             wire.shutdown().await.unwrap();
         };
         let receive = async move {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await; // Until buffers are full, so that a send is cut.
             let mut received = Vec::new();
             client.read_to_end(&mut received).await.unwrap();
             received
