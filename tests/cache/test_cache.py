@@ -272,6 +272,7 @@ def test_the_command_line_warms_verifies_and_evicts(filled, tmp_path, empty_cach
     (found,) = json.loads(verified.stdout)
     assert (found["corrupt_pages"], found["counted_bytes"] - found["bytes"]) == (1, 4096)
     assert found["bytes"] == counts(cache)["bytes"]
+    assert counts(cache)["corrupt_pages"] == 1, "the counts of the drive say so, too"
     assert run.invoke(_app(), ["cache", "verify", "--cache", str(cache)]).exit_code == 0
     text = run.invoke(_app(), ["cache", "status", "--cache", str(cache)])
     assert text.exit_code == 0 and "corrupt pages" in text.output and "fetched" in text.output

@@ -557,6 +557,10 @@ def test_https_with_a_new_certificate(tmp_path):
         keys = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | keys)
         assert done.returncode == 0, done.stderr
+        done = subprocess.run(
+            [*command[:-8], "load", "s3://missing", *command[-6:]], capture_output=True, text=True, timeout=60, env=os.environ | keys
+        )
+        assert done.returncode == 1 and "cannot load bucket `missing`: NoSuchBucket: " in done.stderr and "Error {" not in done.stderr
         issue("second")
         server.process.send_signal(1)
         until(lambda: name_of_certificate(server.port) == "second", "the new certificate is used")
@@ -589,7 +593,7 @@ def test_status_counts_and_access_log(tmp_path, minio):
         counts = page("/metrics")
         assert 'penstock_requests_total{operation="get",status="206"} 3' in counts and counts.endswith("# EOF\n")
         assert f'penstock_drive_budget_bytes{{drive="{folder / "cache"}"}} 50000000' in counts
-        until(lambda: f'penstock_drive_hits{{drive="{folder / "cache"}"}} 2' in page("/metrics"), "hits are counted by drive")
+        until(lambda: f'penstock_drive_hits_total{{drive="{folder / "cache"}"}} 2' in page("/metrics"), "hits are counted by drive")
         assert "The limit" in page("/") and page("/health") == "ok\n"
         lines = [json.loads(line) for line in (folder / "access.log").read_text().splitlines()]
         gets = [line for line in lines if line["method"] == "GET" and line["path"] == "/penstock/status/a"]

@@ -13,7 +13,7 @@ use crate::extent::{Extent, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::registry;
 use crate::spec::DriveSpec;
-use crate::usage::cut;
+use crate::usage::{Counts, cut};
 
 /// Counting again waits this long for reads that are storing pages.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -91,7 +91,9 @@ fn is_old(path: &std::path::Path) -> bool {
 
 fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::Result<()> {
     checked.pages += extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
-    for page in extent.corrupt(0..extent.pages())? {
+    let corrupt = extent.corrupt(0..extent.pages())?;
+    drive.usage.note(extent.key().store(), &Counts { corrupt_pages: corrupt.len() as u64, ..Counts::default() })?;
+    for page in corrupt {
         checked.corrupt_pages += 1;
         evict::clear(drive, extent, page..page + 1, Duration::ZERO)?;
     }

@@ -74,16 +74,16 @@ pub struct Metrics {
     /// 1 while the server ends.
     pub draining: Level,
     /// Of each drive, refreshed when they are read.
-    pub drive_hits: Family<DriveLabels, Level>,
-    pub drive_misses: Family<DriveLabels, Level>,
-    pub drive_cold_bytes: Family<DriveLabels, Level>,
-    pub drive_corrupt_pages: Family<DriveLabels, Level>,
+    pub drive_hits: Family<DriveLabels, Count>,
+    pub drive_misses: Family<DriveLabels, Count>,
+    pub drive_cold_bytes: Family<DriveLabels, Count>,
+    pub drive_corrupt_pages: Family<DriveLabels, Count>,
     pub drive_bytes: Family<DriveLabels, Level>,
     pub drive_budget_bytes: Family<DriveLabels, Level>,
     pub drive_usable: Family<DriveLabels, Level>,
     /// Of the device of each drive, by all programs.
-    pub drive_reads: Family<DriveLabels, Level>,
-    pub drive_read_ms: Family<DriveLabels, Level>,
+    pub drive_reads: Family<DriveLabels, Count>,
+    pub drive_read_seconds: Family<DriveLabels, Counter<f64, AtomicU64>>,
 }
 
 impl Metrics {
@@ -120,7 +120,7 @@ impl Metrics {
             drive_budget_bytes: Family::default(),
             drive_usable: Family::default(),
             drive_reads: Family::default(),
-            drive_read_ms: Family::default(),
+            drive_read_seconds: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("requests", "Requests that were answered", metrics.requests.clone());
@@ -178,6 +178,6 @@ impl Metrics {
         registry.register_with_unit("drive_budget", "Bytes that may be cached", Unit::Bytes, self.drive_budget_bytes.clone());
         registry.register("drive_usable", "1 if the drive works, 0 while it is left alone", self.drive_usable.clone());
         registry.register("drive_reads", "Reads that the drive's device has answered, of all programs", self.drive_reads.clone());
-        registry.register("drive_read_milliseconds", "Time that these reads took together", self.drive_read_ms.clone());
+        registry.register_with_unit("drive_read", "Time that these reads took together", Unit::Seconds, self.drive_read_seconds.clone());
     }
 }

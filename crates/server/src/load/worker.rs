@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aws_sdk_s3::Client;
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
 use futures::StreamExt as _;
@@ -89,12 +90,12 @@ impl Workers {
     async fn put(&self, number: usize) -> std::result::Result<(), String> {
         let body = ByteStream::from(self.body(number));
         let put = self.client.put_object().bucket(&self.load.bucket).key(self.key(number)).body(body);
-        put.send().await.map(|_| ()).map_err(|error| text(&error))
+        put.send().await.map(|_| ()).map_err(|error| failed(&error))
     }
 
     async fn get(&self, number: usize) -> std::result::Result<u64, String> {
         let get = self.client.get_object().bucket(&self.load.bucket).key(self.key(number)).send().await;
-        let mut body = get.map_err(|error| text(&error))?.body;
+        let mut body = get.map_err(|error| failed(&error))?.body;
         let (mut bytes, mut digest) = (0, crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi));
         while let Some(part) = body.next().await {
             let part = part.map_err(|error| error.to_string())?;
@@ -182,14 +183,13 @@ fn next(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Return an error and its causes.
-fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut texts = vec![error.to_string()];
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        texts.push(next.to_string());
-        cause = next.source();
+/// Return what the server said, or an error and its causes.
+fn failed<E: ProvideErrorMetadata + std::error::Error + 'static>(error: &SdkError<E>) -> String {
+    if let Some(code) = error.code() {
+        return error.message().map_or_else(|| code.to_owned(), |message| format!("{code}: {message}"));
     }
+    let first: &(dyn std::error::Error + 'static) = error;
+    let mut texts: Vec<String> = std::iter::successors(Some(first), |cause| cause.source()).map(ToString::to_string).collect();
     texts.dedup();
     texts.join(": ")
 }

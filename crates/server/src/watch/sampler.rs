@@ -1,6 +1,7 @@
 //! What limits the server, from what it did in the last second.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -86,7 +87,7 @@ impl Sampler {
         let (now, metrics) = (Instant::now(), &self.metrics);
         let drives = self.drives();
         let cold = drives.iter().map(|drive| drive.cold_bytes).sum();
-        metrics.cold_bytes.inner().store(cold, std::sync::atomic::Ordering::Relaxed);
+        metrics.cold_bytes.inner().store(cold, Relaxed);
         let counted = Counted {
             processor_seconds: processor_seconds(),
             sent: metrics.sent_bytes.get(),
@@ -148,16 +149,22 @@ impl Sampler {
             };
             let label = DriveLabels { drive: sample.folder.clone() };
             let device = device(&sample.folder).unwrap_or_default();
+            let metrics = &self.metrics;
             for (family, value) in [
-                (&self.metrics.drive_hits, sample.hits),
-                (&self.metrics.drive_reads, device.reads),
-                (&self.metrics.drive_read_ms, device.read_ms),
-                (&self.metrics.drive_misses, sample.misses),
-                (&self.metrics.drive_cold_bytes, sample.cold_bytes),
-                (&self.metrics.drive_corrupt_pages, sample.corrupt_pages),
-                (&self.metrics.drive_bytes, sample.bytes),
-                (&self.metrics.drive_budget_bytes, sample.budget_bytes),
-                (&self.metrics.drive_usable, u64::from(sample.is_usable)),
+                (&metrics.drive_hits, sample.hits),
+                (&metrics.drive_misses, sample.misses),
+                (&metrics.drive_cold_bytes, sample.cold_bytes),
+                (&metrics.drive_corrupt_pages, sample.corrupt_pages),
+                (&metrics.drive_reads, device.reads),
+            ] {
+                family.get_or_create(&label).inner().store(value, Relaxed);
+            }
+            let seconds = device.read_ms as f64 / 1e3;
+            metrics.drive_read_seconds.get_or_create(&label).inner().store(seconds.to_bits(), Relaxed);
+            for (family, value) in [
+                (&metrics.drive_bytes, sample.bytes),
+                (&metrics.drive_budget_bytes, sample.budget_bytes),
+                (&metrics.drive_usable, u64::from(sample.is_usable)),
             ] {
                 family.get_or_create(&label).set(i64::try_from(value).unwrap_or(i64::MAX));
             }
