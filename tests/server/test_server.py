@@ -569,6 +569,33 @@ def test_https_with_a_new_certificate(tmp_path):
         server.stop()
 
 
+def test_load_counts_requests_and_finds_the_knee(tmp_path):
+    server = servers.Penstock(tmp_path)
+    try:
+        load = [sys.executable, "-m", "penstock", "-o", f"endpoint_url={server.endpoint}", "load", "s3://penstock/load", "--json"]
+        keys = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
+
+        def run(*more):
+            return json.loads(subprocess.run([*load, *more], capture_output=True, check=True, timeout=60, env=os.environ | keys).stdout)
+
+        common = ("--objects", "4", "--size", "10KB", "--workers", "5")
+        rows = {row["operation"]: row for row in run(*common, "--seconds", "1", "--puts", "0.5", "--verify", "--keep")}
+        assert set(rows) == {"GET", "PUT"}
+        for row in rows.values():
+            assert row["requests"] > 0 and row["errors"] == 0 and row["bytes"] == row["requests"] * 10_000
+        client = server.client()
+        assert [row["Size"] for row in client.list_objects_v2(Bucket="penstock")["Contents"]] == [10_000] * 4
+        tuned = run(*common, "--seconds", "2", "--tune")
+        assert "Contents" not in client.list_objects_v2(Bucket="penstock"), "without --keep, the objects are deleted"
+        counts = [step["workers"] for step in tuned["steps"]]
+        assert counts == sorted(counts) and {1, 2, 4, 5} <= set(counts)
+        best = max(step["bytes_per_second"] for step in tuned["steps"])
+        enough = next(step for step in tuned["steps"] if step["bytes_per_second"] >= 0.94 * best)
+        assert (tuned["workers"], tuned["bytes_per_second"], tuned["mean_ms"]) == tuple(enough.values())
+    finally:
+        server.stop()
+
+
 def test_status_counts_and_access_log(tmp_path, minio):
     folder = tmp_path / "served"
     folder.mkdir()

@@ -152,7 +152,8 @@ def test_other_programs_work_unchanged(folder, minio, tmp_path):
         run(rclone, "copy", remote, tmp_path / "rclone")
         assert same(source, tmp_path / "rclone")
         run(rclone, "purge", remote)
-        assert "Contents" not in server.client().list_objects_v2(Bucket="penstock")
+        for prefix in ("aws/", "rclone/"):
+            assert "Contents" not in server.client().list_objects_v2(Bucket="penstock", Prefix=prefix)
         tried += ["awscli", "rclone"]
         programs = [
             (
