@@ -580,7 +580,7 @@ def test_load_counts_requests_and_finds_the_knee(tmp_path):
 
         common = ("--objects", "4", "--size", "10KB", "--workers", "5")
         rows = {row["operation"]: row for row in run(*common, "--seconds", "1", "--puts", "0.5", "--verify", "--keep")}
-        assert set(rows) == {"GET", "PUT"}
+        assert set(rows) == {"get", "put"}
         for row in rows.values():
             assert row["requests"] > 0 and row["errors"] == 0 and row["bytes"] == row["requests"] * 10_000
         client = server.client()
