@@ -572,11 +572,12 @@ def test_https_with_a_new_certificate(tmp_path):
 def test_load_counts_requests_and_finds_the_knee(tmp_path):
     server = servers.Penstock(tmp_path)
     try:
-        load = [sys.executable, "-m", "penstock", "-o", f"endpoint_url={server.endpoint}", "load", "s3://penstock/load", "--json"]
-        keys = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET, "AWS_REGION": "us-east-1"}
+        load = [sys.executable, "-m", "penstock", "load", "s3://penstock/load", "--json"]
 
         def run(*more):
-            return json.loads(subprocess.run([*load, *more], capture_output=True, check=True, timeout=60, env=os.environ | keys).stdout)
+            return json.loads(
+                subprocess.run([*load, *more], capture_output=True, check=True, timeout=60, env=os.environ | server.environment).stdout
+            )
 
         common = ("--objects", "4", "--size", "10KB", "--workers", "5")
         rows = {row["operation"]: row for row in run(*common, "--seconds", "1", "--puts", "0.5", "--verify", "--keep")}

@@ -92,7 +92,9 @@ fn is_old(path: &std::path::Path) -> bool {
 fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::Result<()> {
     checked.pages += extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
     let corrupt = extent.corrupt(0..extent.pages())?;
-    drive.usage.note(extent.key().store(), &Counts { corrupt_pages: corrupt.len() as u64, ..Counts::default() })?;
+    if !corrupt.is_empty() {
+        drive.usage.note(extent.key().store(), &Counts { corrupt_pages: corrupt.len() as u64, ..Counts::default() })?;
+    }
     for page in corrupt {
         checked.corrupt_pages += 1;
         evict::clear(drive, extent, page..page + 1, Duration::ZERO)?;
