@@ -43,11 +43,10 @@ impl Step {
 
     /// Return the mean of two measurements of the same workers.
     fn mean(self, other: Step) -> Step {
-        let mean = |one: f64, two: f64| f64::midpoint(one, two);
         Step {
             workers: self.workers,
-            bytes_per_second: mean(self.bytes_per_second, other.bytes_per_second),
-            mean_ms: mean(self.mean_ms, other.mean_ms),
+            bytes_per_second: f64::midpoint(self.bytes_per_second, other.bytes_per_second),
+            mean_ms: f64::midpoint(self.mean_ms, other.mean_ms),
         }
     }
 }
