@@ -28,12 +28,14 @@ WHAT = (
     "a job takes 40 MB/s in shuffled epochs, through a cache of a part of the data, from a store behind a link; hits after the "
     "second epoch, and stalls after the first. The hit rates of Belady's choice, LRU and FIFO are computed for the same order"
 )
-SAMPLES, SAMPLE_BYTES, BATCH, EPOCHS = 512, 400_000, 4, 4
+SAMPLES, SAMPLE_BYTES, BATCH = 512, 400_000, 4
+# The loader's lead at the beginning and at the end of the epochs that count can differ. The more epochs, the less this matters.
+EPOCHS = 6
 STEP_SECONDS = BATCH * SAMPLE_BYTES / 40e6
 # Part of the data, latency in ms, MB/s of the link.
 CASES = [(part, latency, 50) for part in (5, 10, 20, 50) for latency in (0, 20, 100)] + [(50, 20, 30), (20, 20, 30)]
 # Two jobs share pages of more and smaller samples.
-SHARED_SAMPLES, SHARED_BYTES, SHARED_BATCH = 4096, 100_000, 8
+SHARED_SAMPLES, SHARED_BYTES, SHARED_BATCH, SHARED_EPOCHS = 4096, 100_000, 8, 4
 COMMON = pathlib.Path(__file__).parents[2] / "adapters" / "common"
 
 
@@ -87,11 +89,14 @@ def link(upstream: int, latency_ms: float, mb_per_second: float) -> Iterator[int
         process.wait()
 
 
-def jobs(place: str, cache: str, ranks: list[tuple[int, int]], batch: int, step_seconds: float, endpoint: str = "") -> list[list[Result]]:
-    """Run jobs at the same time, each a process. Return what each one noted of its epochs."""
+def jobs(place: str, cache: str, ranks: list[tuple[int, int]], loop: tuple[int, int, float], endpoint: str = "") -> list[list[Result]]:
+    """Run jobs at the same time, each a process. Return what each one noted of its epochs.
+
+    `loop` has the number of epochs, the samples of a step, and the seconds that a step takes.
+    """
     environment = {**os.environ, **({"AWS_ENDPOINT_URL": endpoint} if endpoint else {})}
     begin = time.time() + 3
-    commands = [[sys.executable, COMMON / "consumer.py", place, cache, EPOCHS, batch, step_seconds, *rank, begin] for rank in ranks]
+    commands = [[sys.executable, COMMON / "consumer.py", place, cache, *loop, *rank, begin] for rank in ranks]
     running = [
         subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True, env=environment) for command in commands
     ]
@@ -107,7 +112,7 @@ def one_job(folder: pathlib.Path, minio: servers.Minio, place: str, count: int) 
         shutil.rmtree(cache, ignore_errors=True)
         budget = count * SAMPLE_BYTES * part // 100
         with link(minio.port, latency, speed) as port:
-            (epochs,) = jobs(place, f"{cache}:{budget}", [(0, 1)], BATCH, STEP_SECONDS, f"http://127.0.0.1:{port}")
+            (epochs,) = jobs(place, f"{cache}:{budget}", [(0, 1)], (EPOCHS, BATCH, STEP_SECONDS), f"http://127.0.0.1:{port}")
         order = [sample for epoch in epochs for sample in epoch["order"]]
         # The plan knows the epoch after the last one, too. Any order has the same number of hits there.
         capacity = count * part // 100
@@ -159,7 +164,7 @@ def foresight(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                 cache = folder / "cache"
                 shutil.rmtree(cache, ignore_errors=True)
                 budget = fewer(SHARED_SAMPLES, 64) * SHARED_BYTES * part // 100
-                done = jobs(places["shared"], f"{cache}:{budget}", ranks, SHARED_BATCH, 0)
+                done = jobs(places["shared"], f"{cache}:{budget}", ranks, (SHARED_EPOCHS, SHARED_BATCH, 0))
                 found[name] = sum(epoch["cold_bytes"] for job in done for epoch in job)
             shared.append({"cache_percent": part, **found})
             print(f"  {part} % cached: " + ", ".join(f"{name} {received / 1e6:.0f} MB" for name, received in found.items()), flush=True)

@@ -111,6 +111,13 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     Ok((aws_sdk_s3::Client::from_conf(config.build()), place))
 }
 
+/// Return the text of an error and of its causes, each once.
+pub fn causes(first: Option<&(dyn std::error::Error + 'static)>) -> String {
+    let mut texts: Vec<String> = std::iter::successors(first, |cause| cause.source()).map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
+}
+
 /// Return connections that trust the certificates of the system and of a file, if one is given.
 fn connections(bundle: Option<&str>) -> Result<SharedHttpClient> {
     let mut trust = TrustStore::default();
@@ -142,9 +149,7 @@ fn certificates(path: &str) -> Result<Vec<u8>> {
 fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     result.map_err(|mut error| {
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
-            let first = error.source().map(|cause| cause as &(dyn std::error::Error + 'static));
-            let causes = std::iter::successors(first, |cause| cause.source());
-            let why = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            let why = causes(error.source().map(|cause| cause as _));
             if why.contains("failed to construct request") {
                 return s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
             }

@@ -13,7 +13,7 @@ use futures::StreamExt as _;
 use penstock_error::{Error, Result};
 
 use super::line::{Counts, Line, Load};
-use crate::cold::remote::client;
+use crate::cold::remote::{causes, client};
 
 /// Requests that prepare or delete objects at once.
 const AT_ONCE: usize = 16;
@@ -188,8 +188,5 @@ fn failed<E: ProvideErrorMetadata + std::error::Error + 'static>(error: &SdkErro
     if let Some(code) = error.code() {
         return error.message().map_or_else(|| code.to_owned(), |message| format!("{code}: {message}"));
     }
-    let first: &(dyn std::error::Error + 'static) = error;
-    let mut texts: Vec<String> = std::iter::successors(Some(first), |cause| cause.source()).map(ToString::to_string).collect();
-    texts.dedup();
-    texts.join(": ")
+    causes(Some(error))
 }
