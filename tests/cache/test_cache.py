@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,32 @@ def test_epochs_after_the_first_fetch_nothing(filled, tmp_path, empty_cache):
     ps.configure(memory_bytes=512 << 20)
 
 
+def test_explain_says_where_the_next_epoch_is(filled, tmp_path, empty_cache):
+    uri, blobs = filled
+    total = sum(map(len, blobs))
+    program = """
+import sys, penstock as ps
+ps.configure(memory_bytes=int(sys.argv[3]) << 20)
+loader = ps.open(sys.argv[1], cache=sys.argv[2]).loader(batch_size=16, shuffle=True, seed=3, columns=["blob"])
+(line,) = [line for line in loader.explain().splitlines() if line.startswith("cache ")]
+print(line.removeprefix("cache").strip())
+"""
+
+    def explained(cache, mebibytes):
+        command = [sys.executable, "-c", program, uri, str(cache), str(mebibytes)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        found = re.findall(r"([\d.]+) (B|KiB|MiB) (?:of|will)", text)
+        return text, [float(number) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit] for number, unit in found]
+
+    _, (cached, cold) = explained(f"{tmp_path / 'cache'}:50MB", 16)
+    assert cached == 0 and 0.99 * total <= cold <= 1.02 * total
+    assert CliRunner().invoke(_app(), ["cache", "warm", uri, "--cache", str(tmp_path / "cache")]).exit_code == 0
+    for mebibytes in (16, 512):
+        # The process may already hold all of it in its own memory.
+        text, amounts = explained(tmp_path / "cache", mebibytes)
+        assert amounts[-1] == 0 and 0.99 * total <= sum(amounts) <= 1.02 * total, text
+
+
 def test_a_small_cache_keeps_within_its_budget(filled, tmp_path, empty_cache):
     uri, blobs = filled
     ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:1MB")
@@ -138,6 +165,9 @@ def test_wrong_caches_are_refused(filled, tmp_path, text):
         return check(ps.open(uri, cache=text), blobs)
     with pytest.raises(ps.InvalidInputError, match="cannot use cache"):
         ps.open(uri, cache=text)
+    with pytest.raises(ps.InvalidInputError, match="it has no size yet"):
+        ps.open(uri, cache=str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ps.InvalidInputError, match="the folder has other files"):
         ps.open(uri, cache=f"{tmp_path}:1MB")

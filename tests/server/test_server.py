@@ -332,13 +332,32 @@ def test_wrong_signatures_are_refused(served):
     for key, secret, expected in ((servers.KEY, "wrong-secret", "SignatureDoesNotMatch"), ("nobody", servers.SECRET, "InvalidAccessKeyId")):
         with pytest.raises(botocore.exceptions.ClientError) as raised:
             served.client(key=key, secret=secret).list_buckets()
-        assert code(raised) == (403, expected)
+        assert code(raised) == (403, expected) and len(raised.value.response["Error"]["Message"]) > 20
     anonymous = boto3.client(
         "s3", endpoint_url=served.endpoint, region_name="us-east-1", config=Config(signature_version=botocore.UNSIGNED)
     )
     with pytest.raises(botocore.exceptions.ClientError) as raised:
         anonymous.list_buckets()
     assert code(raised) == (403, "AccessDenied")
+
+
+def test_each_error_has_a_message(served, prefix):
+    client = served.client()
+    client.put_object(Bucket="penstock", Key=f"{prefix}a", Body=b"abc")
+    mine = {"Bucket": "penstock", "Key": f"{prefix}a"}
+    for operation, arguments, expected in (
+        ("get_object", {"Bucket": "penstock", "Key": f"{prefix}missing"}, (404, "NoSuchKey")),
+        ("get_object", {"Bucket": "no-such-bucket", "Key": "a"}, (404, "NoSuchBucket")),
+        ("list_objects_v2", {"Bucket": "no-such-bucket"}, (404, "NoSuchBucket")),
+        ("put_object", {"Bucket": "penstock", "Key": "k" * 1025, "Body": b""}, (400, "KeyTooLongError")),
+        ("get_object", {**mine, "Range": "bytes=7-"}, (416, "InvalidRange")),
+        ("get_object", {**mine, "IfMatch": '"other"'}, (412, "PreconditionFailed")),
+        ("put_object", {**mine, "Body": b"", "IfNoneMatch": "*"}, (412, "PreconditionFailed")),
+    ):
+        with pytest.raises(botocore.exceptions.ClientError) as raised:
+            getattr(client, operation)(**arguments)
+        assert code(raised) == expected
+        assert len(raised.value.response["Error"].get("Message", "")) > 10, (operation, expected)
 
 
 def sign(method, url, text):
@@ -571,34 +590,6 @@ def test_https_with_a_new_certificate(tmp_path):
         server.stop()
 
 
-def test_load_counts_requests_and_finds_the_knee(tmp_path):
-    server = servers.Penstock(tmp_path)
-    try:
-        load = [sys.executable, "-m", "penstock", "load", "s3://penstock/load", "--json"]
-
-        def run(*more):
-            return json.loads(
-                subprocess.run([*load, *more], capture_output=True, check=True, timeout=60, env=os.environ | server.environment).stdout
-            )
-
-        common = ("--objects", "4", "--size", "10KB", "--workers", "5")
-        rows = {row["operation"]: row for row in run(*common, "--seconds", "1", "--puts", "0.5", "--verify", "--keep")}
-        assert set(rows) == {"get", "put"}
-        for row in rows.values():
-            assert row["requests"] > 0 and row["errors"] == 0 and row["bytes"] == row["requests"] * 10_000
-        client = server.client()
-        assert [row["Size"] for row in client.list_objects_v2(Bucket="penstock")["Contents"]] == [10_000] * 4
-        tuned = run(*common, "--seconds", "2", "--tune")
-        assert "Contents" not in client.list_objects_v2(Bucket="penstock"), "without --keep, the objects are deleted"
-        counts = [step["workers"] for step in tuned["steps"]]
-        assert counts == sorted(counts) and {1, 2, 4, 5} <= set(counts)
-        best = max(step["bytes_per_second"] for step in tuned["steps"])
-        enough = next(step for step in tuned["steps"] if step["bytes_per_second"] >= 0.94 * best)
-        assert (tuned["workers"], tuned["bytes_per_second"], tuned["mean_ms"]) == tuple(enough.values())
-    finally:
-        server.stop()
-
-
 def test_status_counts_and_access_log(tmp_path, minio):
     folder = tmp_path / "served"
     folder.mkdir()
@@ -627,9 +618,10 @@ def test_status_counts_and_access_log(tmp_path, minio):
         assert "The limit" in page("/") and page("/health") == "ok\n"
         lines = [json.loads(line) for line in (folder / "access.log").read_text().splitlines()]
         gets = [line for line in lines if line["method"] == "GET" and line["path"] == "/penstock/status/a"]
-        assert [(line["status"], line["sent_bytes"], line["key"], line["is_whole"]) for line in gets] == [
-            (206, 100_000, servers.KEY, True)
+        assert [(line["status"], line["sent_bytes"], line["key"], line["is_whole"], line["operation"]) for line in gets] == [
+            (206, 100_000, servers.KEY, True, "get")
         ] * 3
+        assert all(line["host"] == f"127.0.0.1:{server.port}" for line in lines)
         os.rename(folder / "access.log", folder / "access.log.1")
         server.process.send_signal(1)
 
@@ -649,21 +641,25 @@ def test_wrong_use_is_refused_with_a_remedy(tmp_path):
 
     keys = tmp_path / "keys.json"
     keys.write_text('{"keys": [{"access_key": "a", "secret_key": "short"}]}')
+    empty, cold = tmp_path / "empty.pem", str(tmp_path / "served")
+    empty.write_text("no certificate")
+    os.mkdir(cold)
     cases = [
-        (["--cold", str(tmp_path), "--anonymous", "--listen", "0.0.0.0:0"], "give --keys FILE"),
+        (["--cold", cold, "--anonymous", "--listen", "0.0.0.0:0"], "give --keys FILE"),
         (["--cold", str(tmp_path / "missing"), "--anonymous"], "create it first"),
         (["--cold", "gs://bucket", "--anonymous"], "s3://bucket"),
         (["--cold", "s3://bucket/folder", "--anonymous"], "serve the whole bucket"),
-        (["--cold", str(tmp_path), "--keys", str(keys)], "at least 8 characters"),
-        (["--cold", str(tmp_path), "--anonymous", "--listen", "nowhere"], "127.0.0.1:9100"),
-        (["--cold", str(tmp_path), "--anonymous", "--revalidate", "sometimes"], "always, never"),
-        (["--cold", str(tmp_path), "--anonymous", "--cache", str(tmp_path / "cache")], "it has no size yet"),
+        (["--cold", cold, "--keys", str(keys)], "at least 8 characters"),
+        (["--cold", cold, "--anonymous", "--listen", "nowhere"], "127.0.0.1:9100"),
+        (["--cold", cold, "--anonymous", "--revalidate", "sometimes"], "always, never"),
+        (["--cold", cold, "--anonymous", "--cache", str(tmp_path / "cache")], "it has no size yet"),
+        (["--cold", cold, "--anonymous", "--tls-certificate", str(empty), "--tls-key", str(empty)], "no certificate found"),
     ]
     for arguments, remedy in cases:
         found = run(*arguments)
         assert found.returncode == 1 and remedy in found.stderr, (arguments, found.stderr)
-    assert run("--cold", str(tmp_path)).returncode == 2
-    assert pathlib.Path(tmp_path).exists()
+    assert run("--cold", cold).returncode == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.pem", "keys.json", "served"], "nothing half-made stays"
 
 
 def test_links_do_not_lead_out_of_a_served_folder(tmp_path):

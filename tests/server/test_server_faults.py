@@ -116,8 +116,10 @@ class WrongStore(http.server.BaseHTTPRequestHandler):
         self.send_header("Last-Modified", "Fri, 27 Nov 2026 10:00:00 GMT")
         self.end_headers()
         if not head:
-            short = fault == "short" and server.seen % 2
+            short = fault == "stalls" or (fault == "short" and server.seen % 2)
             self.wfile.write(part[: len(part) // 2] if short else part)
+            if fault == "stalls":
+                self.rfile.read(1)  # Until the client closes the connection.
             self.close_connection = bool(short)
 
     def log_message(self, *arguments):
@@ -199,6 +201,41 @@ def test_a_changed_object_is_seen_as_the_policy_says(served, wrong_store):
         for _ in range(5):
             assert read(clients["always"], name) == new
         assert wrong_store.seen - before == requests, name
+
+
+def test_what_is_cached_is_not_received_again_after_a_restart(served, wrong_store):
+    """The cold store is asked for the version, but the body of its answer, which never ends here, is not waited for."""
+    server = served("s3://", "--revalidate", "never", cache="50MB", environment=environment_of(wrong_store))
+    assert read(boto(server)) == wrong_store.body
+    server.process.kill()
+    server.process.wait()
+    wrong_store.fault = "stalls"
+    server.restart()
+    before = wrong_store.seen
+    assert read(boto(server)) == wrong_store.body
+    assert wrong_store.seen - before <= 3, "the server's first request, one for the version, and one for the checksums that boto3 asks for"
+
+
+def test_a_hanging_cold_store_is_the_limit(served, minio):
+    """While a put waits for the cold store, the verdict names it."""
+    status = f"127.0.0.1:{servers.free_port()}"
+    server = served("s3://", "--status", status, environment=minio.environment)
+    client = boto(server)
+    client.put_object(Bucket="penstock", Key="hangs", Body=b"x")
+    minio.process.send_signal(signal.SIGSTOP)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            put = pool.submit(client.put_object, Bucket="penstock", Key="hangs", Body=b"y")
+
+            def sample():
+                return json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=10))
+
+            until(lambda: sample()["verdict"] == "cold store" and sample()["cold_running"] == 1, "the verdict names the cold store")
+            minio.process.send_signal(signal.SIGCONT)
+            put.result(60)
+    finally:
+        minio.process.send_signal(signal.SIGCONT)
+    until(lambda: sample()["verdict"] != "cold store", "the verdict changes")
 
 
 def test_corrupt_pages_are_fetched_again(served, minio):
@@ -489,7 +526,8 @@ def test_the_access_log_and_messages_may_share_a_file(tmp_path):
 def test_a_lost_cache_only_costs_time(served, minio):
     body = os.urandom(2 * MIB)
     minio.client().put_object(Bucket="penstock", Key="lost", Body=body)
-    server = served("s3://", cache="50MB", environment=minio.environment)
+    status = f"127.0.0.1:{servers.free_port()}"
+    server = served("s3://", "--status", status, cache="50MB", environment=minio.environment)
     client = boto(server)
     assert client.get_object(Bucket="penstock", Key="lost")["Body"].read() == body
     os.rename(server.folder / "cache", server.folder / "gone")
@@ -498,6 +536,11 @@ def test_a_lost_cache_only_costs_time(served, minio):
         assert client.get_object(Bucket="penstock", Key="lost")["Body"].read() == body
     minio.client().put_object(Bucket="penstock", Key="new", Body=body)
     assert client.get_object(Bucket="penstock", Key="new")["Body"].read() == body
+
+    def sample():
+        return json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=10))
+
+    until(lambda: not sample()["drives"][0]["is_usable"], "the status shows that the folder is gone")
 
 
 def test_a_put_is_sent_again_when_the_cold_store_is_busy(served, wrong_store):

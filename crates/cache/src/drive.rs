@@ -61,6 +61,14 @@ impl Drive {
     /// Open a folder as a cache, and create it if it is missing. Cost: a few calls, whatever the folder holds.
     pub fn open(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
         let folder = &spec.folder;
+        let no_size = || {
+            let text = format!("cannot use cache `{}`: it has no size yet", folder.display());
+            let hint = format!("write the size when it is used first, such as {}:200GB", folder.display());
+            Unusable::Refused(Error::new("invalid-argument", text).hint(hint))
+        };
+        if spec.budget_bytes.is_none() && matches!(folder.try_exists(), Ok(false)) {
+            return Err(no_size());
+        }
         check_marker(folder)?;
         if spec.is_in_memory && !is_mine(folder).map_err(Unusable::Failed)? {
             let text = format!("cannot use cache `{}`: the folder belongs to another user", folder.display());
@@ -78,11 +86,7 @@ impl Drive {
         }
         let budget = usage.total().map_err(Unusable::Failed)?.budget_bytes;
         if budget == 0 {
-            let text = format!("cannot use cache `{}`: it has no size yet", folder.display());
-            return Err(Unusable::Refused(
-                Error::new("invalid-argument", text)
-                    .hint(format!("write the size when it is used first, such as {}:200GB", folder.display())),
-            ));
+            return Err(no_size());
         }
         let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, folder.as_os_str().as_encoded_bytes());
         Ok(Drive {
@@ -210,6 +214,11 @@ impl Drive {
     /// Return whether the drive may be read now.
     pub fn is_usable(&self) -> bool {
         self.now_ms() >= self.alone_until.load(Relaxed)
+    }
+
+    /// Return whether the drive's folder is still a cache. It may have been deleted, or not be mounted. Cost: a call.
+    pub fn is_there(&self) -> bool {
+        self.folder.join(MARKER_NAME).exists()
     }
 
     pub fn is_writable(&self) -> bool {

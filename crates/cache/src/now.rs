@@ -32,6 +32,17 @@ impl Cached {
         Some((begin - base) as usize..(end - base) as usize)
     }
 
+    /// Return whether bytes of one extent are stored, sound or not. Cost: a call.
+    pub fn has(&self, name: &str, object_bytes: u64, wanted: Range<u64>) -> bool {
+        let number = wanted.start / EXTENT_BYTES;
+        if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
+            return false;
+        }
+        let base = number * EXTENT_BYTES;
+        let pages = ((wanted.start - base) / PAGE_BYTES) as u32..(wanted.end - base).div_ceil(PAGE_BYTES) as u32;
+        self.extent_now(name, object_bytes, number).is_some_and(|(_, extent)| extent.table(pages).is_ok_and(|table| !table.contains(&0)))
+    }
+
     /// Return an extent and its drive, if the drive may be used now and has the extent.
     fn extent_now(&self, name: &str, object_bytes: u64, number: u64) -> Option<(&Drive, Arc<Extent>)> {
         let key = self.key(name, number as u32);

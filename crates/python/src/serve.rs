@@ -147,9 +147,9 @@ impl Loading {
 }
 
 /// Load an S3 endpoint, as the configuration in JSON says. Calls `see` with the lines of each interval, as a list of names and values, and returns
-/// the lines of the whole. With `tune`, searches for the number of workers at the knee and returns it instead.
+/// the lines of the whole. With `tune`, searches for the number of workers at the knee and returns it instead. Last, returns one of the errors.
 #[pyfunction]
-pub fn load(py: Python<'_>, config: &str, tune: bool, see: Py<PyAny>) -> PyResult<(Vec<Values>, Option<Tuned>)> {
+pub fn load(py: Python<'_>, config: &str, tune: bool, see: Py<PyAny>) -> PyResult<(Vec<Values>, Option<Tuned>, Option<String>)> {
     let load = parsed(config).and_then(Loading::load).or_raise(py)?;
     let mut failed = None;
     let done = py.detach(|| {
@@ -160,10 +160,10 @@ pub fn load(py: Python<'_>, config: &str, tune: bool, see: Py<PyAny>) -> PyResul
             if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         match tune {
-            false => penstock_server::load::run(&load, &mut each).map(|lines| (lines.iter().map(values).collect(), None)),
-            true => penstock_server::load::tune(&load, &mut each).map(|tuned| {
+            false => penstock_server::load::run(&load, &mut each).map(|(lines, error)| (lines.iter().map(values).collect(), None, error)),
+            true => penstock_server::load::tune(&load, &mut each).map(|(tuned, error)| {
                 let steps = tuned.steps.iter().map(|step| (step.workers, step.bytes_per_second, step.mean_ms)).collect();
-                (Vec::new(), Some((tuned.workers, tuned.bytes_per_second, tuned.mean_ms, steps)))
+                (Vec::new(), Some((tuned.workers, tuned.bytes_per_second, tuned.mean_ms, steps)), error)
             }),
         }
     });

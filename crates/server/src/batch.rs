@@ -45,6 +45,11 @@ struct Wanted {
     end: u64,
 }
 
+/// Return whether an address is that of a batch.
+pub fn is_batch(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.split('&').any(|part| part == "batch" || part == "batch="))
+}
+
 /// The route of batches.
 pub struct Batch {
     pub tier: Arc<Tier>,
@@ -56,7 +61,7 @@ pub struct Batch {
 #[async_trait::async_trait]
 impl S3Route for Batch {
     fn is_match(&self, method: &Method, uri: &Uri, _headers: &HeaderMap, _extensions: &mut Extensions) -> bool {
-        *method == Method::POST && uri.query().is_some_and(|query| query.split('&').any(|part| part == "batch" || part == "batch="))
+        *method == Method::POST && is_batch(uri)
     }
 
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {

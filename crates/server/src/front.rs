@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
@@ -47,8 +46,9 @@ pub struct Front {
     log: Option<AccessLog>,
     limits: Limits,
     room: Arc<Semaphore>,
-    /// If everybody may use the server: the domains that it is known by.
-    anonymous: Option<Arc<Domains>>,
+    domains: Arc<Domains>,
+    /// Whether everybody may use the server.
+    is_anonymous: bool,
     /// Distinguishes the numbers of requests of this process from those of others.
     process: u64,
     requests: AtomicU64,
@@ -60,13 +60,24 @@ impl Front {
         metrics: Arc<Metrics>,
         log: Option<AccessLog>,
         limits: Limits,
-        anonymous: Option<Arc<Domains>>,
+        domains: Arc<Domains>,
+        is_anonymous: bool,
     ) -> Front {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
         let _ = getrandom::fill(&mut process);
         let room = Arc::new(Semaphore::new(limits.requests));
-        Front { service, metrics, log, limits, room, anonymous, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
+        Front {
+            service,
+            metrics,
+            log,
+            limits,
+            room,
+            domains,
+            is_anonymous,
+            process: u64::from_le_bytes(process),
+            requests: AtomicU64::new(0),
+        }
     }
 
     /// Open the access log again.
@@ -78,8 +89,8 @@ impl Front {
     pub async fn answer(self: Arc<Front>, peer: SocketAddr, mut request: Request<Incoming>) -> Result<Response<Answer>, HttpError> {
         let began = Instant::now();
         let id = RequestId(format!("{:016X}", self.process ^ self.requests.fetch_add(1, Relaxed)).into());
-        let operation = operation(&request);
-        let mut line = self.log.as_ref().map(|_| Line::of(&request, peer, &id.0));
+        let operation = self.operation(&request);
+        let mut line = self.log.as_ref().map(|_| Line::of(&request, peer, &id.0, operation));
         let room = self.room.clone().try_acquire_owned();
         if let Some(bytes) = request.body().size_hint().exact() {
             self.metrics.received_bytes.inc_by(bytes);
@@ -131,7 +142,7 @@ impl Front {
         } else {
             None
         };
-        if self.anonymous.is_some() {
+        if self.is_anonymous {
             request.headers_mut().remove(hyper::header::AUTHORIZATION);
             if let Some(uri) = requests::without_signature(request.uri()) {
                 *request.uri_mut() = uri;
@@ -149,22 +160,23 @@ impl Front {
             true => tokio::time::timeout(idle, call).await.unwrap_or_else(|_| Ok(late())),
         };
         drop(taken);
-        response
+        response.map(explained)
     }
 
     /// Return the response to a request that this server never answers.
     fn refusal(&self, request: &Request<Incoming>) -> Option<s3s::HttpResponse> {
-        let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let header = |name| text(request, name);
         if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
             return Some(with_error(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT."));
         }
-        if let Some(name) = requests::unsigned_header(request).filter(|_| self.anonymous.is_none()) {
+        if let Some(name) = requests::unsigned_header(request).filter(|_| !self.is_anonymous) {
             let text = format!("The signature does not cover the header {name}. Sign all headers that begin with x-amz-.");
             return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", &text));
         }
-        let domains = self.anonymous.as_ref()?;
-        let host = request.uri().host().unwrap_or_else(|| header("host"));
-        if !domains.is_own(host) || request.headers().contains_key(hyper::header::ORIGIN) {
+        if !self.is_anonymous {
+            return None;
+        }
+        if !self.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
             // A page in a browser may send requests to this machine.
             let text = "Without keys, this server answers only requests of this machine, by its address.";
             return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", text));
@@ -175,6 +187,25 @@ impl Front {
             return Some(with_error(StatusCode::BAD_REQUEST, "InvalidRequest", text));
         }
         None
+    }
+}
+
+impl Front {
+    /// Return the name under which a request is counted.
+    fn operation(&self, request: &Request<Incoming>) -> &'static str {
+        let path = request.uri().path().trim_start_matches('/');
+        let key = if self.domains.bucket_of(host(request)).is_some() { path } else { path.split_once('/').map_or("", |(_, key)| key) };
+        match (request.method().as_str(), !key.is_empty()) {
+            ("GET", true) => "get",
+            ("GET", false) => "list",
+            ("HEAD", _) => "head",
+            ("PUT", _) => "put",
+            ("POST", _) if crate::batch::is_batch(request.uri()) => "batch",
+            ("POST", true) => "multipart",
+            ("POST", false) => "post",
+            ("DELETE", _) => "delete",
+            _ => "other",
+        }
     }
 }
 
@@ -222,26 +253,51 @@ fn late() -> s3s::HttpResponse {
     with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The object could not be read in time. Try again later.")
 }
 
-/// Return the name under which a request is counted.
-fn operation(request: &Request<Incoming>) -> &'static str {
-    let is_object = request.uri().path().trim_start_matches('/').split_once('/').is_some_and(|(_, key)| !key.is_empty());
-    match (request.method().as_str(), is_object) {
-        ("GET", true) => "get",
-        ("GET", false) => "list",
-        ("HEAD", _) => "head",
-        ("PUT", _) => "put",
-        ("POST", true) => "multipart",
-        ("POST", false) => "post",
-        ("DELETE", _) => "delete",
-        _ => "other",
-    }
+/// Return a header, or an empty text.
+fn text<'a>(request: &'a Request<Incoming>, name: &str) -> &'a str {
+    request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Return the host that a request names.
+fn host(request: &Request<Incoming>) -> &str {
+    request.uri().host().unwrap_or_else(|| text(request, "host"))
 }
 
 fn with_error(status: StatusCode, code: &str, message: &str) -> s3s::HttpResponse {
     let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
-    let mut response = Response::new(s3s::Body::http_body(http_body_util::BodyExt::map_err(Full::from(Bytes::from(text)), StdError::from)));
+    let mut response = Response::new(s3s::Body::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+    response
+}
+
+/// Messages of errors that the library of the protocol, or a cold store in its response to HEAD, sends without one.
+const MESSAGES: [(&str, &str); 10] = [
+    (
+        "SignatureDoesNotMatch",
+        "The signature does not fit the request. Check the secret key, and whether a proxy changes the path or headers.",
+    ),
+    ("InvalidURI", "The path of the request cannot be read. Encode it as a URL."),
+    ("InvalidBucketName", "Names of buckets have 3 to 63 lower-case letters, digits, dots and hyphens."),
+    ("KeyTooLongError", "Keys have at most 1,024 bytes."),
+    ("IncompleteBody", "The body is shorter or longer than its header says. Send it again."),
+    ("MethodNotAllowed", "This method cannot be used here. POST needs the bucket or the query of an operation."),
+    ("NoSuchBucket", "This bucket does not exist."),
+    ("NoSuchKey", "This object does not exist."),
+    ("PreconditionFailed", "A condition in the headers of the request does not hold."),
+    ("InvalidRange", "The range begins after the end of the object."),
+];
+
+/// Add a message to an error that has none.
+fn explained(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
+    let Some(text) = response.body().bytes().filter(|_| response.status().is_client_error()) else { return response };
+    let text = String::from_utf8_lossy(&text);
+    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    let message = code.and_then(|(code, _)| MESSAGES.iter().find(|(known, _)| *known == code)).filter(|_| !text.contains("<Message>"));
+    if let Some((code, message)) = message {
+        *response.body_mut() = with_error(response.status(), code, message).into_body();
+        response.headers_mut().remove(hyper::header::CONTENT_LENGTH);
+    }
     response
 }
 

@@ -10,7 +10,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 type Count = Counter<u64, AtomicU64>;
-type Level = Gauge<i64, AtomicI64>;
+pub type Level = Gauge<i64, AtomicI64>;
 
 /// Something that is counted until this is dropped. A request may be dropped at any time.
 pub struct Counted(Level);
@@ -69,6 +69,7 @@ pub struct Metrics {
     /// Bytes that came from the cold store.
     pub cold_bytes: Count,
     pub cold_waits: Level,
+    pub cold_running: Level,
     pub connections: Level,
     pub running: Level,
     /// 1 while the server ends.
@@ -109,6 +110,7 @@ impl Metrics {
             send_failures: Count::default(),
             cold_bytes: Count::default(),
             cold_waits: Level::default(),
+            cold_running: Level::default(),
             connections: Level::default(),
             running: Level::default(),
             draining: Level::default(),
@@ -141,22 +143,6 @@ impl Metrics {
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
         registry.register("refused", "Connections and requests that were refused with 503", metrics.refused.clone());
         registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
-        let objects = "Objects that were acknowledged and are not in the cold store yet";
-        registry.register("pending_objects", objects, metrics.pending_objects.clone());
-        registry.register_with_unit(
-            "pending",
-            "Bytes of these objects, with 4 KiB more for each",
-            Unit::Bytes,
-            metrics.pending_bytes.clone(),
-        );
-        registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", metrics.sent_back.clone());
-        registry.register("send_failures", "Tries to do so that failed", metrics.send_failures.clone());
-        registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, metrics.cold_bytes.clone());
-        registry.register(
-            "cold_waits",
-            "Reads and questions to the cold store, or reads of a drive, that requests wait for",
-            metrics.cold_waits.clone(),
-        );
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "running",
@@ -164,8 +150,25 @@ impl Metrics {
             metrics.running.clone(),
         );
         registry.register("draining", "1 while the server ends and takes no connections", metrics.draining.clone());
+        metrics.register_cold();
         metrics.register_drives();
         metrics
+    }
+
+    fn register_cold(&mut self) {
+        let registry = &mut self.registry;
+        let objects = "Objects that were acknowledged and are not in the cold store yet";
+        registry.register("pending_objects", objects, self.pending_objects.clone());
+        registry.register_with_unit("pending", "Bytes of these objects, with 4 KiB more for each", Unit::Bytes, self.pending_bytes.clone());
+        registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", self.sent_back.clone());
+        registry.register("send_failures", "Tries to do so that failed", self.send_failures.clone());
+        registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, self.cold_bytes.clone());
+        registry.register(
+            "cold_waits",
+            "Reads and questions to the cold store, or reads of a drive, that requests wait for",
+            self.cold_waits.clone(),
+        );
+        registry.register("cold_running", "Requests to the cold store that have no response yet", self.cold_running.clone());
     }
 
     fn register_drives(&mut self) {
@@ -176,7 +179,11 @@ impl Metrics {
         registry.register("drive_corrupt_pages", "Pages that did not match their checksums", self.drive_corrupt_pages.clone());
         registry.register_with_unit("drive_used", "Bytes that are cached", Unit::Bytes, self.drive_bytes.clone());
         registry.register_with_unit("drive_budget", "Bytes that may be cached", Unit::Bytes, self.drive_budget_bytes.clone());
-        registry.register("drive_usable", "1 if the drive works, 0 while it is left alone", self.drive_usable.clone());
+        registry.register(
+            "drive_usable",
+            "1 if the drive works, 0 while it is left alone or its folder is gone",
+            self.drive_usable.clone(),
+        );
         registry.register("drive_reads", "Reads that the drive's device has answered, of all programs", self.drive_reads.clone());
         registry.register_with_unit("drive_read", "Time that these reads took together", Unit::Seconds, self.drive_read_seconds.clone());
     }

@@ -260,7 +260,7 @@ where
 }
 
 async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
-    let (mut cold, identity) = open_cold(config, note).await?;
+    let (mut cold, identity) = open_cold(config, metrics, note).await?;
     let back = match &config.write_back {
         None => None,
         Some(text) => {
@@ -294,9 +294,8 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
     let domains = Arc::new(Domains::new(&config.domains)?);
     let service = service(Tier { cold, blocks, memory: memory.clone() }, keys.clone(), &domains);
-    let anonymous = keys.is_none().then(|| domains.clone());
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
-    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, anonymous));
+    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, keys.is_none()));
     Ok(Parts { front, keys, certificates, sampler, back, arena })
 }
 
@@ -321,15 +320,18 @@ fn pending_folder(text: &str) -> Result<(PathBuf, u64)> {
 }
 
 /// Open the cold store. Returns it, and a text that identifies it in the keys of the cache.
-async fn open_cold(config: &Config, note: fn(&str)) -> Result<(Arc<dyn s3s::S3>, String)> {
+async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result<(Arc<dyn s3s::S3>, String)> {
     if config.cold.starts_with("s3://") {
-        let (remote, identity) = Remote::open(&config.cold, &config.options).await?;
+        let (remote, identity) = Remote::open(&config.cold, &config.options, metrics.cold_running.clone()).await?;
         let remote = Arc::new(remote);
         let (tried, cold) = (remote.clone(), config.cold.clone());
         tokio::spawn(async move {
             // It may be reached later, and what is cached can be read meanwhile.
             if let Err(error) = tried.try_out().await {
-                note(&format!("the cold store {cold} does not answer as it should: {}", error.message().unwrap_or(error.code().as_str())));
+                let why = error.message().unwrap_or(error.code().as_str());
+                note(&format!(
+                    "the cold store {cold} does not answer as it should: {why}; check the bucket, the endpoint and the credentials"
+                ));
             }
         });
         return Ok((remote, identity));

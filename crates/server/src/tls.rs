@@ -40,6 +40,9 @@ fn read(chain: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     };
     let certificates = CertificateDer::pem_file_iter(chain).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
     let certificates = certificates.map_err(|error| bad(chain, error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(bad(chain, "no certificate found".into()));
+    }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, error.to_string()))?;
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()

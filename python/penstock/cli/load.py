@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+import sys
 
 import typer
 
 from penstock.cli.terminal import at
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def _bytes(text: str) -> int:
@@ -22,19 +24,33 @@ def _bytes(text: str) -> int:
     if not found:
         raise typer.BadParameter(f"`{text}` is not a size: write it as 100KB or 1MiB")
     number, unit, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** ("kmg".index(unit.lower()) + 1 if unit else 0))
+    return int(float(number) * (1024 if binary else 1000) ** ("kmgt".index(unit.lower()) + 1 if unit else 0))
+
+
+def _line(operation: str, line: dict[str, float]) -> str:
+    from penstock.cli.terminal.show import size_text
+
+    latencies = "".join(f"{line[f'{name}_ms']:10.2f} ms" for name in ("least", "mean", "p99", "most"))
+    return (
+        f"{line['at_seconds']:5.0f}s  {operation}  {line['workers']:8.0f}  {line['requests']:8,.0f}  {size_text(line['bytes']):>11}"
+        f"   {latencies}  {size_text(line['bytes_per_second']) + '/s':>11}  {line['errors']:6,.0f}"
+    )
 
 
 # Over 6 parameters: each is an option of the command line.
 def load(
     bucket: str = typer.Argument(help="The bucket, such as s3://bucket/prefix. Objects are written below the prefix."),
     size: str = typer.Option("1MiB", "--size", help="The size of an object, such as 100KB or 10MiB."),
-    objects: int = typer.Option(100, "--objects", min=1, help="Number of objects that are written first, and then read and written again."),
+    objects: int = typer.Option(
+        100, "--objects", min=1, max=10_000_000, help="Number of objects that are written first, and then read and written again."
+    ),
     puts: float = typer.Option(0.0, "--puts", min=0.0, max=1.0, help="Share of puts: 0 only reads, 1 only writes."),
     workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Requests at once. With --tune, the most."),
     seconds: float = typer.Option(30.0, "--seconds", help="How long the load lasts. With --tune, each step lasts a tenth of it."),
     tune: bool = typer.Option(False, "--tune", help="Search for the fewest workers that reach nearly the best throughput."),
-    existing: bool = typer.Option(False, "--existing", help="The objects are there from an earlier run with the same size and number."),
+    existing: bool = typer.Option(
+        False, "--existing", help="The objects are there from an earlier run with --keep, the same size and number. They stay."
+    ),
     keep: bool = typer.Option(False, "--keep", help="Keep the objects at the end."),
     verify: bool = typer.Option(False, "--verify", help="Compare the checksum of each body with what was written."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end."),
@@ -48,10 +64,14 @@ def load(
 
     if not bucket.startswith("s3://") or bucket == "s3://":
         raise typer.BadParameter(f"`{bucket}`: write it as s3://bucket/prefix")
-    if not seconds > 0 or not 0 <= puts <= 1:
-        raise typer.BadParameter(f"--seconds {seconds:g} --puts {puts:g}: seconds must be above 0, and the share of puts from 0 to 1")
+    if not 0 < seconds <= 1e9 or not 0 <= puts <= 1:
+        raise typer.BadParameter(
+            f"--seconds {seconds:g} --puts {puts:g}: seconds must be above 0 and at most 1e9, and the share of puts from 0 to 1"
+        )
     name, _, prefix = bucket.removeprefix("s3://").partition("/")
-    header = "  time  op   workers     count         size   latency: min      mean       p99       max   throughput  errors"
+    # Loads at the same time must not delete each other's objects.
+    folder = "penstock-load" if keep or existing else f"penstock-load-{secrets.token_hex(4)}"
+    header = "  time  op   workers     count         size   latency: min         mean          p99          max   throughput  errors"
     printed: list[bool] = []
 
     def see(lines: list[tuple[str, list[tuple[str, float]]]]) -> None:
@@ -60,19 +80,11 @@ def load(
         if not printed:
             print(header)
         printed.append(True)
-        for operation, values in lines:
-            line = dict(values)
-            latencies = "".join(f"{line[f'{name}_ms']:7.2f} ms" for name in ("least", "mean", "p99", "most"))
-            rate = f"{show.size_text(line['bytes_per_second'])}/s"
-            print(
-                f"{line['at_seconds']:5.0f}s  {operation}  {line['workers']:8.0f}  {line['requests']:8,.0f}  {show.size_text(line['bytes']):>11}"
-                f"      {latencies}  {rate:>11}  {line['errors']:6,.0f}",
-                flush=True,
-            )
+        print("\n".join(_line(operation, dict(values)) for operation, values in lines), flush=True)
 
     config = dict(
         bucket=name,
-        prefix=f"{prefix.rstrip('/')}/penstock-load/".lstrip("/"),
+        prefix=f"{prefix.rstrip('/')}/{folder}/".lstrip("/"),
         puts=puts,
         object_bytes=_bytes(size),
         objects=objects,
@@ -81,10 +93,12 @@ def load(
         interval_seconds=10.0,
         verifies=verify,
         reuses=existing,
-        cleans_up=not keep,
+        cleans_up=not keep and not existing,
         storage_options=at.storage_options,
     )
-    total, tuned = _core.load(json.dumps(config), tune, see)
+    total, tuned, error = _core.load(json.dumps(config), tune, see)
+    if error is not None:
+        print(f"some requests failed, such as: {error}", file=sys.stderr)
     if tuned is not None:
         knee, rate, mean, steps = tuned
         full = steps[-1]

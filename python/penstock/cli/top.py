@@ -40,8 +40,10 @@ def _lines(sample: dict[str, Any]) -> list[str]:
         f"{sample['running']} requests, {sample['cold_waits']} waiting, {sample['refused']:,} refused",
         f"{share(sample['warm_gets'] / gets if gets else None)} of {gets:,} reads warm",
     ]
+    if sample["pending_objects"]:
+        lines.append(f"{sample['pending_objects']:,} objects ({size_text(sample['pending_bytes'])}) are not in the cold store yet")
     for drive in sample["drives"]:
-        state = "" if drive["is_usable"] else " (left alone after errors)"
+        state = "" if drive["is_usable"] else " (left alone: it failed, or its folder is gone)"
         lines.append(
             f"{drive['folder']}{state}: {size_text(drive['bytes'])} of {size_text(drive['budget_bytes'])}, busy {share(drive['busy'])}, "
             f"{drive['corrupt_pages']:,} corrupt pages"

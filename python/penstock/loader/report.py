@@ -55,7 +55,7 @@ def explained(loader: Loader) -> dict[str, str]:
                 some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
             asked, moved = asked + some, moved + some_bytes
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
-    foreseen = loader._core.foreseen(loader._step)
+    foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither.
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} "
         f"({loader.global_batch_size // loader.world_size} per rank)",
@@ -67,16 +67,15 @@ def explained(loader: Loader) -> dict[str, str]:
         if mapped
         else "one per file"
         if any(source.view._files is not None for source in loader.recipe.sources)
-        else "for what is not in the cache"
-        if foreseen and foreseen[1]
-        else "none: all data is cached",
+        else ("for what is not in the cache" if foreseen and foreseen[2] else "none: all data is cached"),
         "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches prepared in advance and for windows; "
         f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
     if foreseen is not None:
-        cached, cold = foreseen
-        answer["cache"] = f"{size_text(cached)} of the next epoch are in the cache, {size_text(cold)} will be fetched"
+        held, cached, cold = map(size_text, foreseen)
+        in_memory = f"{held} of the data files are in memory, " if foreseen[0] else ""
+        answer["cache"] = f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched"
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:
         names = ", ".join(f"`{name}`" for name in loose)

@@ -213,6 +213,18 @@ impl Reader {
         Ok(())
     }
 
+    /// Return the data files that a plan reads from memory, with their lengths. Cost: reads unopened tails.
+    pub fn files_in_memory(&mut self, columns: &[&ColumnSpec]) -> Result<HashMap<Id, u64>> {
+        self.open(columns)?;
+        let mut files = HashMap::new();
+        self.each_readable(columns, |_, source| {
+            if source.file.in_memory() {
+                files.insert(source.file.id, source.file.file_bytes);
+            }
+        });
+        Ok(files)
+    }
+
     /// Return the blocks that a plan reads, by fragment and column. Tiles and streamed samples are left out,
     /// because other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use penstock_cache::{Cached, Foreseen, Future, Member, Need, Object, Plan};
+use penstock_cache::{Cached, Future, Member, Need, Object, Plan};
 use penstock_dataset::{OnCorrupt, Reader};
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
@@ -67,12 +67,48 @@ impl Plans {
     }
 }
 
-/// Return the bytes that an epoch from step `begin` on would find in caches, and those that it would fetch. Returns None if no source is read
-/// through a cache with a plan. Cost: reads the tails of all data files.
-pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Foreseen>> {
-    let each = futures(recipe, begin, 1).map(|(cached, future)| Plan::foresee(cached, &future)).collect::<Result<Vec<Foreseen>>>()?;
-    let sum = |of: fn(&Foreseen) -> u64| each.iter().map(of).sum();
-    Ok((!each.is_empty()).then(|| Foreseen { cached_bytes: sum(|one| one.cached_bytes), cold_bytes: sum(|one| one.cold_bytes) }))
+/// What an epoch would read of sources that are read through a cache.
+pub struct Reads {
+    /// Data files that are in memory as a whole.
+    pub memory_bytes: u64,
+    pub cached_bytes: u64,
+    pub cold_bytes: u64,
+}
+
+/// Return what an epoch from step `begin` on would read. Returns None if no source is read through a cache with a plan. Cost: reads the tails of
+/// all data files.
+pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
+    let mut reads = None;
+    for (cached, future) in futures(recipe, begin, 1) {
+        let Reads { memory_bytes, cached_bytes, cold_bytes } =
+            reads.get_or_insert(Reads { memory_bytes: 0, cached_bytes: 0, cold_bytes: 0 });
+        let foreseen = Plan::foresee(cached, &future)?;
+        *cached_bytes += foreseen.cached_bytes;
+        *cold_bytes += foreseen.cold_bytes;
+        let mut files = HashMap::new();
+        future.each_part(|_, reader, columns| {
+            files.extend(reader.files_in_memory(columns)?);
+            Ok(())
+        })?;
+        *memory_bytes += files.values().sum::<u64>();
+    }
+    Ok(reads)
+}
+
+impl SourceFuture {
+    /// Call `visit` for some thousand samples at a time: the first of them, their reader, and the columns that are stored in data files.
+    fn each_part(&self, mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>) -> Result<()> {
+        let source = &self.recipe.sources[self.source];
+        let columns: Vec<&ColumnSpec> = self.recipe.specs[self.source].iter().filter(|spec| source.files_of(spec).is_none()).collect();
+        for first in (0..source.len()).step_by(LOOKED_UP as usize) {
+            if penstock_storage::process::interrupted() {
+                return Err(Error::new("interrupted", "the loader was closed"));
+            }
+            let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
+            visit(first, &mut Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
+        }
+        Ok(())
+    }
 }
 
 impl Future for SourceFuture {
@@ -81,23 +117,16 @@ impl Future for SourceFuture {
     }
 
     fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)> {
-        let source = &self.recipe.sources[self.source];
-        let columns: Vec<&ColumnSpec> = self.recipe.specs[self.source].iter().filter(|spec| source.files_of(spec).is_none()).collect();
         let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) = (Vec::new(), HashMap::new(), Vec::new());
-        for first in (0..source.len()).step_by(LOOKED_UP as usize) {
-            if penstock_storage::process::interrupted() {
-                return Err(Error::new("interrupted", "the loader was closed"));
-            }
-            let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
-            let mut reader = Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?;
-            reader.each_need(&columns, |place, file, file_bytes, begin, end| {
+        self.each_part(|first, reader, columns| {
+            reader.each_need(columns, |place, file, file_bytes, begin, end| {
                 let object = *numbers.entry(file).or_insert_with(|| {
                     objects.push(Object { name: penstock_format::ids::data_name(file).into(), bytes: file_bytes });
                     objects.len() as u32 - 1
                 });
                 needs.push(Need { sample: first as u32 + place, object, begin, end });
-            })?;
-        }
+            })
+        })?;
         Ok((objects, needs))
     }
 

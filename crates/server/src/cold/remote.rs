@@ -18,9 +18,10 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
 use super::{each_operation, request};
+use crate::metrics::{Counted, Level};
 
 /// Tries of a request that fails for a reason that may pass.
-const TRIES: u32 = 4;
+pub const TRIES: u32 = 4;
 /// Connections that stay open while they have nothing to do.
 const IDLE_CONNECTIONS: usize = 256;
 
@@ -29,11 +30,13 @@ pub struct Remote {
     account: Proxy,
     /// The only bucket that is served.
     bucket: Option<String>,
+    /// Requests that have no response yet.
+    running: Level,
 }
 
 impl Remote {
     /// Open `s3://bucket`, or `s3://` for all buckets. Returns the store, and a text that identifies it.
-    pub async fn open(uri: &str, options: &Options) -> Result<(Remote, String)> {
+    pub async fn open(uri: &str, options: &Options, running: Level) -> Result<(Remote, String)> {
         let bucket = uri.strip_prefix("s3://").unwrap_or_default().trim_end_matches('/');
         if bucket.contains('/') {
             return Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket")).hint(format!(
@@ -41,9 +44,9 @@ impl Remote {
                 bucket.split('/').next().unwrap_or_default()
             )));
         }
-        let (client, place) = client(options).await?;
+        let (client, place) = client(options, TRIES).await?;
         let account = Proxy::from(client);
-        let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()) };
+        let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()), running };
         Ok((remote, format!("serve {place}")))
     }
 
@@ -79,7 +82,7 @@ impl Remote {
 }
 
 /// Build a client. Credentials, region and endpoint come from the options or from where AWS's tools look for them. Also returns where its account is.
-pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
+pub async fn client(options: &Options, tries: u32) -> Result<(aws_sdk_s3::Client, String)> {
     let mut loader = aws_config::from_env();
     if let (Some(key), Some(secret)) = (options.given("access_key_id"), options.given("secret_access_key")) {
         let token = options.given("session_token").map(str::to_owned);
@@ -96,7 +99,7 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     loader = loader.http_client(connections(bundle.filter(|path| !path.is_empty()).as_deref())?);
     let shared = loader.load().await;
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
-        .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
+        .retry_config(RetryConfig::standard().with_max_attempts(tries))
         .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.timeout()?).build());
     let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
     config = config.region(aws_sdk_s3::config::Region::new(region.clone()));
@@ -177,10 +180,12 @@ macro_rules! pass {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.check(&request.input.bucket)?;
                 self.check_source(request.headers.get("x-amz-copy-source"))?;
+                let _running = Counted::begin(&self.running);
                 passed(self.account.$operation(request).await)
             })*
 
             async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+                let _running = Counted::begin(&self.running);
                 let mut response = passed(self.account.list_buckets(request).await)?;
                 if let (Some(only), Some(buckets)) = (&self.bucket, &mut response.output.buckets) {
                     buckets.retain(|bucket| bucket.name.as_ref() == Some(only));

@@ -2,37 +2,54 @@
 
 mod line;
 mod measure;
+mod see;
 mod tune;
 mod worker;
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use penstock_error::{Error, Result};
 
 pub use line::{Line, Load};
 use measure::measure;
+use see::See;
 pub use tune::Tuned;
 use worker::Workers;
 
-/// Run a load. Calls `see` with the lines of each interval, until it breaks, and returns the lines of the whole.
-pub fn run(load: &Load, see: &mut dyn FnMut(&[Line]) -> ControlFlow<()>) -> Result<Vec<Line>> {
+/// How long objects are deleted after a load that failed or was stopped.
+const CLEANS_UP: Duration = Duration::from_secs(10);
+
+/// Run a load, and return the lines of the whole and one of the errors, if there were any. Fails if no request succeeded.
+pub fn run(load: &Load, see: &mut See<'_>) -> Result<(Vec<Line>, Option<String>)> {
     on_runtime(async {
-        let workers = Workers::prepare(load, see).await?;
-        let lines = measure(&workers, load.workers, load.seconds, load.interval_seconds, see).await;
-        workers.clean_up().await;
-        lines
+        let workers = Workers::new(load).await?;
+        let lines = match workers.prepare(see).await {
+            Ok(()) => measure(&workers, load.workers, load.seconds, load.interval_seconds, see).await,
+            Err(error) => Err(error),
+        };
+        Ok((finished(lines, &workers, see).await?, workers.an_error()))
     })
 }
 
-/// Search for the number of workers at the knee, up to `load.workers`. Calls `see` with the lines of each step, until it breaks.
-pub fn tune(load: &Load, see: &mut dyn FnMut(&[Line]) -> ControlFlow<()>) -> Result<Tuned> {
+/// Search for the number of workers at the knee, up to `load.workers`. `see` gets the lines of each step. Fails if no request of a step succeeded.
+pub fn tune(load: &Load, see: &mut See<'_>) -> Result<(Tuned, Option<String>)> {
     on_runtime(async {
-        let workers = Workers::prepare(load, see).await?;
-        let tuned = tune::search(&workers, load.workers, load.seconds, see).await;
-        workers.clean_up().await;
-        tuned
+        let workers = Workers::new(load).await?;
+        let tuned = match workers.prepare(see).await {
+            Ok(()) => tune::search(&workers, load.workers, load.seconds, see).await,
+            Err(error) => Err(error),
+        };
+        Ok((finished(tuned, &workers, see).await?, workers.an_error()))
     })
+}
+
+/// Clean up after a load, and return what it found. What was not deleted is more important than that the user stopped the load.
+async fn finished<T>(done: Result<T>, workers: &Workers, see: &mut See<'_>) -> Result<T> {
+    let most = if done.is_ok() { Duration::MAX } else { CLEANS_UP };
+    match (done, workers.clean_up(most, see).await) {
+        (Err(error), Err(left)) => Err(if error.code() == "interrupted" { left } else { error }),
+        (done, cleaned) => cleaned.and(done),
+    }
 }
 
 fn on_runtime<T>(work: impl Future<Output = Result<T>>) -> Result<T> {

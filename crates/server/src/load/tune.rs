@@ -1,12 +1,12 @@
 //! The search for the knee: the fewest workers that reach nearly the best throughput. More workers only wait longer.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use penstock_error::Result;
 
 use super::line::Line;
 use super::measure::measure;
+use super::see::{See, stopped};
 use super::worker::Workers;
 
 /// Share of the best throughput that the knee has at least. The best of many measurements looks better than it is, by a few hundredths.
@@ -53,7 +53,7 @@ impl Step {
 
 /// Measure 1, 2, 4, … and `most` workers, all that come near the best of them again, and then between the last two that matter. Throughput
 /// may rise slowly for long, so no number of workers is left out because the one before brought little.
-pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut dyn FnMut(&[Line]) -> ControlFlow<()>) -> Result<Tuned> {
+pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut See<'_>) -> Result<Tuned> {
     let mut steps: Vec<Step> = Vec::new();
     for count in doubled(most) {
         steps.push(measured(workers, count, seconds, see).await?);
@@ -80,12 +80,12 @@ fn doubled(most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |count| Some(count * 2)).take_while(move |count| *count < most).chain([most])
 }
 
-async fn measured(workers: &Arc<Workers>, count: usize, seconds: f64, see: &mut dyn FnMut(&[Line]) -> ControlFlow<()>) -> Result<Step> {
+async fn measured(workers: &Arc<Workers>, count: usize, seconds: f64, see: &mut See<'_>) -> Result<Step> {
     let mut quiet = |lines: &[Line]| see(if lines.is_empty() { lines } else { &[] });
     let lines = measure(workers, count, seconds, seconds, &mut quiet).await?;
     // The caller sees one line for each step.
     if see(&lines).is_break() {
-        return Err(penstock_error::Error::new("interrupted", "the load was stopped"));
+        return Err(stopped());
     }
     Ok(Step::of(count, &lines))
 }

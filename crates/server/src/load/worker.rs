@@ -1,6 +1,5 @@
 //! Workers: each sends one request after the other.
 
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,8 +11,9 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use penstock_error::{Error, Result};
 
-use super::line::{Counts, Line, Load};
-use crate::cold::remote::{causes, client};
+use super::line::{Counts, Load};
+use super::see::{See, seen, stopped};
+use crate::cold::remote::{TRIES, causes, client};
 
 /// Requests that prepare or delete objects at once.
 const AT_ONCE: usize = 16;
@@ -21,60 +21,79 @@ const AT_ONCE: usize = 16;
 /// The objects of a load and the counts of its workers.
 pub struct Workers {
     load: Load,
+    /// Tries once.
     client: Client,
+    /// Tries again what may succeed later.
+    patient: Client,
     /// Bytes from which all bodies are cut.
     random: Bytes,
     counts: Mutex<[Counts; 2]>,
+    error: Mutex<Option<String>>,
     /// The state of a simple generator, which all workers share.
     dice: AtomicU64,
 }
 
-/// Workers that run.
+/// Workers that run. They end when this is dropped.
 pub struct Running {
     stop: Arc<AtomicBool>,
-    tasks: Vec<tokio::task::JoinHandle<()>>,
+    tasks: tokio::task::JoinSet<()>,
 }
 
 impl Running {
     /// Let the workers end after their present requests.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.stop.store(true, Relaxed);
-        for task in self.tasks {
-            // A worker only ends early if it panicked, and its requests are then missing from the counts.
-            let _ = task.await;
-        }
+        // A worker only ends early if it panicked, and its requests are then missing from the counts.
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 
 impl Workers {
-    /// Write the objects that will be read, or check that they are there.
-    pub async fn prepare(load: &Load, see: &mut dyn FnMut(&[Line]) -> ControlFlow<()>) -> Result<Arc<Workers>> {
+    pub async fn new(load: &Load) -> Result<Arc<Workers>> {
         if load.objects == 0 || load.workers == 0 || !(0.0..=1.0).contains(&load.puts) {
             return Err(Error::new("invalid-argument", "cannot load: there must be objects and workers, and a share of puts from 0 to 1"));
         }
-        let (client, _) = client(&load.options).await?;
+        // Each error counts while requests are measured.
+        let ((client, _), (patient, _)) = (client(&load.options, 1).await?, client(&load.options, TRIES).await?);
         let mut random = vec![0; load.object_bytes + 4096];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         random.iter_mut().for_each(|byte| *byte = next(&mut state) as u8);
-        let dice = AtomicU64::new(state);
-        let counts = Mutex::new([Counts::new(), Counts::new()]);
-        let workers = Arc::new(Workers { load: load.clone(), client, random: random.into(), counts, dice });
-        let each = (0..if load.reuses { 1 } else { load.objects }).map(|number| {
-            let workers = workers.clone();
-            async move { if workers.load.reuses { workers.get(number).await.map(|_| ()) } else { workers.put(number).await } }
+        Ok(Arc::new(Workers {
+            load: load.clone(),
+            client,
+            patient,
+            random: random.into(),
+            counts: Mutex::new([Counts::new(), Counts::new()]),
+            error: Mutex::default(),
+            dice: AtomicU64::new(state),
+        }))
+    }
+
+    /// Write the objects that will be read, or check that the first of them is there.
+    pub async fn prepare(&self, see: &mut See<'_>) -> Result<()> {
+        let load = &self.load;
+        let each = (0..if load.reuses { 1 } else { load.objects }).map(|number| async move {
+            if load.reuses { self.get(&self.patient, number).await.map(drop) } else { self.put(&self.patient, number).await }
         });
         let mut done = futures::stream::iter(each).buffer_unordered(AT_ONCE);
-        while let Some(done) = done.next().await {
+        while let Some(done) = seen(done.next(), see).await.ok_or_else(stopped)? {
             done.map_err(|why| {
-                Error::new("storage-failed", format!("cannot load bucket `{}`: {why}", load.bucket))
-                    .hint("check the endpoint, the keys and the bucket; without --existing, the bucket must allow writes")
+                let hint = match load.reuses {
+                    false => "check the endpoint, the keys and the bucket, which must allow writes",
+                    true => "run once with --keep and the same size and prefix, so that there are objects; check the endpoint and the keys",
+                };
+                Error::new("storage-failed", format!("cannot load bucket `{}`: {why}", load.bucket)).hint(hint)
             })?;
             if see(&[]).is_break() {
-                return Err(Error::new("interrupted", "the load was stopped"));
+                return Err(stopped());
             }
         }
-        drop(done);
-        Ok(workers)
+        Ok(())
+    }
+
+    /// Return one of the errors of measured requests, if there were any.
+    pub fn an_error(&self) -> Option<String> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn key(&self, number: usize) -> String {
@@ -87,14 +106,14 @@ impl Workers {
         self.random.slice(begin..begin + self.load.object_bytes)
     }
 
-    async fn put(&self, number: usize) -> std::result::Result<(), String> {
+    async fn put(&self, client: &Client, number: usize) -> std::result::Result<(), String> {
         let body = ByteStream::from(self.body(number));
-        let put = self.client.put_object().bucket(&self.load.bucket).key(self.key(number)).body(body);
+        let put = client.put_object().bucket(&self.load.bucket).key(self.key(number)).body(body);
         put.send().await.map(|_| ()).map_err(|error| failed(&error))
     }
 
-    async fn get(&self, number: usize) -> std::result::Result<u64, String> {
-        let get = self.client.get_object().bucket(&self.load.bucket).key(self.key(number)).send().await;
+    async fn get(&self, client: &Client, number: usize) -> std::result::Result<u64, String> {
+        let get = client.get_object().bucket(&self.load.bucket).key(self.key(number)).send().await;
         let mut body = get.map_err(|error| failed(&error))?.body;
         let (mut bytes, mut digest) = (0, crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi));
         while let Some(part) = body.next().await {
@@ -118,7 +137,7 @@ impl Workers {
         // Counts of earlier workers do not belong to these.
         self.take();
         let stop = Arc::new(AtomicBool::new(false));
-        let tasks = (0..count).map(|_| tokio::spawn(work(self.clone(), stop.clone()))).collect();
+        let tasks = (0..count).map(|_| work(self.clone(), stop.clone())).collect();
         Running { stop, tasks }
     }
 
@@ -133,14 +152,33 @@ impl Workers {
         next(&mut state)
     }
 
-    /// Delete the objects, if this was asked.
-    pub async fn clean_up(&self) {
+    /// Delete the objects, if this was asked, for at most this long. Fails if some are left.
+    pub async fn clean_up(&self, most: Duration, see: &mut See<'_>) -> Result<()> {
         if !self.load.cleans_up {
-            return;
+            return Ok(());
         }
-        let each = (0..self.load.objects).map(|number| self.client.delete_object().bucket(&self.load.bucket).key(self.key(number)).send());
-        // An object that stays can be deleted later.
-        futures::stream::iter(each).buffer_unordered(AT_ONCE).for_each(|_| async {}).await;
+        let each = (0..self.load.objects).map(|number| {
+            let delete = self.patient.delete_object().bucket(&self.load.bucket).key(self.key(number)).send();
+            async { delete.await.map(drop).map_err(|error| failed(&error)) }
+        });
+        let mut done = futures::stream::iter(each).buffer_unordered(AT_ONCE);
+        let (began, mut deleted, mut why) = (Instant::now(), 0, None);
+        loop {
+            let next = tokio::time::timeout(most.saturating_sub(began.elapsed()), done.next());
+            match seen(next, see).await {
+                Some(Ok(Some(Ok(())))) => deleted += 1,
+                Some(Ok(Some(Err(error)))) => why = Some(error),
+                Some(Ok(None)) => break,
+                Some(Err(_)) | None => {
+                    why = Some("the load was stopped".to_owned());
+                    break;
+                }
+            }
+        }
+        let Some(why) = why else { return Ok(()) };
+        let left = self.load.objects - deleted;
+        let text = format!("up to {left} objects of `s3://{}/{}` were not deleted: {why}", self.load.bucket, self.load.prefix);
+        Err(Error::new("storage-failed", text).hint("delete what lies below this prefix"))
     }
 }
 
@@ -151,11 +189,14 @@ async fn work(workers: Arc<Workers>, stop: Arc<AtomicBool>) {
         let is_put = (dice & 0xffff) as f64 / 65536.0 < workers.load.puts;
         let began = Instant::now();
         let done = match is_put {
-            true => workers.put(number).await.map(|()| workers.load.object_bytes as u64),
-            false => workers.get(number).await,
+            true => workers.put(&workers.client, number).await.map(|()| workers.load.object_bytes as u64),
+            false => workers.get(&workers.client, number).await,
         };
         let latency = began.elapsed().as_micros() as u64;
-        let is_ok = {
+        if let Err(error) = &done {
+            workers.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
+        }
+        {
             let mut counts = workers.counts.lock().unwrap_or_else(PoisonError::into_inner);
             let counts = &mut counts[usize::from(is_put)];
             match &done {
@@ -165,9 +206,8 @@ async fn work(workers: Arc<Workers>, stop: Arc<AtomicBool>) {
                 }
                 Err(_) => counts.errors += 1,
             }
-            done.is_ok()
-        };
-        if !is_ok {
+        }
+        if done.is_err() {
             // A server that is down should not be asked a million times.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -273,12 +273,17 @@ impl Blocks {
         if length > FIRST_BYTES || begin + length > meta.bytes || length == 0 {
             return Ok((meta, None));
         }
+        let name = Version::new(object, &meta).name();
+        if self.cached.has(&name, meta.bytes, begin..begin + length) {
+            // The rest of the response is not received.
+            return Ok((meta, None));
+        }
         let mut bytes = BytesMut::with_capacity(length as usize);
         if receive(output.body, &mut bytes, length as usize).await.is_err() {
             // The window is read again, by ranges that are continued.
             return Ok((meta, None));
         }
-        let (bytes, name) = (bytes.freeze(), Version::new(object, &meta).name());
+        let bytes = bytes.freeze();
         self.early.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (begin, bytes.clone()));
         // The bytes arrived, whether or not the cache can keep them.
         let kept = self.window(&name, meta.bytes, begin..begin + length, true).await;

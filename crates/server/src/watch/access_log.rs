@@ -27,7 +27,10 @@ pub struct Line {
     pub peer: String,
     /// The access key, or empty.
     pub key: String,
+    pub operation: &'static str,
     pub method: String,
+    /// The header `Host`, whose subdomain may be the bucket.
+    pub host: String,
     /// Without the query, which may have a signature.
     pub path: String,
     pub range: Option<String>,
@@ -40,7 +43,7 @@ pub struct Line {
 }
 
 impl Line {
-    pub fn of<B>(request: &Request<B>, peer: SocketAddr, id: &str) -> Line {
+    pub fn of<B>(request: &Request<B>, peer: SocketAddr, id: &str, operation: &'static str) -> Line {
         let header = |name: hyper::header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
         let signed = header(hyper::header::AUTHORIZATION).or_else(|| request.uri().query()).unwrap_or_default();
         let credential = signed.split_once("Credential=").map_or("", |(_, rest)| rest);
@@ -52,7 +55,9 @@ impl Line {
             id: id.to_owned(),
             peer: peer.to_string(),
             key: credential.split(['/', '%']).next().unwrap_or_default().to_owned(),
+            operation,
             method: request.method().to_string(),
+            host: header(hyper::header::HOST).unwrap_or_default().to_owned(),
             path: request.uri().path().to_owned(),
             range: header(hyper::header::RANGE).map(str::to_owned),
             status: 0,

@@ -23,6 +23,11 @@ pub struct Sample {
     pub connections: i64,
     pub running: i64,
     pub cold_waits: i64,
+    /// Requests to the cold store that have no response yet.
+    pub cold_running: i64,
+    /// Objects that were acknowledged and are not in the cold store yet.
+    pub pending_objects: i64,
+    pub pending_bytes: i64,
     pub sent_bytes_per_second: f64,
     pub received_bytes_per_second: f64,
     pub cold_bytes_per_second: f64,
@@ -109,6 +114,9 @@ impl Sampler {
             connections: metrics.connections.get(),
             running: metrics.running.get(),
             cold_waits: metrics.cold_waits.get(),
+            cold_running: metrics.cold_running.get(),
+            pending_objects: metrics.pending_objects.get(),
+            pending_bytes: metrics.pending_bytes.get(),
             sent_bytes_per_second: sent,
             received_bytes_per_second: received,
             cold_bytes_per_second: per_second(counted.cold, last.1.cold),
@@ -138,7 +146,7 @@ impl Sampler {
             let total = drive.usage.total().unwrap_or_default();
             let sample = DriveSample {
                 folder: drive.folder().display().to_string(),
-                is_usable: drive.is_usable(),
+                is_usable: drive.is_usable() && drive.is_there(),
                 bytes: total.bytes,
                 budget_bytes: total.budget_bytes,
                 hits: total.hits,
@@ -179,6 +187,7 @@ fn verdict(sample: &Sample) -> (String, String) {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let busiest =
         sample.drives.iter().filter_map(|drive| Some((drive.busy?, &drive.folder))).max_by(|one, other| one.0.total_cmp(&other.0));
+    let is_still = sample.sent_bytes_per_second + sample.received_bytes_per_second < 1.0;
     let (name, why) = if sample.processor >= BUSY {
         ("processor", format!("this server uses {} of all processors", percent(sample.processor)))
     } else if let Some(share) = sample.network.filter(|share| *share >= BUSY) {
@@ -187,7 +196,9 @@ fn verdict(sample: &Sample) -> (String, String) {
         ("drive", format!("{folder} is busy for {} of the time", percent(share)))
     } else if sample.cold_waits > 0 && sample.cold_waits * 2 >= sample.running.max(1) {
         ("cold store", format!("{} reads wait for it", sample.cold_waits))
-    } else if sample.connections == 0 || sample.sent_bytes_per_second + sample.received_bytes_per_second < 1.0 {
+    } else if sample.cold_running > 0 && is_still {
+        ("cold store", format!("{} requests to it have no response yet, and nothing was sent or received", sample.cold_running))
+    } else if sample.connections == 0 || is_still {
         ("idle", "nothing was sent or received in the last second".to_owned())
     } else {
         ("clients", "the server waits for requests".to_owned())
@@ -247,7 +258,9 @@ mod tests {
             (Sample { processor: 0.95, ..busy.clone() }, "processor"),
             (Sample { network: Some(0.9), ..busy.clone() }, "network"),
             (Sample { network: Some(0.2), drives: vec![drive(0.1), drive(0.99)], ..busy.clone() }, "drive"),
-            (Sample { cold_waits: 3, ..busy }, "cold store"),
+            (Sample { cold_waits: 3, ..busy.clone() }, "cold store"),
+            (Sample { cold_running: 1, ..busy.clone() }, "clients"),
+            (Sample { cold_running: 1, sent_bytes_per_second: 0.0, ..busy }, "cold store"),
         ];
         for (sample, expected) in cases {
             assert_eq!(verdict(&sample).0, expected);

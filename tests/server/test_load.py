@@ -1,0 +1,143 @@
+"""`penstock load` against good servers and bad ones: what it counts, what it reports, and that it leaves nothing behind."""
+
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import servers
+
+LOAD = [sys.executable, "-m", "penstock", "load", "s3://penstock/load"]
+COMMON = ("--objects", "4", "--size", "10KB", "--workers", "5")
+
+
+def test_load_counts_requests_and_finds_the_knee(tmp_path):
+    server = servers.Penstock(tmp_path)
+    try:
+
+        def run(*more):
+            command = [*LOAD, "--json", *COMMON, *more]
+            return json.loads(
+                subprocess.run(command, capture_output=True, check=True, timeout=60, env=os.environ | server.environment).stdout
+            )
+
+        def kept():
+            return [row["Size"] for row in server.client().list_objects_v2(Bucket="penstock")["Contents"]]
+
+        rows = {row["operation"]: row for row in run("--seconds", "1", "--puts", "0.5", "--verify", "--keep")}
+        assert set(rows) == {"get", "put"}
+        for row in rows.values():
+            assert row["requests"] > 0 and row["errors"] == 0 and row["bytes"] == row["requests"] * 10_000
+        assert kept() == [10_000] * 4
+        tuned = run("--seconds", "2", "--tune")
+        assert kept() == [10_000] * 4, "a load deletes only its own objects"
+        counts = [step["workers"] for step in tuned["steps"]]
+        assert counts == sorted(counts) and {1, 2, 4, 5} <= set(counts)
+        best = max(step["bytes_per_second"] for step in tuned["steps"])
+        enough = next(step for step in tuned["steps"] if step["bytes_per_second"] >= 0.94 * best)
+        assert (tuned["workers"], tuned["bytes_per_second"], tuned["mean_ms"]) == tuple(enough.values())
+        (row,) = run("--seconds", "0.5", "--existing", "--verify")
+        assert row["requests"] > 0 and row["errors"] == 0 and kept() == [10_000] * 4
+        server.client().delete_object(Bucket="penstock", Key="load/penstock-load/00000003")
+        command = [*LOAD, *COMMON, "--seconds", "0.5", "--existing"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=os.environ | server.environment)
+        assert "some requests failed, such as: NoSuchKey" in found.stderr
+        total = [line.split() for line in found.stdout.splitlines() if " get " in line][-1]
+        assert int(total[3].replace(",", "")) > 0 and int(total[-1].replace(",", "")) > 0
+    finally:
+        server.stop()
+
+
+class Store(http.server.BaseHTTPRequestHandler):
+    """A store that has every object, and fails as its server's `faults` say: by method, a status, or `hangs`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path, fault = self.path.partition("?")[0], self.server.faults.get(self.command, 200)
+        if fault == "hangs":
+            self.server.hanging.set()
+            self.server.ended.wait()
+            return
+        answer = b""
+        if self.command == "PUT" and fault == 200:
+            self.server.objects[path] = body
+        elif self.command == "DELETE" and fault == 200:
+            self.server.objects.pop(path, None)
+        elif self.command == "GET":
+            answer = self.server.objects.get(path, b"") if fault == 200 else b"<Error><Code>Odd</Code><Message>so it is</Message></Error>"
+        self.send_response(fault)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_DELETE = do
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def store():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    server.daemon_threads = True
+    server.faults, server.objects, server.hanging, server.ended = {}, {}, threading.Event(), threading.Event()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def environment(store):
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "a", "AWS_REGION": "us-east-1"}
+    return os.environ | keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.server_port}"}
+
+
+@pytest.mark.parametrize("tune", [(), ("--tune",)])
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_load_of_which_all_fails_fails(store, status, tune):
+    store.faults = {"GET": status}
+    command = [*LOAD, *COMMON, "--seconds", "0.5", *tune]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(store))
+    assert found.returncode == 1 and re.search(r"no request of \d workers succeeded: Odd: so it is", " ".join(found.stderr.split()))
+    assert "knee" not in found.stdout
+    assert store.objects == {}
+
+
+@pytest.mark.parametrize("faults, said", [({"DELETE": 403}, "were not deleted"), ({"PUT": 403}, "must allow writes")])
+def test_what_is_left_or_refused_is_reported(store, faults, said):
+    store.faults = faults
+    found = subprocess.run([*LOAD, *COMMON, "--seconds", "0.2"], capture_output=True, text=True, timeout=60, env=environment(store))
+    assert found.returncode == 1 and said in " ".join(found.stderr.split())
+    assert len(store.objects) == (4 if "DELETE" in faults else 0)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_a_load_that_hangs_can_be_stopped(store, method):
+    store.faults = {method: "hangs"}
+    command = [*LOAD, *COMMON, "--seconds", "0.2" if method == "DELETE" else "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(store)) as process:
+        assert store.hanging.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == (1 if method == "DELETE" else 130), said
+    assert ("were not deleted" in said) == (method == "DELETE")
+    assert len(store.objects) == (4 if method == "DELETE" else 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--seconds", "inf"), ("--seconds", "nan"), ("--seconds", "0"), ("--objects", "0"), ("--size", "1XB"), ("--objects", "9" * 30)],
+)
+def test_wrong_numbers_are_refused(wrong):
+    found = subprocess.run([*LOAD, *wrong], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2 and wrong[0].strip("-") in found.stderr + "size"
