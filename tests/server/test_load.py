@@ -39,7 +39,7 @@ def test_load_counts_requests_and_finds_the_knee(tmp_path):
         counts = [step["workers"] for step in tuned["steps"]]
         assert counts == sorted(counts) and {1, 2, 4, 5} <= set(counts)
         best = max(step["bytes_per_second"] for step in tuned["steps"])
-        enough = next(step for step in tuned["steps"] if step["bytes_per_second"] >= 0.94 * best)
+        enough = next(step for step in tuned["steps"] if step["bytes_per_second"] >= 0.93 * best)
         assert (tuned["workers"], tuned["bytes_per_second"], tuned["mean_ms"]) == tuple(enough.values())
         (row,) = run("--seconds", "0.5", "--existing", "--verify")
         assert row["requests"] > 0 and row["errors"] == 0 and kept() == [10_000] * 4

@@ -10,9 +10,11 @@ use super::see::{See, stopped};
 use super::worker::Workers;
 
 /// Share of the best throughput that the knee has at least. The best of many measurements looks better than it is, by a few hundredths.
-const ENOUGH: f64 = 0.94;
-/// What reaches this share of the best throughput is measured again, because rates of one step can differ by a tenth.
+const ENOUGH: f64 = 0.93;
+/// What reaches this share of the best throughput is measured again.
 const NEAR: f64 = 0.85;
+/// How often what matters is measured, because one measurement can be wrong by a sixth. The median counts.
+const ROUNDS: usize = 3;
 /// The search ends when the step below the knee has more than this share of its workers.
 const CLOSE: f64 = 0.8;
 
@@ -41,38 +43,43 @@ impl Step {
         Step { workers, bytes_per_second: lines.iter().map(Line::bytes_per_second).sum(), mean_ms: waited / (requests as f64).max(1.0) }
     }
 
-    /// Return the mean of two measurements of the same workers.
-    fn mean(self, other: Step) -> Step {
-        Step {
-            workers: self.workers,
-            bytes_per_second: f64::midpoint(self.bytes_per_second, other.bytes_per_second),
-            mean_ms: f64::midpoint(self.mean_ms, other.mean_ms),
-        }
+    /// Return the measurement of the same workers that has the median throughput.
+    fn median(mut steps: Vec<Step>) -> Option<Step> {
+        steps.sort_by(|one, other| one.bytes_per_second.total_cmp(&other.bytes_per_second));
+        steps.get(steps.len() / 2).copied()
     }
 }
 
 /// Measure 1, 2, 4, … and `most` workers, all that come near the best of them again, and then between the last two that matter. Throughput
 /// may rise slowly for long, so no number of workers is left out because the one before brought little.
 pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut See<'_>) -> Result<Tuned> {
-    let mut steps: Vec<Step> = Vec::new();
-    for count in doubled(most) {
-        steps.push(measured(workers, count, seconds, see).await?);
-    }
+    let counts: Vec<usize> = doubled(most).collect();
+    let mut steps = rounds(workers, &counts, 1, seconds, see).await?;
     let near = best(&steps) * NEAR;
-    // In reverse order, so that a machine that becomes slower or faster in the meantime favours none of them.
-    for step in steps.iter_mut().rev().filter(|step| step.bytes_per_second >= near) {
-        *step = step.mean(measured(workers, step.workers, seconds, see).await?);
-    }
+    let counts: Vec<usize> = steps.iter().filter(|step| step.bytes_per_second >= near).map(|step| step.workers).collect();
+    steps.retain(|step| step.bytes_per_second < near);
+    steps.extend(rounds(workers, &counts, ROUNDS, seconds, see).await?);
     loop {
+        steps.sort_by_key(|step| step.workers);
         let (below, at) = knee(&steps);
         let Step { workers: count, bytes_per_second, mean_ms } = steps[at];
         let between = (below + count) / 2;
         if between == below || below as f64 > count as f64 * CLOSE {
             return Ok(Tuned { workers: count, bytes_per_second, mean_ms, steps });
         }
-        let step = measured(workers, between, seconds, see).await?.mean(measured(workers, between, seconds, see).await?);
-        steps.insert(at, step);
+        steps.extend(rounds(workers, &[between], ROUNDS, seconds, see).await?);
     }
+}
+
+/// Measure each number of workers several times, in turns, so that a machine that becomes slower or faster in the meantime favours none of them.
+async fn rounds(workers: &Arc<Workers>, counts: &[usize], rounds: usize, seconds: f64, see: &mut See<'_>) -> Result<Vec<Step>> {
+    let mut found = vec![Vec::new(); counts.len()];
+    for _ in 0..rounds {
+        for (count, found) in counts.iter().zip(&mut found) {
+            found.push(measured(workers, *count, seconds, see).await?);
+        }
+    }
+    Ok(found.into_iter().filter_map(Step::median).collect())
 }
 
 /// Return 1, 2, 4, … and `most`.
@@ -122,9 +129,10 @@ mod tests {
     }
 
     #[test]
-    fn two_measurements_are_averaged() {
+    fn the_median_measurement_counts() {
         let step = |bytes_per_second, mean_ms| Step { workers: 4, bytes_per_second, mean_ms };
-        let mean = step(10.0, 1.0).mean(step(20.0, 3.0));
-        assert_eq!((mean.workers, mean.bytes_per_second, mean.mean_ms), (4, 15.0, 2.0));
+        let median = Step::median(vec![step(30.0, 1.0), step(10.0, 3.0), step(20.0, 2.0)]);
+        assert_eq!(median.map(|step| (step.workers, step.bytes_per_second, step.mean_ms)), Some((4, 20.0, 2.0)));
+        assert!(Step::median(Vec::new()).is_none());
     }
 }
