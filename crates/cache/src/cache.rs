@@ -1,7 +1,8 @@
 //! A cache over a store: its drives, and which of them holds an object. `cached` implements the operations of a store for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -37,6 +38,8 @@ pub struct Cached {
     policy: Policy,
     /// Number of plans that run in this process. While one runs, it alone decides what is kept.
     plans: Arc<PerProcess<AtomicUsize>>,
+    /// Number of reads in this process that may keep what they fetch.
+    keeping: Arc<PerProcess<AtomicUsize>>,
     /// What plans of this process have fetched into memory.
     passing: Arc<PerProcess<Passing>>,
 }
@@ -115,12 +118,19 @@ impl Drives {
     }
 }
 
-/// A plan that runs.
-pub(crate) struct Planned(Arc<PerProcess<AtomicUsize>>);
+/// Something that is counted until this is dropped.
+pub(crate) struct Counting(Arc<PerProcess<AtomicUsize>>);
 
-impl Drop for Planned {
+impl Counting {
+    fn begin(count: &Arc<PerProcess<AtomicUsize>>) -> Counting {
+        count.get().fetch_add(1, SeqCst);
+        Counting(count.clone())
+    }
+}
+
+impl Drop for Counting {
     fn drop(&mut self) {
-        self.0.get().fetch_sub(1, Relaxed);
+        self.0.get().fetch_sub(1, SeqCst);
     }
 }
 
@@ -139,6 +149,7 @@ impl Cached {
             drives: Arc::new(drives),
             policy,
             plans: Arc::new(PerProcess::new(AtomicUsize::default)),
+            keeping: Arc::new(PerProcess::new(AtomicUsize::default)),
             passing: Arc::new(PerProcess::new(Passing::default)),
         }
     }
@@ -185,9 +196,23 @@ impl Cached {
     }
 
     /// Let a plan decide what is kept, until the guard is dropped.
-    pub(crate) fn planned(&self) -> Planned {
-        self.plans.get().fetch_add(1, Relaxed);
-        Planned(self.plans.clone())
+    pub(crate) fn planned(&self) -> Counting {
+        Counting::begin(&self.plans)
+    }
+
+    /// Wait at most this long for reads of this process that keep what they fetch. A plan would take pages that are not stored yet for those of
+    /// other datasets.
+    pub(crate) fn settle(&self, most: Duration) {
+        let began = Instant::now();
+        while self.keeping.get().load(SeqCst) > 0 && began.elapsed() < most {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Return a guard for a read that may keep what it fetches, or None if a plan decides what is kept.
+    pub(crate) fn may_keep(&self) -> Option<Counting> {
+        let guard = Counting::begin(&self.keeping);
+        self.keeps_reads().then_some(guard)
     }
 
     pub(crate) fn passing(&self) -> &Passing {
@@ -196,6 +221,6 @@ impl Cached {
 
     /// Return whether reads may keep what they fetch.
     pub(crate) fn keeps_reads(&self) -> bool {
-        self.plans.get().load(Relaxed) == 0
+        self.plans.get().load(SeqCst) == 0
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_storage::{Piece, RangeRequest, Slot, add};
 
-use crate::cache::Cached;
+use crate::cache::{Cached, Counting};
 use crate::drive::now_seconds;
 use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
 use crate::flight::Flight;
@@ -90,6 +90,7 @@ pub struct Fill<'a> {
     now_seconds: u32,
     /// Whether fetched pages may be kept.
     keeps: bool,
+    _keeping: Option<Counting>,
     /// Gaps of up to this length are fetched, too: kept if pages are kept, otherwise dropped. This saves requests.
     gap_bytes: u64,
 }
@@ -97,7 +98,9 @@ pub struct Fill<'a> {
 impl<'a> Fill<'a> {
     /// Divide ranges of objects that the cache may keep into pieces and parts.
     pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> Fill<'a> {
-        let mut fill = Fill::empty(cached, cached.keeps_reads(), cached.cold.request_cost().gap_bytes);
+        let keeping = cached.may_keep();
+        let mut fill = Fill::empty(cached, keeping.is_some(), cached.cold.request_cost().gap_bytes);
+        fill._keeping = keeping;
         for (index, range) in ranges {
             let object_bytes = range.object_bytes.unwrap_or(0);
             let mut begin = range.begin;
@@ -118,7 +121,7 @@ impl<'a> Fill<'a> {
 
     fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> Fill<'a> {
         let scratch = vec![0; (u64::from(GROUP_PAGES) * PAGE_BYTES) as usize];
-        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, gap_bytes }
+        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, _keeping: None, gap_bytes }
     }
 
     /// Add the events of all parts to the counters of the store and the counts of each drive, once.

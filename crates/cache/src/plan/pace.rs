@@ -22,6 +22,8 @@ struct State {
     /// All own steps below this are read, and steps that were read out of order.
     read: u64,
     read_early: BTreeSet<u64>,
+    /// No step from this on has been begun.
+    begun: u64,
     /// All fetches for steps below this are done.
     ready: u64,
     /// Whether the plan knows the order. Until then, the loader reads on its own.
@@ -85,6 +87,7 @@ impl Pace {
                 && !process::interrupted()
         };
         if !must_wait(&state) {
+            state.begun = state.begun.max(step + 1);
             return;
         }
         state.waiting += 1;
@@ -96,6 +99,7 @@ impl Pace {
         if began.elapsed() >= PATIENCE {
             state.gave_up_at = Some(state.ready);
         }
+        state.begun = state.begun.max(step + 1);
         state.waiting -= 1;
         if state.waiting == 0 {
             state.tell(Field::Waits, 0);
@@ -132,6 +136,13 @@ impl Pace {
         state.entry = entry;
         state.tell(Field::Read, state.read);
         state.tell(Field::Waits, u64::from(state.waiting > 0));
+    }
+
+    /// Let the loader wait for the plan from now on. Returns the first step that it has not begun on its own.
+    pub fn start(&self) -> u64 {
+        let mut state = self.lock();
+        (state.started, state.ready) = (true, state.begun.max(state.read));
+        state.ready
     }
 
     /// Note that the steps below `ready` are ready, and that the plan has started.

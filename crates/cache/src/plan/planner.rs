@@ -34,6 +34,9 @@ pub struct Foreseen {
     pub cold_bytes: u64,
 }
 
+/// How long a plan waits for reads that began before it.
+const SETTLES: Duration = Duration::from_secs(2);
+
 /// How often a leader shows that it lives.
 const PULSE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
 /// Longer than a leader waits for a member that does not read.
@@ -126,14 +129,20 @@ impl Planner<'_> {
     /// Plan one epoch after the other, and fetch what each one needs, for this loader or for all of a company.
     fn lead(&mut self, pace: &Pace, future: &dyn Future, mut company: Option<&mut Company>) -> Result<Ended> {
         let steps = self.steps_ahead;
+        // Steps that the loader has begun on its own are left to it. If they were planned, their pages could be evicted before they are kept.
+        let own_begin = if pace.has_started() { 0 } else { pace.start() };
+        if !self.layout.fits {
+            self.layout.cached.settle(SETTLES);
+        }
         // The loaders have gone on in the meantime.
         let (begin, members) = match &mut company {
-            None => (pace.read(), vec![future.member()]),
+            None => (pace.read().max(own_begin), vec![future.member()]),
             Some(company) => {
                 if company.look(0).is_err() {
                     return Ok(Ended::Left);
                 }
-                (company.floor(), company.members())
+                let begin = if company.is_alone() { company.floor().max(own_begin) } else { company.floor() };
+                (begin, company.members())
             }
         };
         // What is worth keeping is chosen for whole epochs.

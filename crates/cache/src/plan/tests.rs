@@ -201,6 +201,51 @@ fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
 }
 
 #[test]
+fn a_plan_waits_for_reads_that_keep_what_they_fetch() -> Result<()> {
+    let folder = folder()?;
+    let cached = cache(folder.path(), 300_000)?;
+    let (read, has_ended) = (cached.may_keep(), std::sync::atomic::AtomicBool::new(false));
+    assert!(read.is_some());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while cached.may_keep().is_some() {
+                std::thread::yield_now(); // Until the plan waits.
+            }
+            has_ended.store(true, std::sync::atomic::Ordering::SeqCst);
+            drop(read);
+        });
+        let plan = cached.planned();
+        cached.settle(std::time::Duration::from_secs(60));
+        assert!(has_ended.load(std::sync::atomic::Ordering::SeqCst));
+        assert!(cached.may_keep().is_none());
+        drop(plan);
+    });
+    let _stalled = cached.may_keep();
+    cached.settle(std::time::Duration::ZERO); // A read that hangs does not hold a plan up for ever.
+    Ok(())
+}
+
+#[test]
+fn steps_that_a_loader_has_begun_are_left_to_it() {
+    let pace = Pace::new(ALONE.member);
+    for step in [0, 1, 4] {
+        pace.before(step);
+    }
+    pace.after(4);
+    assert_eq!((pace.start(), pace.read()), (5, 0));
+    // Others wait from now on.
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| pace.before(5));
+        while !pace.waits() {
+            std::thread::yield_now();
+        }
+        assert!(!next.is_finished());
+        pace.set_ready(6);
+    });
+    assert_eq!(pace.start(), 6);
+}
+
+#[test]
 fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let folder = folder()?;
     let budget_bytes = u64::from(SAMPLES) * SAMPLE_BYTES + 100_000;
