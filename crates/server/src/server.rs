@@ -140,7 +140,9 @@ impl Unconnected {
     pub async fn answer(&self, sent: &[u8]) -> Vec<u8> {
         let (mut client, server) = tokio::io::duplex(PIPE_BYTES);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        let served = converse(server, peer, self.front.clone(), GracefulShutdown::new().watcher(), self.idle);
+        // The connection would end at once without it.
+        let shutdown = GracefulShutdown::new();
+        let served = converse(server, peer, self.front.clone(), shutdown.watcher(), self.idle);
         let asked = async move {
             let (mut from, mut to) = tokio::io::split(&mut client);
             let mut received = Vec::new();
