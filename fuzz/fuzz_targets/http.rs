@@ -12,36 +12,11 @@ use tokio::runtime::Runtime;
 
 const METHODS: [&str; 6] = ["GET", "PUT", "HEAD", "DELETE", "POST", "PATCH"];
 const QUERIES: [&str; 12] = [
-    "",
-    "list-type=2",
-    "delete",
-    "uploads",
-    "uploadId=x",
-    "partNumber=1&uploadId=x",
-    "batch",
-    "versions",
-    "attributes",
-    "location",
-    "acl",
-    "x-id=GetObject",
+    "", "list-type=2", "delete", "uploads", "uploadId=x", "partNumber=1&uploadId=x", "batch", "versions", "attributes", "location", "acl", "x-id=GetObject",
 ];
 const HEADERS: [&str; 16] = [
-    "Range",
-    "If-Match",
-    "If-None-Match",
-    "If-Modified-Since",
-    "If-Range",
-    "Content-MD5",
-    "Content-Length",
-    "Transfer-Encoding",
-    "Expect",
-    "x-amz-copy-source",
-    "x-amz-copy-source-range",
-    "x-amz-checksum-crc32",
-    "x-amz-trailer",
-    "x-amz-decoded-content-length",
-    "x-amz-meta-a",
-    "Content-Type",
+    "Range", "If-Match", "If-None-Match", "If-Modified-Since", "If-Range", "Content-MD5", "Content-Length", "Transfer-Encoding", "Expect",
+    "x-amz-copy-source", "x-amz-copy-source-range", "x-amz-checksum-crc32", "x-amz-trailer", "x-amz-decoded-content-length", "x-amz-meta-a", "Content-Type",
 ];
 const KEPT: &str = "kept";
 

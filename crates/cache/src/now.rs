@@ -15,13 +15,9 @@ impl Cached {
     /// if some bytes are not cached, do not match their checksums, or would have to be read from the drive. Cost: two calls, and the
     /// checksums. Counts are added by `note_hits`.
     pub fn read_now(&self, name: &str, object_bytes: u64, wanted: Range<u64>, out: &mut Vec<u8>) -> Option<Range<usize>> {
-        let number = wanted.start / EXTENT_BYTES;
-        if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
-            return None;
-        }
+        let (number, pages) = pages_of(object_bytes, &wanted)?;
         let (drive, extent) = self.extent_now(name, object_bytes, number)?;
         let (begin, end) = (wanted.start - number * EXTENT_BYTES, wanted.end - number * EXTENT_BYTES);
-        let pages = (begin / PAGE_BYTES) as u32..end.div_ceil(PAGE_BYTES) as u32;
         let base = u64::from(pages.start) * PAGE_BYTES;
         out.resize(((u64::from(pages.end) * PAGE_BYTES).min(extent.data_bytes()) - base) as usize, 0);
         if !extent.read_now(pages, out).ok()? {
@@ -34,12 +30,7 @@ impl Cached {
 
     /// Return whether bytes of one extent are stored, sound or not. Cost: a call.
     pub fn has(&self, name: &str, object_bytes: u64, wanted: Range<u64>) -> bool {
-        let number = wanted.start / EXTENT_BYTES;
-        if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
-            return false;
-        }
-        let base = number * EXTENT_BYTES;
-        let pages = ((wanted.start - base) / PAGE_BYTES) as u32..(wanted.end - base).div_ceil(PAGE_BYTES) as u32;
+        let Some((number, pages)) = pages_of(object_bytes, &wanted) else { return false };
         self.extent_now(name, object_bytes, number).is_some_and(|(_, extent)| extent.table(pages).is_ok_and(|table| !table.contains(&0)))
     }
 
@@ -71,4 +62,14 @@ impl Cached {
             let _ = drive.usage.note(&self.store, &Counts { hits, hit_bytes, ..Counts::default() });
         }
     }
+}
+
+/// Return the number of the extent that has all of these bytes, and their pages in it. Returns None if there are none, or not in one extent.
+fn pages_of(object_bytes: u64, wanted: &Range<u64>) -> Option<(u64, Range<u32>)> {
+    let number = wanted.start / EXTENT_BYTES;
+    if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
+        return None;
+    }
+    let base = number * EXTENT_BYTES;
+    Some((number, ((wanted.start - base) / PAGE_BYTES) as u32..(wanted.end - base).div_ceil(PAGE_BYTES) as u32))
 }

@@ -188,9 +188,7 @@ impl Front {
         }
         None
     }
-}
 
-impl Front {
     /// Return the name under which a request is counted.
     fn operation(&self, request: &Request<Incoming>) -> &'static str {
         let path = request.uri().path().trim_start_matches('/');

@@ -40,6 +40,9 @@ impl Domains {
 
     /// Return the bucket that a `Host` header names.
     pub fn bucket_of(&self, host: &str) -> Option<String> {
+        if self.0.is_empty() {
+            return None; // Each request asks.
+        }
         let name = without_port(host);
         self.0.iter().find_map(|domain| name.strip_suffix(domain.as_str())?.strip_suffix('.').map(str::to_owned))
     }

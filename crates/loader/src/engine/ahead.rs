@@ -68,6 +68,7 @@ impl Plans {
 }
 
 /// What an epoch would read of sources that are read through a cache.
+#[derive(Default)]
 pub struct Reads {
     /// Data files that are in memory as a whole.
     pub memory_bytes: u64,
@@ -78,21 +79,20 @@ pub struct Reads {
 /// Return what an epoch from step `begin` on would read. Returns None if no source is read through a cache with a plan. Cost: reads the tails of
 /// all data files.
 pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
-    let mut reads = None;
+    let mut all: Option<Reads> = None;
     for (cached, future) in futures(recipe, begin, 1) {
-        let Reads { memory_bytes, cached_bytes, cold_bytes } =
-            reads.get_or_insert(Reads { memory_bytes: 0, cached_bytes: 0, cold_bytes: 0 });
+        let reads = all.get_or_insert_default();
         let foreseen = Plan::foresee(cached, &future)?;
-        *cached_bytes += foreseen.cached_bytes;
-        *cold_bytes += foreseen.cold_bytes;
+        reads.cached_bytes += foreseen.cached_bytes;
+        reads.cold_bytes += foreseen.cold_bytes;
         let mut files = HashMap::new();
         future.each_part(|_, reader, columns| {
             files.extend(reader.files_in_memory(columns)?);
             Ok(())
         })?;
-        *memory_bytes += files.values().sum::<u64>();
+        reads.memory_bytes += files.values().sum::<u64>();
     }
-    Ok(reads)
+    Ok(all)
 }
 
 impl SourceFuture {

@@ -21,7 +21,7 @@ use super::{each_operation, request};
 use crate::metrics::{Counted, Level};
 
 /// Tries of a request that fails for a reason that may pass.
-pub const TRIES: u32 = 4;
+const TRIES: u32 = 4;
 /// Connections that stay open while they have nothing to do.
 const IDLE_CONNECTIONS: usize = 256;
 
@@ -44,7 +44,7 @@ impl Remote {
                 bucket.split('/').next().unwrap_or_default()
             )));
         }
-        let (client, place) = client(options, TRIES).await?;
+        let (client, place) = client(options).await?;
         let account = Proxy::from(client);
         let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()), running };
         Ok((remote, format!("serve {place}")))
@@ -82,7 +82,7 @@ impl Remote {
 }
 
 /// Build a client. Credentials, region and endpoint come from the options or from where AWS's tools look for them. Also returns where its account is.
-pub async fn client(options: &Options, tries: u32) -> Result<(aws_sdk_s3::Client, String)> {
+pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     let mut loader = aws_config::from_env();
     if let (Some(key), Some(secret)) = (options.given("access_key_id"), options.given("secret_access_key")) {
         let token = options.given("session_token").map(str::to_owned);
@@ -99,7 +99,7 @@ pub async fn client(options: &Options, tries: u32) -> Result<(aws_sdk_s3::Client
     loader = loader.http_client(connections(bundle.filter(|path| !path.is_empty()).as_deref())?);
     let shared = loader.load().await;
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
-        .retry_config(RetryConfig::standard().with_max_attempts(tries))
+        .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
         .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.timeout()?).build());
     let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
     config = config.region(aws_sdk_s3::config::Region::new(region.clone()));

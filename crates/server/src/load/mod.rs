@@ -6,6 +6,7 @@ mod see;
 mod tune;
 mod worker;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_error::{Error, Result};
@@ -21,34 +22,30 @@ const CLEANS_UP: Duration = Duration::from_secs(10);
 
 /// Run a load, and return the lines of the whole and one of the errors, if there were any. Fails if no request succeeded.
 pub fn run(load: &Load, see: &mut See<'_>) -> Result<(Vec<Line>, Option<String>)> {
-    on_runtime(async {
-        let workers = Workers::new(load).await?;
-        let lines = match workers.prepare(see).await {
-            Ok(()) => measure(&workers, load.workers, load.seconds, load.interval_seconds, see).await,
-            Err(error) => Err(error),
-        };
-        Ok((finished(lines, &workers, see).await?, workers.an_error()))
-    })
+    on_runtime(prepared(load, see, async |workers, see| measure(workers, load.workers, load.seconds, load.interval_seconds, see).await))
 }
 
 /// Search for the number of workers at the knee, up to `load.workers`. `see` gets the lines of each step. Fails if no request of a step succeeded.
 pub fn tune(load: &Load, see: &mut See<'_>) -> Result<(Tuned, Option<String>)> {
-    on_runtime(async {
-        let workers = Workers::new(load).await?;
-        let tuned = match workers.prepare(see).await {
-            Ok(()) => tune::search(&workers, load.workers, load.seconds, see).await,
-            Err(error) => Err(error),
-        };
-        Ok((finished(tuned, &workers, see).await?, workers.an_error()))
-    })
+    on_runtime(prepared(load, see, async |workers, see| tune::search(workers, load.workers, load.seconds, see).await))
 }
 
-/// Clean up after a load, and return what it found. What was not deleted is more important than that the user stopped the load.
-async fn finished<T>(done: Result<T>, workers: &Workers, see: &mut See<'_>) -> Result<T> {
+/// Write the objects, do the work, and clean up. Returns what the work found, and one of the errors of its requests. What was not deleted is more
+/// important than that the user stopped the load.
+async fn prepared<T>(
+    load: &Load,
+    see: &mut See<'_>,
+    work: impl AsyncFnOnce(&Arc<Workers>, &mut See<'_>) -> Result<T>,
+) -> Result<(T, Option<String>)> {
+    let workers = Workers::new(load).await?;
+    let done = match workers.prepare(see).await {
+        Ok(()) => work(&workers, see).await,
+        Err(error) => Err(error),
+    };
     let most = if done.is_ok() { Duration::MAX } else { CLEANS_UP };
     match (done, workers.clean_up(most, see).await) {
         (Err(error), Err(left)) => Err(if error.code() == "interrupted" { left } else { error }),
-        (done, cleaned) => cleaned.and(done),
+        (done, cleaned) => cleaned.and(done).map(|done| (done, workers.an_error())),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use penstock_error::{Error, Result};
 
 use super::line::{Counts, Load};
 use super::see::{See, seen, stopped};
-use crate::cold::remote::{TRIES, causes, client};
+use crate::cold::remote::{causes, client};
 
 /// Requests that prepare or delete objects at once.
 const AT_ONCE: usize = 16;
@@ -54,7 +55,8 @@ impl Workers {
             return Err(Error::new("invalid-argument", "cannot load: there must be objects and workers, and a share of puts from 0 to 1"));
         }
         // Each error counts while requests are measured.
-        let ((client, _), (patient, _)) = (client(&load.options, 1).await?, client(&load.options, TRIES).await?);
+        let (patient, _) = client(&load.options).await?;
+        let client = Client::from_conf(patient.config().to_builder().retry_config(RetryConfig::disabled()).build());
         let mut random = vec![0; load.object_bytes + 4096];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         random.iter_mut().for_each(|byte| *byte = next(&mut state) as u8);
