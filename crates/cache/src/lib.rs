@@ -26,7 +26,6 @@ use penstock_storage::{Options, Storage};
 
 pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
-pub use extent::punch;
 pub use plan::units::{Future, Member, Need, Object};
 pub use plan::{Foreseen, Plan};
 pub use spec::{DriveSpec, Spec};

@@ -9,14 +9,12 @@ use super::measure::measure;
 use super::see::{See, stopped};
 use super::worker::Workers;
 
-/// Share of the best throughput that the knee has at least. The best of many measurements looks better than it is, by a few hundredths.
-const ENOUGH: f64 = 0.93;
+/// Share of the best throughput that the knee has.
+const ENOUGH: f64 = 0.95;
 /// What reaches this share of the best throughput is measured again.
 const NEAR: f64 = 0.85;
 /// How often what matters is measured, because one measurement can be wrong by a sixth. The median counts.
-const ROUNDS: usize = 3;
-/// The search ends when the step below the knee has more than this share of its workers.
-const CLOSE: f64 = 0.8;
+const ROUNDS: usize = 5;
 
 /// The result of a search.
 #[derive(Debug, Clone)]
@@ -50,8 +48,8 @@ impl Step {
     }
 }
 
-/// Measure 1, 2, 4, … and `most` workers, all that come near the best of them again, and then between the last two that matter. Throughput
-/// may rise slowly for long, so no number of workers is left out because the one before brought little.
+/// Measure 1, 2, 4, … and `most` workers, and all that come near the best of them again. Then measure the number with which a curve through them
+/// reaches nearly its best. Throughput may rise slowly for long, so no number of workers is left out because the one before brought little.
 pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut See<'_>) -> Result<Tuned> {
     let counts: Vec<usize> = doubled(most).collect();
     let mut steps = rounds(workers, &counts, 1, seconds, see).await?;
@@ -59,16 +57,15 @@ pub async fn search(workers: &Arc<Workers>, most: usize, seconds: f64, see: &mut
     let counts: Vec<usize> = steps.iter().filter(|step| step.bytes_per_second >= near).map(|step| step.workers).collect();
     steps.retain(|step| step.bytes_per_second < near);
     steps.extend(rounds(workers, &counts, ROUNDS, seconds, see).await?);
-    loop {
-        steps.sort_by_key(|step| step.workers);
-        let (below, at) = knee(&steps);
-        let Step { workers: count, bytes_per_second, mean_ms } = steps[at];
-        let between = (below + count) / 2;
-        if between == below || below as f64 > count as f64 * CLOSE {
-            return Ok(Tuned { workers: count, bytes_per_second, mean_ms, steps });
-        }
-        steps.extend(rounds(workers, &[between], ROUNDS, seconds, see).await?);
+    steps.sort_by_key(|step| step.workers);
+    let count = knee(&steps);
+    let at = steps.partition_point(|step| step.workers < count);
+    if steps[at].workers != count {
+        let between = rounds(workers, &[count], ROUNDS, seconds, see).await?;
+        steps.splice(at..at, between);
     }
+    let Step { workers: count, bytes_per_second, mean_ms } = steps[at];
+    Ok(Tuned { workers: count, bytes_per_second, mean_ms, steps })
 }
 
 /// Measure each number of workers several times, in turns, so that a machine that becomes slower or faster in the meantime favours none of them.
@@ -101,23 +98,57 @@ fn best(steps: &[Step]) -> f64 {
     steps.iter().map(|step| step.bytes_per_second).fold(0.0, f64::max)
 }
 
-/// Return the number of workers of the step below the knee, or 0, and the index of the knee. Steps are sorted by workers.
-fn knee(steps: &[Step]) -> (usize, usize) {
-    let enough = best(steps) * ENOUGH;
-    let at = steps.iter().position(|step| step.bytes_per_second >= enough).unwrap_or_default();
-    (at.checked_sub(1).map_or(0, |below| steps[below].workers), at)
+/// Return throughput as a smooth curve: the mean of each step, which counts twice, and of those of its neighbours that come near the best.
+fn smooth(steps: &[Step]) -> Vec<f64> {
+    let near = best(steps) * NEAR;
+    let means = steps.iter().enumerate().map(|(at, step)| {
+        let beside = &steps[at.saturating_sub(1)..steps.len().min(at + 2)];
+        let beside = beside.iter().map(|step| step.bytes_per_second).filter(|rate| *rate >= near && step.bytes_per_second >= near);
+        let (sum, count) = beside.fold((step.bytes_per_second, 1.0), |(sum, count), rate| (sum + rate, count + 1.0));
+        sum / count
+    });
+    means.collect()
+}
+
+/// Return the fewest workers with which the smooth curve through these steps reaches nearly its best. Steps are sorted by workers.
+fn knee(steps: &[Step]) -> usize {
+    let curve = smooth(steps);
+    let enough = curve.iter().copied().fold(0.0, f64::max) * ENOUGH;
+    let at = curve.iter().position(|rate| *rate >= enough).unwrap_or_default();
+    let Some(below) = at.checked_sub(1) else { return steps[at].workers };
+    // Between two steps, throughput rises with the logarithm of the workers.
+    let part = (enough - curve[below]) / (curve[at] - curve[below]);
+    let (few, many) = (steps[below].workers as f64, steps[at].workers as f64);
+    (few * (many / few).powf(part)).ceil().min(many) as usize
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn steps(of: &[(usize, f64)]) -> Vec<Step> {
+        of.iter().map(|(workers, bytes_per_second)| Step { workers: *workers, bytes_per_second: *bytes_per_second, mean_ms: 1.0 }).collect()
+    }
+
     #[test]
     fn the_knee_has_the_fewest_workers_with_nearly_the_best_throughput() {
-        let step = |workers, bytes_per_second| Step { workers, bytes_per_second, mean_ms: 1.0 };
-        let steps = [step(1, 10.0), step(2, 19.0), step(4, 36.0), step(8, 39.0), step(16, 40.0), step(32, 38.0)];
-        assert_eq!(knee(&steps), (4, 3));
-        assert_eq!(knee(&steps[..1]), (0, 0));
+        // A sharp knee: 7.6 of 8 are reached between 4 and 8.
+        assert_eq!(knee(&steps(&[(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0), (16, 8.0), (32, 8.0)])), 8);
+        assert_eq!(knee(&steps(&[(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0), (16, 8.0), (32, 7.0), (64, 1.0)])), 8);
+        assert_eq!(knee(&steps(&[(1, 10.0), (2, 10.0), (4, 10.0)])), 1);
+        assert_eq!(knee(&steps(&[(1, 10.0)])), 1);
+        // Throughput rises for long, and the best of it is half noise.
+        let flat = [(4, 1.17), (8, 1.25), (16, 1.31), (32, 1.35), (64, 1.31), (128, 1.41), (256, 1.40), (300, 1.43)];
+        assert_eq!(knee(&steps(&flat)), 69);
+    }
+
+    #[test]
+    fn one_odd_measurement_moves_the_knee_by_an_octave_at_most() {
+        let mut flat = [(1, 0.5), (2, 0.9), (4, 1.2), (8, 1.33), (16, 1.36), (32, 1.38), (64, 1.4), (128, 1.4), (256, 1.4)];
+        assert_eq!(knee(&steps(&flat)), 12);
+        // Without the curve, the knee would be at 128 workers.
+        flat[7].1 *= 1.06;
+        assert_eq!(knee(&steps(&flat)), 24);
     }
 
     #[test]

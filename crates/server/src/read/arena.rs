@@ -1,25 +1,25 @@
-//! Memory from which the kernel sends bytes without a copy: an unnamed file whose content never changes while anybody holds it.
+//! Memory from which the kernel sends bytes without a copy: pages whose content never changes while anybody holds them.
 
-use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use memmap2::{MmapOptions, MmapRaw};
-use penstock_cache::punch;
+use memmap2::MmapRaw;
 
 /// The most that one slot holds.
 pub const SLOT_BYTES: u64 = 256 << 10;
 /// Shorter content is not worth a slot.
 pub const LEAST_BYTES: usize = 32 << 10;
 
-/// The file, its mapping, and which parts of it are free.
+/// A mapping, and which parts of it are free. Slots of full length come first, in large pages: neighbours in memory are sent and verified
+/// faster. Slots of shorter content follow, in small pages, so that memory is used only for what is stored.
 #[derive(Debug)]
 pub struct Arena {
-    file: File,
     map: MmapRaw,
-    free: Mutex<Vec<u32>>,
+    full_slots: u32,
+    /// Free slots of full length, and of shorter content.
+    free: Mutex<[Vec<u32>; 2]>,
     /// The most that may be held, and what is held now.
     bytes: u64,
     held: AtomicU64,
@@ -33,16 +33,13 @@ struct Slot {
 }
 
 impl Arena {
-    /// Return an arena for this many bytes. Memory is used only for what is stored.
+    /// Return an arena for this many bytes. Memory is used only for what is stored, rounded up to large pages.
     pub fn new(bytes: u64) -> io::Result<Arc<Arena>> {
-        let slots = (bytes / LEAST_BYTES as u64) as u32;
-        let file = unnamed_file()?;
-        file.set_len(u64::from(slots) * SLOT_BYTES)?;
-        let map = MmapOptions::new().map_raw(&file)?;
-        // A part of a large page cannot be given back: it would be set to zero while it is sent. Kernels without large pages refuse the advice.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::NoHugePage);
-        Ok(Arc::new(Arena { file, map, free: Mutex::new((0..slots).rev().collect()), bytes, held: AtomicU64::new(0) }))
+        let (full_slots, slots) = ((bytes / SLOT_BYTES) as u32, (bytes / LEAST_BYTES as u64) as u32);
+        let end = full_slots + slots;
+        let map = map(u64::from(end) * SLOT_BYTES, u64::from(full_slots) * SLOT_BYTES)?;
+        let free = Mutex::new([(0..full_slots).rev().collect(), (full_slots..end).rev().collect()]);
+        Ok(Arc::new(Arena { map, full_slots, free, bytes, held: AtomicU64::new(0) }))
     }
 
     /// Copy bytes into the arena. Returns None if they are too short or too long, or if it has no room left for them.
@@ -55,25 +52,32 @@ impl Arena {
             self.held.fetch_sub(bytes, Relaxed);
             return None;
         }
-        let Some(number) = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop() else {
+        let Some(number) = self.free.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(bytes < SLOT_BYTES)].pop() else {
             self.held.fetch_sub(bytes, Relaxed);
             return None;
         };
         let slot = Slot { arena: self.clone(), number, bytes: content.len() };
-        // Not by a write to the file, which the advice on the map does not concern.
         // SAFETY: nobody else has this part of the map, which lasts as long as the slot, and the content is not longer than a slot.
         unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), slot.start().cast_mut(), content.len()) };
         Some(Bytes::from_owner(slot))
     }
 
-    /// Return where in the file these bytes are, if they are a part of a slot.
-    pub fn place(&self, bytes: &[u8]) -> Option<u64> {
-        let at = (bytes.as_ptr() as usize).checked_sub(self.map.as_ptr() as usize)?;
-        (at < self.map.len()).then_some(at as u64)
+    /// Return whether these bytes are a part of a slot.
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        self.offset(bytes).is_some()
     }
 
-    pub fn file(&self) -> &File {
-        &self.file
+    fn offset(&self, bytes: &[u8]) -> Option<usize> {
+        let at = (bytes.as_ptr() as usize).checked_sub(self.map.as_ptr() as usize)?;
+        (at < self.map.len()).then_some(at)
+    }
+
+    /// Flip a bit, as broken memory does.
+    #[cfg(test)]
+    pub fn damage(&self, bytes: &[u8]) {
+        let at = self.offset(bytes).expect("bytes of a slot");
+        // SAFETY: it is inside the map, and only tests call this, while nobody else reads it.
+        unsafe { *self.map.as_mut_ptr().add(at) ^= 4 };
     }
 
     /// Return how many bytes may be held.
@@ -109,23 +113,41 @@ impl AsRef<[u8]> for Slot {
 impl Drop for Slot {
     /// Give the pages back. Those that are on their way to a client stay as they are, and the next content of the slot gets other pages.
     fn drop(&mut self) {
+        let Slot { arena, number, .. } = self;
         // A slot whose pages were not freed is not used again: its bytes may still be sent.
-        if punch(&self.arena.file, self.begin(), SLOT_BYTES).is_ok() {
-            self.arena.held.fetch_sub(self.bytes as u64, Relaxed);
-            self.arena.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.number);
+        if unmap(&arena.map, u64::from(*number) * SLOT_BYTES).is_ok() {
+            arena.held.fetch_sub(self.bytes as u64, Relaxed);
+            arena.free.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(*number >= arena.full_slots)].push(*number);
         }
     }
 }
 
-fn unnamed_file() -> io::Result<File> {
-    #[cfg(target_os = "linux")]
-    {
-        Ok(File::from(rustix::fs::memfd_create("penstock-hot", rustix::fs::MemfdFlags::CLOEXEC)?))
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        Err(io::Error::from(io::ErrorKind::Unsupported))
-    }
+/// Reserve addresses. The first part of them gets large pages, if the system allows that.
+#[cfg(target_os = "linux")]
+fn map(bytes: u64, large_bytes: u64) -> io::Result<MmapRaw> {
+    use memmap2::{Advice, MmapOptions};
+    let map = MmapRaw::from(MmapOptions::new().len(bytes as usize).no_reserve_swap().map_anon()?);
+    // Kernels without large pages refuse the advice.
+    let _ = map.advise_range(Advice::HugePage, 0, large_bytes as usize);
+    let _ = map.advise_range(Advice::NoHugePage, large_bytes as usize, (bytes - large_bytes) as usize);
+    Ok(map)
+}
+
+/// Give the pages of a slot back.
+#[cfg(target_os = "linux")]
+fn unmap(map: &MmapRaw, begin: u64) -> io::Result<()> {
+    // SAFETY: only the slot that is dropped had this part of the map, and nobody has a reference to it any more.
+    unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, begin as usize, SLOT_BYTES as usize) }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn map(_bytes: u64, _large_bytes: u64) -> io::Result<MmapRaw> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unmap(_map: &MmapRaw, _begin: u64) -> io::Result<()> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
 #[cfg(test)]
@@ -134,21 +156,50 @@ mod tests {
 
     #[test]
     fn a_slot_is_used_again_with_other_pages() {
-        let arena = Arena::new(2 * SLOT_BYTES).unwrap();
-        let first = arena.store(&vec![1; SLOT_BYTES as usize]).unwrap();
-        let at = arena.place(&first).unwrap();
-        assert_eq!(arena.place(&first[5..]), Some(at + 5));
-        assert_eq!(arena.held_bytes(), SLOT_BYTES);
-        // A pipe holds pages of the slot, as a socket would.
-        let (reader, writer) = std::io::pipe().unwrap();
-        rustix::pipe::splice(&arena.file, Some(&mut at.clone()), &writer, None, 4096, rustix::pipe::SpliceFlags::empty()).unwrap();
-        drop(first);
-        assert_eq!(arena.held_bytes(), 0);
-        let second = arena.store(&vec![2; SLOT_BYTES as usize]).unwrap();
-        assert_eq!(arena.place(&second), Some(at));
-        let mut sent = [0; 4096];
-        std::io::Read::read_exact(&mut &reader, &mut sent).unwrap();
-        assert_eq!(sent, [1; 4096]);
+        use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
+        for bytes in [SLOT_BYTES as usize, LEAST_BYTES] {
+            let arena = Arena::new(SLOT_BYTES).unwrap();
+            let first = arena.store(&vec![1; bytes]).unwrap();
+            let at = arena.offset(&first);
+            assert_eq!((arena.offset(&first[5..]), arena.holds(&first[5..])), (at.map(|at| at + 5), true));
+            assert_eq!(arena.held_bytes(), bytes as u64);
+            // A pipe holds pages of the slot, as a socket would.
+            let (reader, writer) = std::io::pipe().unwrap();
+            unsafe { vmsplice(&writer, &[IoSliceRaw::from_slice(&first[..4096])], SpliceFlags::empty()) }.unwrap();
+            drop(first);
+            assert_eq!(arena.held_bytes(), 0);
+            let second = arena.store(&vec![2; bytes]).unwrap();
+            assert_eq!(arena.offset(&second), at);
+            let mut sent = [0; 4096];
+            std::io::Read::read_exact(&mut &reader, &mut sent).unwrap();
+            assert_eq!(sent, [1; 4096]);
+        }
+    }
+
+    #[test]
+    fn memory_is_used_only_for_what_is_stored() {
+        const LARGE_PAGE: usize = 2 << 20;
+        let arena = Arena::new(64 * SLOT_BYTES).unwrap();
+        assert_eq!(resident_bytes(&arena), 0);
+        let short: Vec<Bytes> = (0..64).map(|_| arena.store(&[7; LEAST_BYTES]).unwrap()).collect();
+        assert_eq!(resident_bytes(&arena), 64 * LEAST_BYTES);
+        drop(short);
+        assert_eq!(resident_bytes(&arena), 0);
+        let full: Vec<Bytes> = (0..20).map(|_| arena.store(&vec![7; SLOT_BYTES as usize]).unwrap()).collect();
+        let held = 20 * SLOT_BYTES as usize;
+        assert!((held..held + 2 * LARGE_PAGE).contains(&resident_bytes(&arena)));
+        drop(full);
+        // What was never used of the last large page stays.
+        assert!(resident_bytes(&arena) < 2 * LARGE_PAGE);
+    }
+
+    /// Return how much memory the kernel has given to an arena.
+    fn resident_bytes(arena: &Arena) -> usize {
+        let page_bytes = rustix::param::page_size();
+        let mut pages = vec![0u8; arena.map.len() / page_bytes];
+        // SAFETY: there is a byte for each page of the map.
+        assert_eq!(unsafe { libc::mincore(arena.map.as_mut_ptr().cast(), arena.map.len(), pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|page| **page & 1 == 1).count() * page_bytes
     }
 
     #[test]
@@ -161,6 +212,6 @@ mod tests {
         assert_eq!(arena.held_bytes(), 0);
         assert!(arena.store(&[7; LEAST_BYTES - 1]).is_none());
         assert!(arena.store(&vec![7; SLOT_BYTES as usize + 1]).is_none());
-        assert!(arena.place(b"elsewhere").is_none());
+        assert!(!arena.holds(b"elsewhere"));
     }
 }

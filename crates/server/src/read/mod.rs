@@ -5,5 +5,7 @@ pub mod blocks;
 pub mod buffers;
 pub mod conditions;
 pub mod hot;
+#[cfg(target_os = "linux")]
+pub mod pages;
 pub mod reader;
 pub mod wire;

@@ -1,7 +1,6 @@
 //! A connection on which the kernel sends the content of an arena without a copy.
 
 use std::io::{self, IoSlice};
-use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,6 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::arena::{Arena, LEAST_BYTES};
+#[cfg(target_os = "linux")]
+use super::pages::send as send_pages;
 
 /// The most that waits in the kernel before it is on its way. What waits here instead was just verified, and is in the processor's cache.
 const WAITING_BYTES: u32 = 256 << 10;
@@ -20,6 +21,10 @@ const MORE_FOLLOWS: i32 = libc::MSG_NOSIGNAL | libc::MSG_MORE;
 // Elsewhere, arenas cannot be made.
 #[cfg(not(target_os = "linux"))]
 const MORE_FOLLOWS: i32 = libc::MSG_NOSIGNAL;
+#[cfg(not(target_os = "linux"))]
+fn send_pages(_socket: &TcpStream, _content: &[u8]) -> Option<io::Result<usize>> {
+    None
+}
 
 /// A connection.
 pub struct Wire {
@@ -40,11 +45,12 @@ impl Wire {
     fn send(&self, arena: &Arena, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let socket = SockRef::from(&self.stream);
         // The end of a piece may be so short that a copy costs less.
-        let place = |part: &[u8]| if part.len() < LEAST_BYTES / 2 { None } else { arena.place(part) };
-        match parts.iter().enumerate().find_map(|(number, part)| Some((number, place(part)?))) {
-            Some((0, at)) => socket.sendfile(arena.file(), at as usize, NonZeroUsize::new(parts[0].len())),
-            Some((count, _)) => socket.send_vectored_with_flags(&parts[..count], MORE_FOLLOWS),
-            None => socket.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL),
+        let has_pages = |part: &IoSlice<'_>| part.len() >= LEAST_BYTES / 2 && arena.holds(part);
+        let copied = |parts| socket.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL);
+        match parts.iter().position(has_pages) {
+            Some(0) => send_pages(&self.stream, &parts[0]).unwrap_or_else(|| copied(&parts[..1])),
+            Some(count) => socket.send_vectored_with_flags(&parts[..count], MORE_FOLLOWS),
+            None => copied(parts),
         }
     }
 }
