@@ -106,11 +106,11 @@ def environment(store):
 
 
 def test_the_knee_is_where_a_store_is_busy(store):
-    """A store that answers four requests at once, each after 40 ms, has its knee at four workers."""
+    """A store that answers four requests at once, each after 40 ms, has its knee at four workers, or a few more that keep it busy meanwhile."""
     store.turns, store.is_slow = threading.Semaphore(4), True
     command = [*LOAD, *COMMON, "--workers", "32", "--seconds", "8", "--tune", "--json"]
     tuned = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120, env=environment(store)).stdout)
-    assert 3 <= tuned["workers"] <= 6, tuned
+    assert 3 <= tuned["workers"] <= 8, tuned
 
 
 @pytest.mark.parametrize("tune", [(), ("--tune",)])
