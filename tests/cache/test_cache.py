@@ -350,6 +350,27 @@ def jobs(uri, cache, *more):
     return [[int(number) for number in numbers] for numbers in found]
 
 
+@pytest.mark.parametrize("part", [0.1, 0.5])
+def test_a_stream_fetches_nothing_for_epochs_that_it_does_not_read(filled, tmp_path, empty_cache, part):
+    """A training that is slower than the store leaves time to fetch early."""
+    uri, blobs = filled
+    ps.configure(memory_bytes=16 << 20)  # The block cache must not hide the cache.
+    total = sum(map(len, blobs))
+    ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:{int(total * part)}B")
+    loader = ds.loader(batch_size=8, shuffle=True, seed=3, columns=["blob"])
+
+    def stream(epochs):
+        for _ in loader.stream(epochs):
+            time.sleep(0.03)  # A step of the training.
+
+    # Whole pages are fetched: samples share those at their borders.
+    assert total <= received(ds, lambda: stream(1)) <= 1.25 * total
+    # The next stream begins with what was kept for it, and ends as exactly.
+    assert received(ds, lambda: stream(2)) <= 2 * 1.25 * total - part * total
+    loader.close()
+    ps.configure(memory_bytes=512 << 20)
+
+
 def test_jobs_of_one_order_fetch_each_byte_once(filled, tmp_path):
     """Three epochs of data of which half fits: two jobs receive together what one job receives, and have the same batches."""
     uri, _ = filled

@@ -106,7 +106,7 @@ def environment(store):
 
 
 def test_the_knee_is_where_a_store_is_busy(store):
-    """A store that answers four requests at once, each after 40 ms, has its knee at four workers, or a few more that keep it busy meanwhile."""
+    """A store answers four requests at once, each after 40 ms. Its knee is at four workers, or a few more that keep it busy."""
     store.turns, store.is_slow = threading.Semaphore(4), True
     command = [*LOAD, *COMMON, "--workers", "32", "--seconds", "8", "--tune", "--json"]
     tuned = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120, env=environment(store)).stdout)
@@ -147,7 +147,16 @@ def test_a_load_that_hangs_can_be_stopped(store, method):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--seconds", "inf"), ("--seconds", "nan"), ("--seconds", "0"), ("--objects", "0"), ("--size", "1XB"), ("--objects", "9" * 30)],
+    [
+        ("--seconds", "inf"),
+        ("--seconds", "nan"),
+        ("--seconds", "0"),
+        ("--seconds", "1e-300"),
+        ("--size", "0", "--tune"),
+        ("--objects", "0"),
+        ("--size", "1XB"),
+        ("--objects", "9" * 30),
+    ],
 )
 def test_wrong_numbers_are_refused(wrong):
     found = subprocess.run([*LOAD, *wrong], capture_output=True, text=True, timeout=60)

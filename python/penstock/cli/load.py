@@ -64,10 +64,12 @@ def load(
 
     if not bucket.startswith("s3://") or bucket == "s3://":
         raise typer.BadParameter(f"`{bucket}`: write it as s3://bucket/prefix")
-    if not 0 < seconds <= 1e9 or not 0 <= puts <= 1:
+    if not 0.001 <= seconds <= 1e9 or not 0 <= puts <= 1:
         raise typer.BadParameter(
-            f"--seconds {seconds:g} --puts {puts:g}: seconds must be above 0 and at most 1e9, and the share of puts from 0 to 1"
+            f"--seconds {seconds:g} --puts {puts:g}: seconds must be from 0.001 to 1e9, and the share of puts from 0 to 1"
         )
+    if tune and _bytes(size) == 0:
+        raise typer.BadParameter("--tune compares bytes per second: give a --size above 0")
     name, _, prefix = bucket.removeprefix("s3://").partition("/")
     # Loads at the same time must not delete each other's objects.
     folder = "penstock-load" if keep or existing else f"penstock-load-{secrets.token_hex(4)}"

@@ -37,6 +37,8 @@ pub enum Field {
     Stride,
     /// All of the member's steps below this are read.
     Read,
+    /// The member reads no step from this on, as far as it knows.
+    Until,
     /// Of the leader: all pages of the steps below this are cached.
     Ready,
     /// Of the leader: pages may be evicted that are not used from this step on.
@@ -78,6 +80,11 @@ impl Numbers {
         Some(Numbers(numbers.map(u64::from_le_bytes)))
     }
 
+    /// Return whether the member has read all steps that it wants.
+    fn has_ended(&self) -> bool {
+        self.of(Field::Read) >= self.of(Field::Until)
+    }
+
     fn member(&self) -> Member {
         Member { rank: self.of(Field::Rank), begin: self.of(Field::Begin), stride: self.of(Field::Stride).max(1) }
     }
@@ -116,9 +123,10 @@ pub struct Company {
 }
 
 impl Company {
-    /// Join the first group, from `first` on, that has no leader or one that is near. A leader is near at step `read`, or if it has just begun
+    /// Join the first group, from `first` on, that has no leader or one that is near. This member has read the steps below `read`, and reads those below
+    /// `until`. A leader is near at step `read`, or if it has just begun
     /// where this member begins.
-    pub fn join(drive: &Drive, order: u64, member: Member, read: u64, first: u64) -> io::Result<Company> {
+    pub fn join(drive: &Drive, order: u64, member: Member, (read, until): (u64, u64), first: u64) -> io::Result<Company> {
         let (folder, locks) = (drive.orders_folder(), drive.leaders());
         let mut group = first;
         let near = |one: u64, other: u64| one.abs_diff(other) <= NEAR_STEPS.max(member.stride);
@@ -134,7 +142,7 @@ impl Company {
                 continue;
             }
             let mut numbers = [0; FIELDS];
-            let values = [order, group, member.rank, member.begin, member.stride, read, 0, 0, u64::from(leads.is_some())];
+            let values = [order, group, member.rank, member.begin, member.stride, read, until, 0, 0, u64::from(leads.is_some())];
             numbers[..values.len()].copy_from_slice(&values);
             numbers[Field::Joined as usize] = u64::from(now_seconds());
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -179,7 +187,7 @@ impl Company {
                 Seen { numbers, holds_up_since: None, is_left: false }
             });
             let read = numbers.of(Field::Read);
-            let holds_up = read < wanted && numbers.of(Field::Waits) == 0 && waiting > 0;
+            let holds_up = read < wanted && numbers.of(Field::Waits) == 0 && waiting > 0 && !numbers.has_ended();
             if !holds_up || read != seen.numbers.of(Field::Read) {
                 seen.holds_up_since = None;
             }
@@ -191,9 +199,16 @@ impl Company {
         Ok(changed)
     }
 
-    /// Return the step below which all members have read that were not left behind.
+    /// Return the step below which all members have read that were not left behind and have not read all that they want.
     pub fn floor(&self) -> u64 {
-        self.members.values().filter(|seen| !seen.is_left).map(|seen| seen.numbers.of(Field::Read)).min().unwrap_or(0)
+        let members = || self.members.values().filter(|seen| !seen.is_left).map(|seen| &seen.numbers);
+        let reading = members().filter(|numbers| !numbers.has_ended()).map(|numbers| numbers.of(Field::Read)).min();
+        reading.or_else(|| members().map(|numbers| numbers.of(Field::Read)).min()).unwrap_or(0)
+    }
+
+    /// Return the step from which on no member reads.
+    pub fn until(&self) -> u64 {
+        self.members.values().filter(|seen| !seen.is_left).map(|seen| seen.numbers.of(Field::Until)).max().unwrap_or(0)
     }
 
     /// Return whether this plan was left behind.

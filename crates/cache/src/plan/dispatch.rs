@@ -116,21 +116,41 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             self.behind.push_back(Behind { number, bytes: bytes - pass_bytes, victims, from, ready });
         }
         loop {
-            self.allow();
+            let read = self.allow();
             if !self.is_far_ahead() {
                 return Ok(());
             }
-            let read = self.read();
-            match &self.company {
-                Some(company) => self.pace.pause(company.waits()),
-                None => drop(self.pace.wait_until(|now| now > read)),
-            }
-            self.look(self.behind.front().map_or(0, |group| group.from))?;
+            self.wait(read, u64::MAX)?;
         }
     }
 
-    /// Make room for groups in their order, as far as the loaders have read.
-    fn allow(&mut self) {
+    /// Return the step from which on no loader reads, as far as they know.
+    pub fn until(&self) -> u64 {
+        self.company.as_ref().map_or_else(|| self.pace.until(), |company| company.until())
+    }
+
+    /// Wait until a loader will read this step.
+    pub fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended> {
+        loop {
+            let read = self.allow();
+            if step < self.until() {
+                return Ok(());
+            }
+            self.wait(read, step + 1)?;
+        }
+    }
+
+    /// Wait for the loaders to read more than the steps below `read`, or to want those below `until`.
+    fn wait(&mut self, read: u64, until: u64) -> Result<(), Ended> {
+        match &self.company {
+            Some(company) => self.pace.pause(company.waits()),
+            None => self.pace.wait_for(read + 1, until),
+        }
+        self.look(self.behind.front().map_or(0, |group| group.from))
+    }
+
+    /// Make room for groups in their order, as far as the loaders have read. Returns the step below which they had read everything.
+    fn allow(&mut self) -> u64 {
         let read = self.read();
         if read > self.released {
             self.passing.retain(|(until, _)| *until > read);
@@ -145,6 +165,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             self.evict(&victims, from);
             self.line.allow(number);
         }
+        read
     }
 
     /// Evict units that are not used in the steps from `from` on.

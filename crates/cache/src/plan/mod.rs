@@ -32,9 +32,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Start to plan and fetch.
-    pub fn start(cached: Cached, future: Arc<dyn Future>) -> Result<Plan> {
-        let pace = Arc::new(Pace::new(future.member()));
+    /// Start to plan, and to fetch for the steps below `until`.
+    pub fn start(cached: Cached, future: Arc<dyn Future>, until: u64) -> Result<Plan> {
+        let pace = Arc::new(Pace::new(future.member(), until));
         let own = pace.clone();
         let run = move || {
             process::heed(own.stop.clone());
@@ -57,6 +57,11 @@ impl Plan {
     /// Return whether the plan knows the order, or has ended.
     pub fn has_started(&self) -> bool {
         self.pace.has_started()
+    }
+
+    /// Fetch for the steps below `until`. Later ones are planned, so that what they need first is kept, but nothing is fetched for them.
+    pub fn set_until(&self, until: u64) {
+        self.pace.set_until(until);
     }
 
     /// Wait until the pages that step `step` needs are cached, as far as the plan keeps them.

@@ -24,6 +24,8 @@ struct State {
     read_early: BTreeSet<u64>,
     /// No step from this on has been begun.
     begun: u64,
+    /// No step from this on will be read, as far as the loader knows.
+    until: u64,
     /// All fetches for steps below this are done.
     ready: u64,
     /// Whether the plan knows the order. Until then, the loader reads on its own.
@@ -54,8 +56,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub fn new(member: Member) -> Pace {
-        let state = Mutex::new(State { read: member.begin, ..State::default() });
+    pub fn new(member: Member, until: u64) -> Pace {
+        let state = Mutex::new(State { read: member.begin, until, ..State::default() });
         Pace { state, changed: Condvar::new(), stride: member.stride.max(1), stop: Arc::default() }
     }
 
@@ -130,11 +132,24 @@ impl Pace {
         self.lock().read
     }
 
+    pub fn until(&self) -> u64 {
+        self.lock().until
+    }
+
+    /// Note that the loader reads the steps below `until`.
+    pub fn set_until(&self, until: u64) {
+        let mut state = self.lock();
+        state.until = until;
+        state.tell(Field::Until, until);
+        self.changed.notify_all();
+    }
+
     /// Let other plans see how far the loader is.
     pub fn shown_in(&self, entry: Option<Arc<Entry>>) {
         let mut state = self.lock();
         state.entry = entry;
         state.tell(Field::Read, state.read);
+        state.tell(Field::Until, state.until);
         state.tell(Field::Waits, u64::from(state.waiting > 0));
     }
 
@@ -168,13 +183,12 @@ impl Pace {
         self.changed.notify_all();
     }
 
-    /// Wait until `until` agrees to the step below which all is read. Returns false if the loader has ended.
-    pub fn wait_until(&self, until: impl Fn(u64) -> bool) -> bool {
+    /// Wait until the loader has read the steps below `read`, or will read those below `until`, or has ended.
+    pub fn wait_for(&self, read: u64, until: u64) {
         let mut state = self.lock();
-        while !self.is_stopped() && !until(state.read) {
+        while !self.is_stopped() && state.read < read && state.until < until {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        !self.is_stopped()
     }
 
     /// Wait a moment for what other plans do: a short one if a loader waits.
@@ -184,5 +198,30 @@ impl Pace {
             let pause = if is_urgent || state.waiting > 0 { PAUSES.0 } else { PAUSES.1 };
             drop(self.changed.wait_timeout(state, pause));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_a_loader_has_begun_are_left_to_it() {
+        let pace = Pace::new(Member { rank: 0, begin: 0, stride: 1 }, 100);
+        for step in [0, 1, 4] {
+            pace.before(step);
+        }
+        pace.after(4);
+        assert_eq!((pace.start(), pace.read()), (5, 0));
+        // Others wait from now on.
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| pace.before(5));
+            while !pace.waits() {
+                std::thread::yield_now();
+            }
+            assert!(!next.is_finished());
+            pace.set_ready(6);
+        });
+        assert_eq!(pace.start(), 6);
     }
 }

@@ -105,7 +105,7 @@ impl Planner<'_> {
         let order = order_of(future, &planner.layout.objects, &planner.layout.units, &format!("{} {}", cached.store, folders.join(" ")));
         let mut first = 0;
         loop {
-            let joined = drives.first().map(|drive| Company::join(drive, order, future.member(), pace.read(), first));
+            let joined = drives.first().map(|drive| Company::join(drive, order, future.member(), (pace.read(), pace.until()), first));
             let Some(Ok(mut company)) = joined else { return planner.lead(pace, future, None).map(drop) };
             pace.shown_in(Some(company.own.clone()));
             let ended = loop {
@@ -182,7 +182,7 @@ impl Planner<'_> {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
                 line.wait_until_done();
                 pace.end();
-                pace.wait_until(|_| false);
+                pace.wait_for(u64::MAX, u64::MAX);
                 Ended::Stopped
             })
         });
@@ -271,6 +271,11 @@ fn plan(
         let mut next_uses = next_uses.iter();
         let (mut group, mut has_fetched) = (Group::default(), false);
         for step in current.steps() {
+            if step >= dispatch.until() {
+                dispatch.put(std::mem::take(&mut group), step)?;
+                dispatch.wait_until_wanted(step)?;
+                ready = step;
+            }
             for (unit, next_use) in by_worth(layout, caches, current.of(step), &mut next_uses) {
                 let fetch = caches[layout.drive_number(unit)].access(unit, step, next_use);
                 let Some(fetch) = fetch.filter(|fetch| fetch.keep || dispatch.may_pass(&group)) else { continue };

@@ -24,7 +24,7 @@ const BATCH: u64 = 4;
 struct Shuffled {
     member: Member,
     ranks: u64,
-    /// Nothing is read from this step on, so that nothing is fetched early for it.
+    /// The steps below this are read.
     end: u64,
 }
 
@@ -66,9 +66,6 @@ impl Future for Shuffled {
     }
 
     fn samples_of(&self, step: u64, rank: u64) -> Vec<u32> {
-        if step >= self.end {
-            return Vec::new();
-        }
         let begin = (step % self.epoch_steps() * BATCH + rank * BATCH / self.ranks) as usize;
         order(step / self.epoch_steps())[begin..begin + (BATCH / self.ranks) as usize].to_vec()
     }
@@ -92,7 +89,7 @@ fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
 
 /// Start a plan, and wait until it knows the order.
 fn started(cached: &Cached, future: Shuffled) -> Result<Plan> {
-    let plan = Plan::start(cached.clone(), Arc::new(future))?;
+    let plan = Plan::start(cached.clone(), Arc::new(future), future.end)?;
     while !plan.has_started() {
         std::thread::yield_now();
     }
@@ -185,11 +182,58 @@ fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
 }
 
 #[test]
+fn nothing_is_fetched_for_steps_that_are_not_read() -> Result<()> {
+    let all = u64::from(SAMPLES) * SAMPLE_BYTES;
+    for part in [10, 50, 90] {
+        let folder = folder()?;
+        let cached = cache(folder.path(), part_of_all(part))?;
+        let future = Shuffled { end: EPOCH_STEPS, ..ALONE };
+        let plan = started(&cached, future)?;
+        read(&cached, &plan, future, 0, EPOCH_STEPS)?;
+        // Another epoch follows, of which the plan keeps what is read first.
+        plan.set_until(2 * EPOCH_STEPS);
+        read(&cached, &plan, future, EPOCH_STEPS, 2 * EPOCH_STEPS)?;
+        drop(plan);
+        let two = cold_bytes(&cached);
+        assert!(two < 2 * all - all * part / 200, "{part} %: {two} of {}", 2 * all);
+        // A plan that knows of one epoch fetches one.
+        let cached = cache(&folder.path().join("other"), part_of_all(part))?;
+        let plan = started(&cached, future)?;
+        read(&cached, &plan, future, 0, EPOCH_STEPS)?;
+        std::thread::sleep(std::time::Duration::from_millis(50)); // Time enough to fetch early what is not wanted.
+        drop(plan);
+        assert_eq!(cold_bytes(&cached), all, "{part} %");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_job_that_has_read_all_holds_up_no_other_one() -> Result<()> {
+    let folder = folder()?;
+    let (one, other) = (Shuffled { end: EPOCH_STEPS, ..ALONE }, Shuffled { end: 3 * EPOCH_STEPS, ..ALONE });
+    let [ends, continues] = [cache(folder.path(), part_of_all(20))?, cache(folder.path(), part_of_all(20))?];
+    let plans = (started(&ends, one)?, started(&continues, other)?);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| read(&ends, &plans.0, one, 0, one.end));
+        let second = read(&continues, &plans.1, other, 0, one.end);
+        first.join().unwrap_or_else(|_| Err(Error::new("internal", "a job panicked"))).and(second)
+    })?;
+    let before = cold_bytes(&ends) + cold_bytes(&continues);
+    // The first one stays open.
+    read(&continues, &plans.1, other, one.end, other.end)?;
+    let cold = cold_bytes(&ends) + cold_bytes(&continues) - before;
+    // As much as if both read on, of which one fetches.
+    let both = together(&folder.path().join("both"), 20, &[other, other], 3)? - u64::from(SAMPLES) * SAMPLE_BYTES;
+    assert!(cold <= both * 11 / 10, "{cold} of {both}");
+    Ok(())
+}
+
+#[test]
 fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
     let folder = folder()?;
     let cached = cache(folder.path(), 300_000)?;
     for steps in 0..20 {
-        let plan = if steps % 2 == 0 { started(&cached, ALONE)? } else { Plan::start(cached.clone(), Arc::new(ALONE))? };
+        let plan = if steps % 2 == 0 { started(&cached, ALONE)? } else { Plan::start(cached.clone(), Arc::new(ALONE), ALONE.end)? };
         for step in 0..steps {
             plan.before(step);
             plan.after(step);
@@ -223,26 +267,6 @@ fn a_plan_waits_for_reads_that_keep_what_they_fetch() -> Result<()> {
     let _stalled = cached.may_keep();
     cached.settle(std::time::Duration::ZERO); // A read that hangs does not hold a plan up for ever.
     Ok(())
-}
-
-#[test]
-fn steps_that_a_loader_has_begun_are_left_to_it() {
-    let pace = Pace::new(ALONE.member);
-    for step in [0, 1, 4] {
-        pace.before(step);
-    }
-    pace.after(4);
-    assert_eq!((pace.start(), pace.read()), (5, 0));
-    // Others wait from now on.
-    std::thread::scope(|scope| {
-        let next = scope.spawn(|| pace.before(5));
-        while !pace.waits() {
-            std::thread::yield_now();
-        }
-        assert!(!next.is_finished());
-        pace.set_ready(6);
-    });
-    assert_eq!(pace.start(), 6);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::belady::NEVER;
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
 use crate::place::mix;
 
-/// What a loader will read. Steps are numbered from 0 and continue in the next epoch without end.
+/// What a loader will read. Steps are numbered from 0 and continue in the next epoch without end; how many of them are read is known elsewhere.
 pub trait Future: Send + Sync {
     /// Return the number of samples. They are numbered from 0.
     fn samples(&self) -> u32;

@@ -46,9 +46,16 @@ pub struct Plans {
 }
 
 impl Plans {
-    pub fn start(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> Result<Plans> {
-        let start = |(cached, future): (&Cached, SourceFuture)| Plan::start(cached.clone(), Arc::new(future));
-        Ok(Plans { plans: futures(recipe, begin, stride).map(start).collect::<Result<_>>()?, first_number: first_number(recipe) })
+    /// Start plans for every `stride`-th step of `begin..end`.
+    pub fn start(recipe: &Arc<Recipe>, begin: u64, end: u64, stride: u64) -> Result<Plans> {
+        let first_number = first_number(recipe);
+        let start = |(cached, future): (&Cached, SourceFuture)| Plan::start(cached.clone(), Arc::new(future), first_number + end);
+        Ok(Plans { plans: futures(recipe, begin, stride).map(start).collect::<Result<_>>()?, first_number })
+    }
+
+    /// Move the end to an earlier or later step.
+    pub fn set_end(&self, end: u64) {
+        self.plans.iter().for_each(|plan| plan.set_until(self.first_number + end));
     }
 
     /// Return the plans of a loader that reads mapped files.

@@ -86,7 +86,7 @@ impl Engine {
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
-        let plans = if fetches { Plans::start(&recipe, begin, stride)? } else { Plans::none() };
+        let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::none() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = Slots {
             begin,
@@ -179,6 +179,7 @@ impl Engine {
             self.inner.fetches.store(self.inner.recipe.fetches().unwrap_or(true), Relaxed);
         }
         self.inner.lock().end = end;
+        self.inner.plans.set_end(end);
         self.inner.wake();
     }
 
