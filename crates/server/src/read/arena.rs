@@ -33,7 +33,8 @@ struct Slot {
 }
 
 impl Arena {
-    /// Return an arena for this many bytes. Memory is used only for what is stored, rounded up to large pages.
+    /// Return an arena for this many bytes. Memory is used only for what is stored, rounded up to large pages. Of a large page, the kernel takes
+    /// back a part that was given back when memory is short, or when all of it was.
     pub fn new(bytes: u64) -> io::Result<Arc<Arena>> {
         let (full_slots, slots) = ((bytes / SLOT_BYTES) as u32, (bytes / LEAST_BYTES as u64) as u32);
         let end = full_slots + slots;
