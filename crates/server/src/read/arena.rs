@@ -34,7 +34,7 @@ struct Slot {
 
 impl Arena {
     /// Return an arena for this many bytes. Memory is used only for what is stored, rounded up to large pages. A part of a large page that was
-    /// given back is free again when memory is short, or when the rest of the page was given back, too.
+    /// given back is free again when memory is short, or with the rest of the page.
     pub fn new(bytes: u64) -> io::Result<Arc<Arena>> {
         let (full_slots, slots) = ((bytes / SLOT_BYTES) as u32, (bytes / LEAST_BYTES as u64) as u32);
         let end = full_slots + slots;
