@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use memmap2::MmapRaw;
@@ -19,7 +19,7 @@ pub struct Arena {
     map: MmapRaw,
     full_slots: u32,
     /// Free slots of full length, and of shorter content.
-    free: Mutex<[Vec<u32>; 2]>,
+    free: [Mutex<Vec<u32>>; 2],
     /// The most that may be held, and what is held now.
     bytes: u64,
     held: AtomicU64,
@@ -39,7 +39,7 @@ impl Arena {
         let (full_slots, slots) = ((bytes / SLOT_BYTES) as u32, (bytes / LEAST_BYTES as u64) as u32);
         let end = full_slots + slots;
         let map = map(u64::from(end) * SLOT_BYTES, u64::from(full_slots) * SLOT_BYTES)?;
-        let free = Mutex::new([(0..full_slots).rev().collect(), (full_slots..end).rev().collect()]);
+        let free = [0..full_slots, full_slots..end].map(|slots| Mutex::new(slots.rev().collect()));
         Ok(Arc::new(Arena { map, full_slots, free, bytes, held: AtomicU64::new(0) }))
     }
 
@@ -53,7 +53,7 @@ impl Arena {
             self.held.fetch_sub(bytes, Relaxed);
             return None;
         }
-        let Some(number) = self.free.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(bytes < SLOT_BYTES)].pop() else {
+        let Some(number) = self.free(bytes < SLOT_BYTES).pop() else {
             self.held.fetch_sub(bytes, Relaxed);
             return None;
         };
@@ -61,6 +61,11 @@ impl Arena {
         // SAFETY: nobody else has this part of the map, which lasts as long as the slot, and the content is not longer than a slot.
         unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), slot.start().cast_mut(), content.len()) };
         Some(Bytes::from_owner(slot))
+    }
+
+    /// Return the free slots of shorter content, or of full length.
+    fn free(&self, is_short: bool) -> MutexGuard<'_, Vec<u32>> {
+        self.free[usize::from(is_short)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Return whether these bytes are a part of a slot.
@@ -114,11 +119,10 @@ impl AsRef<[u8]> for Slot {
 impl Drop for Slot {
     /// Give the pages back. Those that are on their way to a client stay as they are, and the next content of the slot gets other pages.
     fn drop(&mut self) {
-        let Slot { arena, number, .. } = self;
         // A slot whose pages were not freed is not used again: its bytes may still be sent.
-        if unmap(&arena.map, u64::from(*number) * SLOT_BYTES).is_ok() {
-            arena.held.fetch_sub(self.bytes as u64, Relaxed);
-            arena.free.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(*number >= arena.full_slots)].push(*number);
+        if unmap(&self.arena.map, self.begin()).is_ok() {
+            self.arena.held.fetch_sub(self.bytes as u64, Relaxed);
+            self.arena.free(self.number >= self.arena.full_slots).push(self.number);
         }
     }
 }
