@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,8 @@ ADAPTERS, RIVALS = HERE / "adapters", HERE.parent / ".tools" / "rivals"
 ANSWER_SECONDS = 300
 # A turn so long is not slow because of one disturbance.
 LONG_TURN_SECONDS = 2.0
+# How often memory is measured in a turn that is not timed. A measurement takes the kernel about 10 ms per GiB.
+WATCH_SECONDS = 0.05
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -52,9 +55,13 @@ class Missing(Exception):
 
 
 class System:
-    """A running system. `turn` runs the workload once. `first` is the answer of its first turn, which is not timed."""
+    """A running system. `turn` runs the workload once. `first` is the answer of its first turn, which is not timed.
+
+    `peak_bytes` is the largest memory of the process and its workers that was seen: in the first turn, and after each turn.
+    """
 
     first: dict[str, Any]
+    peak_bytes = 0
 
     def __init__(self, entry: Entry) -> None:
         path, name = ADAPTERS / f"{entry.adapter}.py", pathlib.PurePath(entry.adapter).name
@@ -84,10 +91,13 @@ class System:
             self.close()
             raise
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, watch: bool = False) -> dict[str, Any]:
         assert self.process.stdout
-        if not select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0]:
-            raise Missing(f"no answer in {ANSWER_SECONDS} seconds")
+        end = time.monotonic() + ANSWER_SECONDS
+        while not select.select([self.process.stdout], [], [], WATCH_SECONDS if watch else ANSWER_SECONDS)[0]:
+            if time.monotonic() >= end:
+                raise Missing(f"no answer in {ANSWER_SECONDS} seconds")
+            self._measure()
         line = self.process.stdout.readline()
         try:
             return dict(json.loads(line))
@@ -104,17 +114,22 @@ class System:
             named = [one for one in lines if re.match(r"[\w.]+(Error|Exception)\b", one)] or lines or ["without a message"]
             raise Missing(f"failed with exit code {self.process.returncode}: {named[-1][:300]}") from None
 
-    def turn(self, request: str = "go") -> dict[str, Any]:
-        """Run once. `go N` reads the first N batches, and `check` all values."""
+    def _measure(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, serving.resident_bytes(self.process.pid))
+
+    def turn(self, request: str = "go", watch: bool = False) -> dict[str, Any]:
+        """Run once. `go N` reads the first N batches, and `check` all values. `watch` measures memory meanwhile, which disturbs."""
         assert self.process.stdin
         with contextlib.suppress(BrokenPipeError):  # The answer says why.
             self.process.stdin.write(request + "\n")
             self.process.stdin.flush()
-        return self._answer()
+        answer = self._answer(watch)
+        self._measure()
+        return answer
 
     def restart(self) -> None:
         self.close()
-        self.__init__(self.entry)  # type: ignore[misc]
+        self.__init__(self.entry)  # type: ignore[misc]  # `peak_bytes` is kept.
 
     def close(self) -> None:
         """Let the process end, which removes its shared memory, and end what is left of it and its workers."""
@@ -175,7 +190,7 @@ def start(entries: list[Entry], missing: dict[str, str], settle: Callable[[Syste
                 systems.append(system)
                 settle(system)
                 if not entry.fresh:
-                    system.first = system.turn(request)
+                    system.first = system.turn(request, watch=True)
             except Missing as reason:
                 if systems and systems[-1].entry is entry:
                     systems.pop().close()
@@ -241,7 +256,8 @@ def race(
     """Let systems take turns, in an order that rotates. Return rates and more for each. `settle` runs untimed before each turn.
 
     Systems that cannot become the best rival of their group stop: those slower than half of it after two rounds, and after one round
-    those slower than a quarter, if their turn took seconds. A system that fails is noted, and its turns are left out.
+    those slower than a quarter, if their turn took seconds. A system that fails is noted, and its turns are left out. Systems of which each
+    turn is a first one have another turn at the end, in which their memory is measured.
     """
     turns: dict[str, list[dict[str, Any]]] = {system.entry.name: [] for system in systems}
     running = list(systems)
@@ -262,10 +278,17 @@ def race(
                     running.remove(system)
                     turns[name] = []
                     failed(system.entry, missing, f"in round {number + 1}: {reason}")
+        for system in running:
+            if system.entry.fresh:
+                with contextlib.suppress(Missing):  # Its turns count, and its memory is what was seen after them.
+                    system.restart()
+                    settle(system)
+                    system.turn(watch=True)
     finally:
         for system in systems:
             system.close()
-    return {name: summary(all) for name, all in turns.items() if all}
+    peaks = {system.entry.name: system.peak_bytes for system in systems}
+    return {name: {**summary(all), "peak_bytes": peaks[name]} for name, all in turns.items() if all}
 
 
 def _contenders(running: list[System], turns: dict[str, list[dict[str, Any]]], times: float) -> list[System]:
@@ -295,7 +318,7 @@ def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
         "per_second": statistics.median(rates), "rates": rates, "seconds": statistics.median(turn["seconds"] for turn in turns),
         "cores_used": statistics.median(turn["cpu_seconds"] / turn["seconds"] for turn in turns),
         "cpu_seconds_per_1000": statistics.median(1000 * turn["cpu_seconds"] / max(turn["samples"], 1) for turn in turns),
-        "device_bytes": max(turn["device_bytes"] for turn in turns), "peak_bytes": max(turn["peak_bytes"] for turn in turns),
+        "device_bytes": max(turn["device_bytes"] for turn in turns),
         "digests": [turn["digest"] for turn in turns], "samples": turns[0]["samples"], "kind": turns[0]["kind"], "rested": all(turn["rested"] for turn in turns),
     }  # fmt: skip
 

@@ -74,7 +74,7 @@ class Server:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(300)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -303,13 +303,13 @@ class Proxy:
 
     def faults(self, query: str = "") -> None:
         """Set the faults and reset the counts."""
-        urllib.request.urlopen(f"{self.endpoint}/-/faults?{query}", timeout=10).close()
+        urllib.request.urlopen(f"{self.endpoint}/-/faults?{query}", timeout=300).close()
 
     def counts(self) -> dict[str, int]:
-        with urllib.request.urlopen(f"{self.endpoint}/-/counts", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.endpoint}/-/counts", timeout=300) as answer:
             return json.load(answer)
 
     def stop(self) -> None:
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait(10)
+        self.process.wait(300)

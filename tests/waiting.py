@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 300) -> None:
     """Return once the condition holds. If it does not hold in time, raise a TimeoutError that names the expected event."""
     last = time.monotonic() + seconds
     while not condition():
@@ -25,7 +25,7 @@ def at_once(target: Callable[..., None], uri: object, calls: Iterable[object]) -
         worker.start()
     go.set()
     for _ in workers:
-        yield answers.get(timeout=120)
+        yield answers.get(timeout=300)
     for worker in workers:
         worker.join()
 

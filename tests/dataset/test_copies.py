@@ -164,7 +164,7 @@ def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):
     writers = [context.Process(target=append_on, args=(ds.uri, begun, over)) for _ in range(2)]
     for writer in writers:
         writer.start()
-    assert begun.wait(60)
+    assert begun.wait(300)
     for turn in range(10):
         place = tmp_path / f"copy-{turn}"
         subprocess.run(["cp", "-r", ds.uri, place], stderr=subprocess.DEVNULL)  # Temporary files may vanish while cp runs.
@@ -177,5 +177,5 @@ def test_cp_of_a_live_dataset_is_right_or_refused(tmp_path):
         copied.take(range(len(copied)))
     over.set()
     for writer in writers:
-        writer.join(60)
+        writer.join(300)
         assert writer.exitcode == 0

@@ -140,7 +140,7 @@ def test_a_transaction_is_not_committed_while_a_thread_is_in_a_call(verb):
             tx.commit()  # In the same thread.
         refused.append(caught.value)
         reached.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(300)
 
     values = {"v": [Waiting(work), [3, 4]]}
     calls = {
@@ -150,7 +150,7 @@ def test_a_transaction_is_not_committed_while_a_thread_is_in_a_call(verb):
     }
     thread = threading.Thread(target=calls[verb])
     thread.start()
-    assert reached.wait(60)
+    assert reached.wait(300)
     with pytest.raises(ps.ClosedError, match="commit after the call has returned"):
         tx.commit()
     goes_on.set()

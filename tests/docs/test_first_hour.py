@@ -158,7 +158,7 @@ def test_a_notebook_shows_thumbnails(tmp_path):
         "ds[0]",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    done = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    done = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pages = [output["data"].get("text/html", "") for cell in done.cells for output in cell.outputs if "data" in output]
     assert pages[0].count("<image") == 5 and "data:image/png" in pages[0] and "20 samples" in pages[0]
     assert pages[1].count("<image") == 2

@@ -142,7 +142,7 @@ def test_a_backfill_survives_kill(tmp_path):
         worker.start()
         go.set()
         for _ in range(3 + kills):
-            answers.get(timeout=60)
+            answers.get(timeout=300)
         worker.kill()
         worker.join()
         assert worker.exitcode == -signal.SIGKILL

@@ -110,7 +110,7 @@ def test_commits_of_others_are_never_taken_for_a_hole(tmp_path):
     writers = [context.Process(target=commit_and_open, args=(ds.uri, 300, answers)) for _ in range(4)]
     for writer in writers:
         writer.start()
-    seen = [answers.get(timeout=120) for _ in writers]
+    seen = [answers.get(timeout=300) for _ in writers]
     for writer in writers:
         writer.join()
     assert seen == [None] * 4 and len(ds.refresh()) == 1200 and not ds.verify()["problems"]

@@ -104,13 +104,13 @@ entered, forked = threading.Event(), threading.Event()
 def slow(name):
     if threading.current_thread() is not threading.main_thread():
         entered.set()
-        forked.wait(30)
+        forked.wait(300)
     return plain(name)
 
 dtypes.numpy_dtype = slow
 thread = threading.Thread(target=ds.take, args=([1],))
 thread.start()
-assert entered.wait(30)
+assert entered.wait(300)
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)
@@ -123,7 +123,7 @@ thread.join()
 
 @pytest.mark.local
 def test_fork_while_the_first_take_of_the_process_is_under_way(ds, root):
-    subprocess.run([sys.executable, "-c", FORK_IN_FIRST_TAKE, str(root)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORK_IN_FIRST_TAKE, str(root)], check=True, timeout=300)
 
 
 WHEN_IMPORTED = """
@@ -149,7 +149,7 @@ entered, forking = threading.Event(), threading.Event()
 
 def slowly():
     entered.set()
-    forking.wait(30)
+    forking.wait(300)
 
 when_imported("penstock.frameworks.arrow", slowly)
 os.register_at_fork(before=forking.set)  # Runs before the hook of penstock, which was registered earlier.
@@ -160,7 +160,7 @@ def imports():
 
 thread = threading.Thread(target=imports)
 thread.start()
-assert entered.wait(30)
+assert entered.wait(300)
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)
@@ -179,14 +179,14 @@ entered, forking = threading.Event(), threading.Event()
 
 def slowly():
     entered.set()
-    forking.wait(30)
+    forking.wait(300)
     logging.getLogger("imported").setLevel(logging.INFO)  # Takes the lock that logging's own fork hook takes.
 
 when_imported(sys.argv[1], slowly)
 os.register_at_fork(before=forking.set)
 thread = threading.Thread(target=lambda: __import__(sys.argv[1]))
 thread.start()
-assert entered.wait(30)
+assert entered.wait(300)
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)
@@ -222,13 +222,13 @@ assert len(forked) == 1
 
 @pytest.mark.local
 def test_fork_while_another_thread_imports_a_leaf_module():
-    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_IN_IMPORT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_IN_IMPORT], check=True, timeout=300)
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("module", ["penstock.frameworks.arrow", "pandas"])
 def test_fork_while_another_thread_imports_what_needs_the_lock_of_logging(module):
-    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_WHEN_LOGGING_CAME_LATER, module], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_WHEN_LOGGING_CAME_LATER, module], check=True, timeout=300)
 
 
 DAEMONS = """
@@ -252,7 +252,7 @@ time.sleep(0.2)  # The threads are somewhere in their loops when the interpreter
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
     for _ in range(6):
-        subprocess.run([sys.executable, "-c", DAEMONS, str(root), io], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", DAEMONS, str(root), io], check=True, timeout=300)
 
 
 CALLBACKS = """
@@ -286,7 +286,7 @@ time.sleep(0.2)  # The threads are in their callbacks when the interpreter ends.
 @pytest.mark.local
 def test_callbacks_in_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root):
     for _ in range(6):
-        subprocess.run([sys.executable, "-c", CALLBACKS, str(root)], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", CALLBACKS, str(root)], check=True, timeout=300)
 
 
 THREADS_AT_EXIT = """
@@ -305,7 +305,7 @@ ds = ps.open(sys.argv[1])
 
 @pytest.mark.local
 def test_a_thread_that_an_exit_handler_starts_can_read(ds, root):
-    run = subprocess.run([sys.executable, "-c", THREADS_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", THREADS_AT_EXIT, str(root)], check=True, timeout=300, capture_output=True, text=True)
     assert run.stdout == "[1]\n"
 
 
@@ -342,7 +342,7 @@ reader.start()
 
 @pytest.mark.local
 def test_an_exit_handler_may_wait_for_a_daemon_thread(ds, root):
-    run = subprocess.run([sys.executable, "-c", JOINED_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", JOINED_AT_EXIT, str(root)], check=True, timeout=300, capture_output=True, text=True)
     assert run.stdout == "joined\n"
 
 
@@ -364,14 +364,14 @@ next(ds.scan(batch_size=10))
 
 @pytest.mark.local
 def test_a_scan_that_begins_in_an_exit_handler_ends(ds, root):
-    run = subprocess.run([sys.executable, "-c", SCAN_AT_EXIT, str(root)], check=True, timeout=60, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", SCAN_AT_EXIT, str(root)], check=True, timeout=300, capture_output=True, text=True)
     assert run.stdout == "10\n"
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("where", ["here", "thread"])
 def test_an_import_that_forks_does_not_wait_for_itself(where):
-    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_BY_IMPORTED, where], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WHEN_IMPORTED + FORK_BY_IMPORTED, where], check=True, timeout=300)
 
 
 def test_fork_before_and_after_the_first_read_and_write_in_the_child(ds, root):
@@ -440,7 +440,7 @@ def test_spawn(ds):
     queue = context.Queue()
     child = context.Process(target=spawned, args=(ds, queue))
     child.start()
-    assert queue.get(timeout=60) == COUNT
+    assert queue.get(timeout=300) == COUNT
     child.join()
 
 

@@ -27,7 +27,7 @@ def together(calls):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     return results
 
@@ -157,7 +157,7 @@ def test_a_child_forked_during_shared_commits_commits(root):
         failed.append(os.waitpid(pid, 0)[1])
     stop.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     values = ps.open(root)["n"][:].tolist()
     assert failed == [0] * 10 and values.count(2) == 30 and ps.open(root).verify()["problems"] == []
     assert sum(len(commit.transactions) for commit in ps.open(root).log()) == len(values) + 1

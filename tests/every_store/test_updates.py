@@ -153,7 +153,7 @@ def test_racing_changes_are_serialisable(root):
     workers = [context.Process(target=change_many, args=(str(root), worker, 25, answers)) for worker in range(1, 4)]
     for worker in workers:
         worker.start()
-    done = [entry for _ in workers for entry in answers.get(timeout=240)]
+    done = [entry for _ in workers for entry in answers.get(timeout=300)]
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0

@@ -247,7 +247,7 @@ def test_a_shared_counter_loses_no_increment(root):
     workers = [context.Process(target=add_one, args=(str(root), worker, 12, done)) for worker in range(3)]
     for worker in workers:
         worker.start()
-    conflicts = sum(done.get(timeout=240) for _ in workers)
+    conflicts = sum(done.get(timeout=300) for _ in workers)
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0

@@ -179,7 +179,7 @@ def test_close_in_another_thread_while_a_batch_arrives(tmp_path, ds):
     others = [os.open(tmp_path / "other", os.O_RDONLY) for _ in range(100)]
     os.kill(worker.pid, signal.SIGCONT)
     for thread in (taking, closing):
-        thread.join(60)
+        thread.join(300)
     assert [os.lseek(other, 0, os.SEEK_CUR) for other in others] == [0] * 100
     for other in others:
         os.close(other)
@@ -192,18 +192,18 @@ def test_a_batch_that_another_thread_overtakes_is_not_counted(ds, move):
 
     def waits(batch):
         making.set()
-        assert moved.wait(60)
+        assert moved.wait(300)
         return batch
 
     options = {"batch_size": 10, "shuffle": True, "seed": 1, "columns": ["n"]}
     epochs = [batch["n"].tolist() for batch in ds.loader(**options).stream(4)]
     loader = ds.loader(**options, transform=[T.PerBatch(waits)])
     thread, raised = taking_a_batch(loader)
-    assert making.wait(60)
+    assert making.wait(300)
     arguments = {"set_epoch": [3], "load_state_dict": [loader.state_dict(step=30)], "close": []}
     getattr(loader, move)(*arguments[move])
     moved.set()
-    thread.join(60)
+    thread.join(300)
     assert [type(error) for error in raised] == [ps.ClosedError] and "was closed, or given another epoch" in str(raised[0])
     assert loader.state_dict()["draw"] == 0
     if move != "close":
@@ -257,7 +257,7 @@ def test_close_while_workers_start_stops_them(ds, monkeypatch):
             started.extend(process for process, _ in self.workers)
             thread = threading.Thread(target=loader.close)
             thread.start()
-            thread.join(60)
+            thread.join(300)
 
     monkeypatch.setattr(workers, "Pool", Closed)
     loader = ds.loader(batch_size=50, columns=["n"], transform=[T.PerBatch(dict)], python_workers=2)

@@ -102,7 +102,7 @@ def test_a_script_without_a_main_guard_is_reported(tmp_path):
         """)
     )
     ps.create(tmp_path / "dataset", {"number": "int64"}).append({"number": [1, 2, 3, 4]})
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "exit code 1" in done.stderr and "__main__" in done.stderr.splitlines()[-1]
 
 
@@ -261,7 +261,7 @@ def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_a
             "--rdzv-endpoint=127.0.0.1:0",
         ]
         return subprocess.run(
-            [*command, tmp_path / "ranks.py", ds.uri, seeds, str(tmp_path), *more], capture_output=True, text=True, timeout=200
+            [*command, tmp_path / "ranks.py", ds.uri, seeds, str(tmp_path), *more], capture_output=True, text=True, timeout=300
         )
 
     done = run("5,5")

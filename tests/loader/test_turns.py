@@ -60,7 +60,7 @@ def test_a_thread_that_begins_beside_another_is_told_and_takes_no_batch(ds, monk
         while beside:  # The first thread has seen nobody. Now the second one begins.
             thread = beside.pop()
             thread.start()
-            thread.join(60)
+            thread.join(300)
 
     monkeypatch.setattr(Turns, "check_alone", check)
     found = [batch["n"].tolist() for batch in loader]
@@ -82,7 +82,7 @@ def test_a_thread_that_is_waiting_for_a_batch_stops_with_one_that_begins(ds):
     def begin():
         thread = threading.Thread(target=iterate)
         thread.start()
-        thread.join(60)
+        thread.join(300)
 
     During(loader, "next", begin)
     with pytest.raises(ps.ClosedError, match="two threads"):
@@ -119,7 +119,7 @@ def test_an_iteration_that_another_one_overtakes_before_its_first_batch_says_so(
         while overtaking:
             thread = threading.Thread(target=overtaking.pop())
             thread.start()
-            thread.join(60)
+            thread.join(300)
         return 0.0
 
     monkeypatch.setattr("penstock.loader.loader.time", types.SimpleNamespace(perf_counter=perf_counter))

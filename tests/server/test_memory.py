@@ -32,7 +32,7 @@ class Served:
         self.client = self.server.client()
 
     def count(self, name):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.status}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.status}/metrics", timeout=300).read().decode()
         return int(re.search(rf"^penstock_{name} (\d+)$", text, re.M)[1])
 
     def get(self, key, begin=0, end=None):
@@ -106,7 +106,7 @@ def test_what_is_on_its_way_stays_as_it_was_verified(served):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
         connection.connect((url.hostname, url.port))
         connection.sendall(f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n\r\n".encode())
-        connection.settimeout(20)
+        connection.settimeout(300)
         received = b""
         while b"\r\n\r\n" not in received:
             received += connection.recv(1000)
@@ -132,7 +132,7 @@ def test_a_client_that_ended_its_side_gets_the_whole_response(served):
     served.client.put_object(Bucket="penstock", Key="hot/d", Body=body)
     url = urllib.parse.urlsplit(served.client.generate_presigned_url("get_object", Params={"Bucket": "penstock", "Key": "hot/d"}))
     for _ in range(4):
-        with socket.create_connection((url.hostname, url.port), 20) as connection:
+        with socket.create_connection((url.hostname, url.port), 300) as connection:
             connection.sendall(f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
             connection.shutdown(socket.SHUT_WR)
             received = b"".join(iter(lambda connection=connection: connection.recv(1 << 16), b""))

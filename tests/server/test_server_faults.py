@@ -228,7 +228,7 @@ def test_a_hanging_cold_store_is_the_limit(served, minio):
             put = pool.submit(client.put_object, Bucket="penstock", Key="hangs", Body=b"y")
 
             def sample():
-                return json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=10))
+                return json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=300))
 
             until(lambda: sample()["verdict"] == "cold store" and sample()["cold_running"] == 1, "the verdict names the cold store")
             minio.process.send_signal(signal.SIGCONT)
@@ -261,7 +261,7 @@ def test_corrupt_pages_are_fetched_again(served, minio):
     assert client.get_object(Bucket="penstock", Key="flipped")["Body"].read() == body
 
 
-def raw(server, text, timeout=20):
+def raw(server, text, timeout=300):
     """Send bytes and return all that is answered."""
     with socket.create_connection(("127.0.0.1", server.port), timeout) as connection:
         connection.sendall(text)
@@ -317,7 +317,7 @@ def test_too_many_connections_and_requests_are_refused(served):
     server = served("", "--connections", "4", "--requests", "2")
     held, answer = [], b""
     while not answer.startswith(b"HTTP/1.1 503"):
-        held.append(socket.create_connection(("127.0.0.1", server.port), 5))
+        held.append(socket.create_connection(("127.0.0.1", server.port), 300))
         with contextlib.suppress(ConnectionError):
             held[-1].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = held[-1].recv(1000)
@@ -330,7 +330,7 @@ def test_too_many_connections_and_requests_are_refused(served):
     client.put_object(Bucket="penstock", Key="a", Body=bytes(40 * MIB))
 
     def slow():
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
         url = client.generate_presigned_url("get_object", {"Bucket": "penstock", "Key": "a"})
         connection.request("GET", url.partition(str(server.port))[2])
         return connection, connection.getresponse()
@@ -353,9 +353,9 @@ def test_sigterm_lets_running_requests_end(served):
     stream = client.get_object(Bucket="penstock", Key="a")["Body"]
     begun = stream.read(MIB)
     # A request runs until its response is sent.
-    running = lambda: json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=10))["running"]  # noqa: E731
+    running = lambda: json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=300))["running"]  # noqa: E731
     until(lambda: running() == 1, "the sample of the last second has the request")
-    assert urllib.request.urlopen(f"http://{status}/health", timeout=10).read() == b"ok\n"
+    assert urllib.request.urlopen(f"http://{status}/health", timeout=300).read() == b"ok\n"
     server.process.send_signal(signal.SIGTERM)
 
     def is_closed():
@@ -368,10 +368,10 @@ def test_sigterm_lets_running_requests_end(served):
     until(is_closed, "no new connections are accepted")
     # Balancers learn that it ends.
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(f"http://{status}/health", timeout=10)
+        urllib.request.urlopen(f"http://{status}/health", timeout=300)
     assert raised.value.code == 503 and raised.value.read() == b"draining\n"
     assert begun + stream.read() == body
-    assert server.process.wait(20) == 0
+    assert server.process.wait(300) == 0
 
 
 WRITER = """
@@ -421,7 +421,7 @@ def killed_rounds(served, tmp_path, rounds, cold, environment, is_written_back=F
         server.process.kill()
         server.process.wait()
         for writer in writers:
-            writer.wait(60)
+            writer.wait(300)
         began = time.monotonic()
         server.restart()
         restart_seconds = time.monotonic() - began
@@ -494,7 +494,7 @@ def test_a_folder_without_space_or_rights_refuses_writes(served):
         assert other.get_object(Bucket="penstock", Key="fits")["Body"].read() == bytes(MIB)
         assert list((small / ".penstock-serve" / "temporary").iterdir()) == []
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -514,10 +514,10 @@ def test_the_access_log_and_messages_may_share_a_file(tmp_path):
         process = subprocess.Popen([*command, "--listen", f"127.0.0.1:{port}"], stdout=output, stderr=output)
     until(lambda: b"serving" in path.read_bytes(), "it serves")
     for _ in range(3):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/bucket?list-type=2", timeout=10).close()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/bucket?list-type=2", timeout=300).close()
     until(lambda: path.read_bytes().count(b"\n") == 4, "three requests are logged")
     process.terminate()
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     serving, *lines, ending = path.read_text().splitlines()
     assert serving.startswith("serving ") and ending.startswith("ending") and len(lines) == 3
     assert [json.loads(line)["status"] for line in lines] == [200] * 3
@@ -538,7 +538,7 @@ def test_a_lost_cache_only_costs_time(served, minio):
     assert client.get_object(Bucket="penstock", Key="new")["Body"].read() == body
 
     def sample():
-        return json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=10))
+        return json.load(urllib.request.urlopen(f"http://{status}/status.json", timeout=300))
 
     until(lambda: not sample()["drives"][0]["is_usable"], "the status shows that the folder is gone")
 
@@ -561,7 +561,7 @@ def test_slow_uploads_do_not_take_the_memory_of_others(served):
     server = served("", "--anonymous", "--memory-bytes", str(64 * MIB))
     (server.folder / "data" / "penstock").mkdir()
     head = b"PUT /penstock/slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16777216\r\n\r\n1"
-    slow = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(100)]
+    slow = [socket.create_connection(("127.0.0.1", server.port), 300) for _ in range(100)]
     for connection in slow:
         connection.sendall(head)
     answer = raw(server, b"PUT /penstock/a HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n1")
@@ -593,7 +593,7 @@ def test_idle_connections_to_the_cold_store_are_bounded(served, proxy, minio):
         return sum(fields[2] == f"0100007F:{port:04X}" and fields[3] == "01" for fields in lines)
 
     def head(number):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
         connection.request("HEAD", f"/penstock/idle-{number}")
         status = connection.getresponse().status
         connection.close()

@@ -37,7 +37,7 @@ def storm(uri, options=None, commits=COMMITS):
     ]
     for writer in writers:
         writer.start()
-    told = sorted(acknowledged.get(timeout=120) for _ in range(WRITERS * commits))
+    told = sorted(acknowledged.get(timeout=300) for _ in range(WRITERS * commits))
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0

@@ -233,7 +233,7 @@ def test_a_commit_that_loses_a_race_describes_the_newer_parent():
             expected.append((number, words))
         state.on_create = None
         rival.stdin.close()
-        assert rival.wait(30) == 0
+        assert rival.wait(300) == 0
         ds = ps.open(ds.uri, storage_options=options)
         batch = ds[:]
         place = {int(n): row for row, n in enumerate(batch["n"])}

@@ -101,22 +101,41 @@ def length(batch: Any) -> int:
     return length(next(iter(batch.values()))) if isinstance(batch, dict) else len(batch)
 
 
-def processor_seconds() -> float:
-    """Return the processor seconds of this process and its descendants, including those that have ended."""
-    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]  # Before this function spends more.
-    parents, spent = {}, {}
+def tree(root: int) -> list[int]:
+    """Return a process and its descendants. Those of a parent that has ended are missing."""
+    parents = {}
     for folder in pathlib.Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                parents[int(folder.name)], spent[int(folder.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
 
     def descends(process: int) -> bool:
-        while process not in (0, os.getpid()):
+        while process not in (0, root):
             process = parents.get(process, 0)
-        return process == os.getpid()
+        return process == root
 
-    return sum(one.ru_utime + one.ru_stime for one in own) + sum(spent[one] for one in parents if one != os.getpid() and descends(one))
+    return [process for process in parents if descends(process)]
+
+
+def resident_bytes(root: int) -> int:
+    """Return the memory of a process and its descendants. What several of them share counts once, in parts (PSS)."""
+    total = 0
+    for process in tree(root):
+        with contextlib.suppress(OSError):  # It has ended.
+            found = re.search(r"^Pss:\s+(\d+) kB", pathlib.Path(f"/proc/{process}/smaps_rollup").read_text(), re.M)
+            total += int(found[1]) << 10 if found else 0
+    return total
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of this process and its descendants, including those that have ended."""
+    spent = sum(one.ru_utime + one.ru_stime for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    for process in tree(os.getpid()):
+        if process != os.getpid():
+            with contextlib.suppress(OSError):
+                fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                spent += (int(fields[11]) + int(fields[12])) / TICKS
+    return spent
 
 
 def own_seconds() -> float:
@@ -138,8 +157,13 @@ def rest(longest_seconds: float = 5.0) -> bool:
 
 
 def device_bytes() -> int:
-    """Return how many bytes this process has read from devices."""
-    return int(next(line for line in pathlib.Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes")).split()[1])
+    """Return how many bytes this process and its descendants have read from devices, including those that have ended."""
+    total = 0
+    for process in tree(os.getpid()):
+        with contextlib.suppress(OSError):
+            found = re.search(r"^read_bytes: (\d+)", pathlib.Path(f"/proc/{process}/io").read_text(), re.M)
+            total += int(found[1]) if found else 0
+    return total
 
 
 class Parallel(list[Any]):
@@ -187,7 +211,7 @@ def turns(work: Any, durable: pathlib.Path | None) -> Iterator[dict[str, Any]]:
         seconds = time.perf_counter() - began
         answer = {
             "seconds": seconds, "cpu_seconds": processor_seconds() - spent, "samples": samples, "digest": digest, "kind": kind,
-            "device_bytes": device_bytes() - device, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            "device_bytes": device_bytes() - device,
         }  # fmt: skip
         answer["rested"] = rest()
         yield answer

@@ -102,7 +102,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     }
     proxy.set(faults);
     let hedge = if random.chance(3) { "true" } else { "false" };
-    let options = Minio::options(proxy.address, &[("timeout_seconds", if hard { "0.5" } else { "30" }), ("hedge", hedge)])?;
+    let options = Minio::options(proxy.address, &[("timeout_seconds", if hard { "0.5" } else { "120" }), ("hedge", hedge)])?;
     let told = Mutex::new(Told::default());
     let has_own_server = std::env::var_os(SERVER).is_some();
     let note = |error: &Error| {
