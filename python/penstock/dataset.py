@@ -98,7 +98,7 @@ def open(
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
     "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC.
 
-    `uri` is a path, file://, memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
+    `uri` is a path, file:// (with `%20` for a space), memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
     "auto" and "mapped" map them, "buffered" reads only the ranges that a call to `take` needs, and "direct" does the same without
     the page cache.
 

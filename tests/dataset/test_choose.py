@@ -110,10 +110,10 @@ def test_a_split_by_class_is_exact_in_each_class_and_one_by_group_keeps_groups_t
     assert [np.bincount(view["label"][:]).tolist() for view in by.values()] == [[280, 280], [70, 70]]
     grouped = ds.split({"train": 0.5, "test": 0.5}, group="who", seed=1)
     one, other = ({*view["who"][:].tolist()} for view in grouped.values())
-    assert not one & other and len(one | other) == 100 and 25 < len(one) < 75
+    assert not one & other and len(one | other) == 100 and len(one) in (49, 50, 51)
     both = ds.split({"train": 0.8, "test": 0.2}, group="who", by="label")
     one, other = ({*view["who"][:].tolist()} for view in both.values())
-    assert not one & other and len(one | other) == 100 and 540 <= len(both["train"]) <= 580
+    assert not one & other and len(one | other) == 100 and 553 <= len(both["train"]) <= 567
     for fractions in ({"train": 0.9, "test": 0.1}, {"train": 0.8, "val": 0.1, "test": 0.1}, {"test": 0.2, "train": 0.8}):
         small = ps.create(f"memory://small-{'-'.join(map(str, fractions.values()))}", {"kind": ps.Text()})
         small.append({"kind": [f"kind {n // 3}" for n in range(3000)]})
@@ -123,8 +123,9 @@ def test_a_split_by_class_is_exact_in_each_class_and_one_by_group_keeps_groups_t
         )
     zeros = ps.create("memory://zeros", {"f": "float64", "t": "timestamp"})
     zeros.append({"f": [0.0, -0.0] * 20, "t": np.array([2**62, 2**62] * 20).view("datetime64[us]")})
+    zeros.append({"f": [1.0] * 40, "t": np.zeros(40, np.int64).view("datetime64[us]")})
     for column in ("f", "t"):
-        assert {len(part) for part in zeros.split({"a": 0.5, "b": 0.5}, group=column).values()} == {0, 40}
+        assert {len(part) for part in zeros.split({"a": 0.5, "b": 0.5}, group=column).values()} == {40}
     nulls = ds.split({"train": 0.5, "test": 0.5}, group="t")
     assert 20 < sum(value is None for value in nulls["train"]["t"][:]) < 120, "a sample without a value is a group of its own"
     for wrong in (

@@ -394,5 +394,7 @@ def test_two_servers_cannot_share_the_folder(start, folder, tmp_path_factory):
     start()
     other = tmp_path_factory.mktemp("other")
     command = [sys.executable, "-m", "penstock", "serve", "--cold", str(other), "--anonymous", "--listen", "127.0.0.1:0"]
-    done = subprocess.run([*command, "--write-back", f"{pathlib.Path(folder) / 'pending'}:1GB"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, "--write-back", f"{pathlib.Path(folder) / 'pending'}:1GB"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1 and "another server serves it" in done.stderr, done.stderr

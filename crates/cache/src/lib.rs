@@ -39,7 +39,7 @@ pub const VARIABLE: &str = "PENSTOCK_CACHE";
 /// `note` gets the reason.
 pub fn open(uri: &str, options: &Options, policy: Policy, note: impl FnOnce(Error)) -> Result<Box<dyn Storage>> {
     let store = penstock_storage::open(uri, options)?;
-    let is_remote = uri.split_once("://").is_some_and(|(scheme, _)| !matches!(scheme, "file" | "memory"));
+    let is_remote = penstock_storage::local_path(uri)?.is_none() && !uri.starts_with("memory://");
     let from_environment = || std::env::var(VARIABLE).ok().filter(|_| is_remote);
     let Some(text) = options.given("cache").map(str::to_owned).or_else(from_environment).filter(|text| !text.is_empty()) else {
         return Ok(store);

@@ -45,6 +45,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(versions::snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(versions::snapshot::open, module)?)?;
     module.add_function(wrap_pyfunction!(versions::snapshot::doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::snapshot::local_path, module)?)?;
     module.add_function(wrap_pyfunction!(versions::transaction::append, module)?)?;
     module.add_function(wrap_pyfunction!(versions::transaction::begin, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::create_branch, module)?)?;

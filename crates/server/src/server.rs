@@ -1,7 +1,7 @@
 //! The server itself: its configuration, its connections and their limits, and how it ends.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -338,13 +338,12 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
         });
         return Ok((remote, identity));
     }
-    let path = config.cold.strip_prefix("file://").unwrap_or(&config.cold);
-    if path.contains("://") {
-        return Err(Error::new("unsupported-storage", format!("cannot serve `{}`", config.cold))
-            .hint("serve s3://bucket, s3:// or a folder; most other stores have an S3 endpoint"));
-    }
-    let folder = Folder::open(Path::new(path))?;
-    let identity = format!("serve {}", std::fs::canonicalize(path).map_err(|error| failed(path, error))?.display());
+    let path = penstock_storage::local_path(&config.cold)?.ok_or_else(|| {
+        Error::new("unsupported-storage", format!("cannot serve `{}`", config.cold))
+            .hint("serve s3://bucket, s3:// or a folder; most other stores have an S3 endpoint")
+    })?;
+    let folder = Folder::open(&path)?;
+    let identity = format!("serve {}", std::fs::canonicalize(&path).map_err(|error| failed(&config.cold, error))?.display());
     Ok((Arc::new(folder), identity))
 }
 

@@ -14,6 +14,7 @@ mod listing;
 mod local;
 mod memory;
 mod options;
+mod path;
 pub mod process;
 mod ranges;
 mod remote;
@@ -32,24 +33,23 @@ pub use listing::{Entry, Page};
 pub use local::{Disk, File, FileSystem, Journal, Local, check_length};
 pub use memory::Memory;
 pub use options::{Io, Options};
+pub use path::local_path;
 pub use ranges::{Piece, RangeRequest, RequestCost, Then};
 pub use remote::Remote;
 pub use storage::{Created, ObjectWriter, Storage, Turn};
 
-/// Open the store at a URI: a path, `file://`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
+/// Open the store at a URI: a path, `file:`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
 pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
-    let path = match uri.split_once("://") {
-        Some(("memory", name)) => return Ok(Box::new(Memory::named(name))),
-        Some(("s3" | "gs" | "az" | "http" | "https", _)) => return Ok(Box::new(Remote::open(uri, options)?)),
-        None => uri.to_owned(),
-        Some(("file", path)) => path.to_owned(),
-        Some((scheme, _)) => {
-            return Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: this release does not support `{scheme}://`"))
-                .hint("use a local path, file://, memory://, s3://, gs://, az://, http:// or https://"));
-        }
-    };
-    if path.is_empty() || path.contains('\0') {
-        return Err(Error::new("invalid-uri", format!("cannot open `{uri}`: the path is empty or contains a null character")));
+    if let Some(path) = local_path(uri)? {
+        return Ok(Box::new(Local::open(&path, Arc::new(Disk), options.io)?));
     }
-    Ok(Box::new(Local::open(std::path::Path::new(&path), Arc::new(Disk), options.io)?))
+    match uri.split_once("://") {
+        Some(("memory", name)) => Ok(Box::new(Memory::named(name))),
+        Some(("s3" | "gs" | "az" | "http" | "https", _)) => Ok(Box::new(Remote::open(uri, options)?)),
+        other => {
+            let scheme = other.map_or(uri, |(scheme, _)| scheme);
+            Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: this release does not support `{scheme}://`"))
+                .hint("use a local path, file://, memory://, s3://, gs://, az://, http:// or https://"))
+        }
+    }
 }

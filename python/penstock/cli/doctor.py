@@ -27,12 +27,12 @@ def doctor(
     from penstock.cli.terminal import show
     from penstock.errors import NotFoundError
 
-    local = "://" not in uri or uri.startswith("file://")
-    if local and not pathlib.Path(uri.removeprefix("file://")).is_dir():
+    folder = _core.local_path(uri)
+    if folder is not None and not pathlib.Path(folder).is_dir():
         raise NotFoundError(f"cannot examine `{uri}`: there is no such folder", code="source-not-found", hint="create it first")
     # Bypass the page cache to measure the disk itself.
     pairs = [("timeout_seconds", "15"), *{**at.storage_options, **at.options_of(options)}.items()]
-    findings = _core.doctor(uri, None if local else pairs, "direct" if local else "auto")
+    findings = _core.doctor(uri, pairs if folder is None else None, "auto" if folder is None else "direct")
     bad = [found for found in findings if found[1] is False]
     if as_json:
         rows = [

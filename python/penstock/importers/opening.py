@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from penstock import _core
 from penstock.changes.tables import is_table
 from penstock.errors import Error, InvalidInputError, NotFoundError
 from penstock.importers import csv, frames, jsonl, parquet, rows
@@ -99,9 +100,10 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
                 return frames.open_tables(source, common), "tables"
             source = source if limit is None else itertools.islice(source, limit)  # Takes no more rows than wanted.
         return rows.open_source(source, common), "iterable"
-    if "://" in str(source):
+    local = _core.local_path(source) if isinstance(source, str) else source
+    if local is None:
         raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")
-    path = pathlib.Path(source)
+    path = pathlib.Path(local)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
     if path.suffix.lower() == ".xz":

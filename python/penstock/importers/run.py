@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock import _core
 from penstock.changes.tables import is_table
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
@@ -346,7 +347,8 @@ def _destination(
 
 def _missing(destination: str | os.PathLike[str]) -> list[pathlib.Path]:
     """List the folders that must be created for a dataset, innermost first."""
-    path = pathlib.Path(destination).absolute()
+    local = _core.local_path(destination) if isinstance(destination, str) else destination
+    path = pathlib.Path(local or ".").absolute()
     return list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
+import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,8 @@ Hashes = npt.NDArray[np.uint64]
 _SAMPLE, _SPLIT, _GROUP = 1, 2, 3
 # Digits of row ids that are spread evenly over the parts of a split.
 _DIGITS = 3
+# A part is far from its wanted size if it differs by more than this share of all samples.
+_FAR = 0.1
 # Column types whose values can form groups.
 _GROUPS = ("scalar", "text", "label", "category", "json")
 
@@ -87,20 +92,35 @@ def split(
     shares, seed, views = _checked(fractions), whole_seed(seed), [view._as_it_is() for view in views]
     by, group = columns
     ids = [_row_ids(view) for view in views]
-    units = ids if group is None else [_groups(view, group, own) for view, own in zip(views, ids, strict=True)]
-    if by is not None:
-        classes = [_classes(view, by) for view in views]
-        places = [_ranked(own, unit, seed) for own, unit in zip(classes, units, strict=True)]
-        if group is not None:
-            joint = _ranked(np.concatenate(classes), np.concatenate(units), seed)
-            places = np.split(joint, np.cumsum([len(unit) for unit in units])[:-1])
+    ends = np.cumsum([len(own) for own in ids])[:-1]
+    classes = None if by is None else np.concatenate([_classes(view, by) for view in views])
+    if group is not None:
+        units = np.concatenate([_groups(view, group, own) for view, own in zip(views, ids, strict=True)])
+        parts = np.split(_dealt(units, np.concatenate(ids), classes, (group, dict(zip(fractions, shares, strict=True))), seed), ends)
     else:
-        places = [_spread(own, seed) if group is None else _unit(_hash(_GROUP, seed, own)) for own in units]
-    parts = [np.searchsorted(np.cumsum(shares)[:-1], own, side="right") for own in places]
+        places = [_spread(own, seed) for own in ids]
+        if classes is not None:
+            places = [_ranked(own, each, seed) for own, each in zip(np.split(classes, ends), ids, strict=True)]
+        parts = [np.searchsorted(np.cumsum(shares)[:-1], own, side="right") for own in places]
+    _warn_of_sizes(np.concatenate(parts), dict(zip(fractions, shares, strict=True)), group)
     return {
         name: [view.select(np.flatnonzero(own == part)) for view, own in zip(views, parts, strict=True)]
         for part, name in enumerate(fractions)
     }
+
+
+def _warn_of_sizes(parts: npt.NDArray[np.int64], shares: Mapping[str, float], group: str | None) -> None:
+    """Warn of parts that are empty, or whose size is far from the wanted one."""
+    counts, total = np.bincount(parts, minlength=len(shares)).tolist(), len(parts)
+    far = [
+        f"`{name}` has {count} samples, {share * total:.4g} were wanted"
+        for (name, share), count in zip(shares.items(), counts, strict=True)
+        if share > 0 and total and (count == 0 or abs(count - share * total) > max(1, _FAR * total))
+    ]
+    if far:
+        why = "there are few samples" if group is None else f"the groups of `{group}` are few or unequal"
+        text = f"of the {total} samples of this split, {'; '.join(far)}: {why}. Choose other fractions, or store the parts in a column"
+        warnings.warn(text, stacklevel=4)
 
 
 def _checked(fractions: Any) -> list[float]:
@@ -160,27 +180,81 @@ def _numbers(values: Any) -> npt.NDArray[np.int64]:
     return np.frombuffer(b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts), np.int64)
 
 
-def _ranked(hashes: npt.NDArray[np.int64], units: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
-    """Return for each sample the place of its unit among the units of its class, ordered by their hashes, from 0 to 1.
+def _ranked(classes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
+    """Return for each sample its place among the samples of its class, ordered by the hashes of their row ids, from 0 to 1.
 
-    `hashes` are those of the samples' classes. `units` are row ids or groups. The class of a group is the one of most of its samples. Each class begins at a random part of a unit, so that parts of small classes are as large on average as their fractions.
+    Each class begins at a random part of a sample, so that parts of small classes are as large on average as their fractions.
     """
-    kinds, classes = np.unique(hashes, return_inverse=True)
+    kinds, own, counts = np.unique(classes, return_inverse=True, return_counts=True)
+    order = np.lexsort((_hash(_GROUP, seed, ids), own))
+    begins = np.cumsum(counts) - counts
+    places = np.empty(len(ids))
+    places[order] = (np.arange(len(ids)) - begins[own[order]] + _unit(_hash(_SPLIT, seed, kinds))[own[order]]) / counts[own[order]]
+    return places
+
+
+def _dealt(
+    units: npt.NDArray[np.int64],
+    ids: npt.NDArray[np.int64],
+    classes: npt.NDArray[np.int64] | None,
+    wanted: tuple[str, Mapping[str, float]],
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """Return the part of each sample: whole groups are dealt to parts in the order in which they first appeared.
+
+    `units` are numbers of groups, and `wanted` the name of their column and the shares of the parts. The first groups get a part each, the
+    largest the largest share. Each later group gets a part that lacks samples, or the one that lacks more than the whole group. Chances are
+    such that each of many groups of one size is in a part as often as the part's share. With classes, parts that lack samples of the group's most common class come first. Groups that appear later
+    therefore never move earlier ones, and shares are exact up to about one group.
+    """
+    column, shares = wanted
     distinct, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    first = np.full(len(distinct), np.iinfo(np.int64).max)
+    np.minimum.at(first, unit, ids)
+    common = np.zeros(len(distinct), np.int64) if classes is None else _most_common(unit, np.unique(classes, return_inverse=True)[1])
+    order = np.lexsort((distinct, first))
+    parts, targets = np.flatnonzero(list(shares.values())).tolist(), [share for share in shares.values() if share > 0]
+    count = len(parts)
+    if 0 < len(distinct) < count:
+        raise InvalidInputError(
+            f"cannot split by the groups of `{column}`: there are {len(distinct)} groups, expected at least {count}, one for each part",
+            hint="use fewer parts, or split without `group`",
+        )
+    chances = _unit(_hash(_GROUP, seed, distinct))
+    begin = order[:count][np.lexsort((chances[order[:count]], -sizes[order[:count]]))]
+    given = dict(zip(begin.tolist(), sorted(range(count), key=lambda part: -targets[part]), strict=False))
+    dealt: list[int] = []
+    filled, total = [0.0] * count, 0
+    of_class = {kind: ([0.0] * count, [0]) for kind in np.unique(common).tolist()}  # What the parts have of it, and how much there is.
+    for one, size, kind, chance in zip(order.tolist(), sizes[order].tolist(), common[order].tolist(), chances[order].tolist(), strict=True):
+        own, seen = of_class[kind]
+        total, seen[0] = total + size, seen[0] + size
+        part = given.get(one)
+        if part is None:
+            lacks = [target * total - has for target, has in zip(targets, filled, strict=True)]
+            least = max(lacks) if max(lacks) >= (1 - (count - 2) / 10) * size else 0.0  # Of several parts, two may lack that much at once.
+            open_to = [lack > 0 and lack >= least for lack in lacks]
+            wanting = [target * seen[0] - has for target, has in zip(targets, own, strict=True)]
+            weights = [max(min(want, target * size), 0.0) * may for want, target, may in zip(wanting, targets, open_to, strict=True)]
+            if not any(weights):
+                weights = [max(min(lack, target * size), 0.0) * may for lack, target, may in zip(lacks, targets, open_to, strict=True)]
+            ends = list(itertools.accumulate(weights))
+            part = min(bisect.bisect(ends, chance * ends[-1]), count - 1)
+        filled[part] += size
+        own[part] += size
+        dealt.append(parts[part])
+    of_group = np.empty(len(distinct), np.int64)
+    of_group[order] = dealt
+    return np.asarray(of_group[unit])
+
+
+def _most_common(unit: npt.NDArray[np.int64], classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return for each group the class of most of its samples."""
     pairs, counts = np.unique(np.stack([unit, classes], axis=1), axis=0, return_counts=True)
-    own = np.empty(len(distinct), np.int64)
     rising = np.argsort(counts, kind="stable")
-    own[pairs[rising, 0]] = pairs[rising, 1]  # NumPy keeps the last assignment, which is the most common class.
-    order = np.lexsort((_hash(_GROUP, seed, distinct), own))
-    sizes, own = sizes[order], own[order]
-    ends = np.cumsum(sizes)
-    first = np.searchsorted(own, own, side="left")  # The first unit of the same class.
-    begins = (ends - sizes)[first]
-    totals = ends[np.searchsorted(own, own, side="right") - 1] - begins
-    places = np.empty(len(distinct))
-    shift = _unit(_hash(_SPLIT, seed, kinds[own]))
-    places[order] = (ends - sizes * (1 - shift) - begins) / totals
-    return np.asarray(places[unit])
+    common = np.empty(int(unit.max(initial=-1)) + 1, np.int64)
+    common[pairs[rising, 0]] = pairs[rising, 1]  # NumPy keeps the last assignment, which is the most common class.
+    return common
 
 
 def filtered(

@@ -99,6 +99,12 @@ pub fn doctor(py: Python<'_>, uri: &str, storage_options: Option<Vec<(String, St
     Ok(findings.into_iter().map(|found| (found.name, found.good, found.measured, found.finding, found.advice)).collect())
 }
 
+/// Return the local path that a path or a file URI names, or None for a URI of another store.
+#[pyfunction]
+pub fn local_path(py: Python<'_>, uri: &str) -> PyResult<Option<String>> {
+    Ok(penstock_storage::local_path(uri).or_raise(py)?.map(|path| path.display().to_string()))
+}
+
 type Found = (&'static str, Option<bool>, Option<(f64, &'static str)>, String, String);
 
 impl Snapshot {

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from penstock import _core
+from penstock.errors import InvalidInputError
 from penstock.importers.shared import tables
 from penstock.importers.shared.source import Chunk, Refusal
 from penstock.values.checks import is_arrow, is_utf8
@@ -100,7 +102,13 @@ def _bytes_of(files: Mapping[str, list[pathlib.Path | None]], row: int) -> int:
 def _file(folder: pathlib.Path, value: Any) -> pathlib.Path | None:
     if isinstance(value, os.PathLike):
         return folder / value
-    return folder / value if isinstance(value, str) and value and "://" not in value and "\0" not in value else None
+    if not isinstance(value, str) or not value or "\0" in value:
+        return None
+    try:
+        local = _core.local_path(value) if ":" in value else value
+    except InvalidInputError:
+        return None
+    return None if local is None else folder / local
 
 
 def grouped(items: Iterable[Item], size: Callable[[Item], int], most: int, largest: int) -> Iterator[list[Item]]:
