@@ -161,7 +161,7 @@ def test_samples_are_chosen_by_seed_and_filters_name_the_sample(capfd):
     with pytest.raises(IndexError) as caught:
         ds.filter(lambda sample: [1, 2, 3][sample["n"]], columns=["n"])
     assert caught.value.__notes__ == ["in the function given to ds.filter, for the sample at position 3"]
-    for wrong in (lambda: ds.sample(201), lambda: ds.sample(-1), lambda: ds.filter("n > 3"), lambda: ds.batches(0), lambda: ds.head(-1)):
+    for wrong in (lambda: ds.sample(201), lambda: ds.sample(-1), lambda: ds.filter(3), lambda: ds.batches(0), lambda: ds.head(-1)):
         with pytest.raises(ps.InvalidInputError):
             wrong()
     assert [len(batch["n"]) for batch in ds.batches(90)] == [90, 90, 20] and len(ds.head()) == 5 and len(ds.head(1000)) == 200

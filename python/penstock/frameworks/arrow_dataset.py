@@ -35,14 +35,15 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
     The base class has no native dataset here, so every method that would use it is replaced.
     """
 
-    def __init__(self, view: View, condition: Any = None) -> None:
+    def __init__(self, view: View, condition: Any = None, columns: Sequence[str] | None = None) -> None:
         self._view = view
         self._condition = condition
+        self._columns = list(view.schema) if columns is None else view._named(columns) or []
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema, with float32 for float16, which DuckDB does not read."""
-        return arrow.arrow_schema(arrow.kinds_of(self._view, list(self._view.schema), halves=False))
+        return arrow.arrow_schema(arrow.kinds_of(self._view, self._columns, halves=False))
 
     def scanner(self, columns: Columns = None, filter: Any = None, batch_size: int = 1 << 14, **options: Any) -> pads.Scanner:
         """Begin a scan. `options` are pyarrow's; they have no effect, because Penstock reads ahead itself."""
@@ -50,7 +51,7 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
 
     def _scanner(self, columns: Columns, filter: Any, batch_size: int) -> pads.Scanner:
         condition = filter if self._condition is None else self._condition if filter is None else self._condition & filter
-        every = list(self._view.schema)
+        every = self._columns
         if columns is None:
             names = every
         elif isinstance(columns, Mapping):
@@ -59,7 +60,7 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
             names = [name if name in every else name.lstrip(".").partition(".")[0] for name in columns]
         tested = [] if condition is None else self._needed({"columns": [], "filter": condition}, [condition])
         rows = int(batch_size or 1 << 14)
-        if tested and any(isinstance(self._view.schema[name], _LARGE) for name in names if name not in tested):
+        if tested and any(isinstance(self._view.schema.get(name), _LARGE) for name in names if name not in tested):
             ordered = [name for name in every if name in names]
             schema = arrow.arrow_schema(arrow.kinds_of(self._view, ordered, halves=False))
             found = pa.RecordBatchReader.from_batches(schema, self._selected(ordered, tested, condition, rows))
@@ -121,15 +122,16 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
     def take(self, indices: Any, columns: Columns = None, filter: Any = None, **options: Any) -> pa.Table:
         """Read samples by position, among those that a filter selects."""
         if filter is None and self._condition is None:
-            return ArrowDataset(self._view.select(pa.array(indices).to_numpy(zero_copy_only=False))).to_table(columns, **options)
+            chosen = self._view.select(pa.array(indices).to_numpy(zero_copy_only=False))
+            return ArrowDataset(chosen, columns=self._columns).to_table(columns, **options)
         return self.to_table(columns, filter, **options).take(pa.array(indices))
 
     def filter(self, expression: Any) -> ArrowDataset:
         """Return a dataset of the samples that an expression selects, in addition to earlier filters."""
-        return ArrowDataset(self._view, expression if self._condition is None else self._condition & expression)
+        return ArrowDataset(self._view, expression if self._condition is None else self._condition & expression, self._columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ArrowDataset, (self._view, self._condition))
+        return (ArrowDataset, (self._view, self._condition, self._columns))
 
     def _unsupported(self, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(

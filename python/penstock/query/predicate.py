@@ -1,6 +1,6 @@
 """Find the samples for which an SQL predicate is true, with DuckDB.
 
-A leaf module: only `Transaction.delete(where=…)` imports it. Source: DuckDB's SQL, including `json_serialize_sql`, which parses it.
+A leaf module: only `Transaction.delete(where=…)` and `View.filter` import it. Source: DuckDB's SQL, including `json_serialize_sql`, which parses it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.frameworks import arrow
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.views.concat import Concat
     from penstock.views.view import View
 
 
@@ -27,6 +28,21 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
 
     Cost: scans these columns.
     """
+    return _found(view, where, doing, read, row_id, "_row_id")
+
+
+def positions(view: View | Concat, where: str) -> npt.NDArray[np.int64]:
+    """Return the places in the view of the samples for which `where` is true, in rising order. `where` may name `_row_id` and `_position`.
+
+    Cost: scans the columns that it names.
+    """
+    return np.sort(_found(view, where, "filter", lambda _: None, "_row_id", _PLACE))
+
+
+def _found(
+    view: View | Concat, where: str, doing: str, read: Callable[[list[str]], None], row_id: str, wanted: str
+) -> npt.NDArray[np.int64]:
+    """Return the row ids or the places, as `wanted` names them, of the samples for which a condition is true."""
     if not isinstance(where, str):
         raise InvalidInputError(f"cannot {doing}: the predicate is a {type(where).__name__}, expected SQL as str")
     try:
@@ -36,10 +52,12 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
     connection = duckdb.connect(config={"enable_external_access": False})
     raised: list[BaseException] = []
     try:
-        columns = _columns(connection, view, where, doing)
+        extras = ["_row_id"] if wanted == "_row_id" else ["_row_id", "_position"]
+        columns = _columns(connection, [*view.schema, *extras], where, doing)
         read(columns)
-        names = ["_row_id", *columns]
-        connection.register("stored", _noting(_without_halves(arrow.reader(view, names, 1 << 16)), raised))
+        batches = arrow.reader(view, [*extras, *columns], 1 << 16)
+        batches = batches if wanted == "_row_id" else _numbered(batches, len(view._parts()) > 1)
+        connection.register("stored", _noting(_without_halves(batches), raised))
         connection.execute(f"CREATE TEMP VIEW samples AS SELECT * REPLACE ({row_id} AS _row_id) FROM stored")
         [(kind,)] = connection.execute(f"SELECT column_type FROM (DESCRIBE SELECT ({where}\n) FROM samples)").fetchall()
         if kind != "BOOLEAN":
@@ -47,7 +65,7 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
                 f"cannot {doing}: `{where}` is not a condition: it is of type {kind.lower()}, expected a boolean",
                 hint="compare it, as in year < 2000",
             )
-        found = connection.execute(f"SELECT _row_id FROM samples WHERE ({where}\n)").fetchnumpy()["_row_id"]
+        found = connection.execute(f"SELECT {wanted} FROM samples WHERE ({where}\n)").fetchnumpy()[wanted]
     except (duckdb.Error, RuntimeError) as error:
         if raised:
             raise raised[0] from None
@@ -61,12 +79,14 @@ def matching(view: View, where: str, doing: str, read: Callable[[list[str]], Non
     return np.asarray(found, np.int64)
 
 
+# Columns of datasets do not begin with an underscore.
+_PLACE = "_place"
 # The parts of which a condition on single samples consists, as DuckDB names their classes.
 _PARTS = {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE"}
 
 
-def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
-    """Parse a predicate, and return the columns that it names."""
+def _columns(connection: Any, known: list[str], where: str, doing: str) -> list[str]:
+    """Parse a predicate, and return those of the `known` columns that it names."""
     parsed, bare = _parsed(connection, where), _parsed(connection, where, bare=True)
     if parsed["error"]:
         raise InvalidInputError(f"cannot {doing}: {parsed['error_message']}", hint="a predicate is an SQL condition, such as year < 2000")
@@ -80,15 +100,29 @@ def _columns(connection: Any, view: View, where: str, doing: str) -> list[str]:
         raise InvalidInputError(
             f"cannot {doing}: `{where}` is not a condition on single samples{what}", hint="select the row ids first, then delete them"
         )
-    names = dict.fromkeys(_column(view, node["column_names"], doing) for node in nodes if node.get("class") == "COLUMN_REF")
+    names = dict.fromkeys(_column(known, node["column_names"], doing) for node in nodes if node.get("class") == "COLUMN_REF")
     alike = {name.lower(): name for name in names}
     for name in names:
         if alike[name.lower()] != name:
             raise InvalidInputError(
                 f"cannot {doing}: SQL does not distinguish the columns `{name}` and `{alike[name.lower()]}`", hint="name only one of them"
             )
-    names.pop("_row_id", None)
-    return list(names)
+    return [name for name in names if name not in ("_row_id", "_position")]
+
+
+def _numbered(batches: pa.RecordBatchReader, joined: bool) -> pa.RecordBatchReader:
+    """Add the place of each sample in the view. In joined views, this is also its position."""
+    import pyarrow as pa
+
+    def numbered() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for batch in batches:
+            places = pa.array(np.arange(first, first := first + batch.num_rows))
+            batch = batch.set_column(1, batch.schema.field(1), places) if joined else batch
+            yield batch.append_column(field, places)
+
+    field = pa.field(_PLACE, pa.int64(), nullable=False)
+    return pa.RecordBatchReader.from_batches(batches.schema.append(field), numbered())
 
 
 def _noting(batches: pa.RecordBatchReader, raised: list[BaseException]) -> pa.RecordBatchReader:
@@ -149,16 +183,16 @@ def _without_condition(parsed: Any) -> Any:
     return stripped(parsed["statements"])
 
 
-def _column(view: View, names: list[str], doing: str) -> str:
+def _column(known: list[str], names: list[str], doing: str) -> str:
     """Return the column that a reference names. As in SQL, case matters only if two columns differ in nothing else."""
-    known, name = [*view.schema, "_row_id"], names[-1]
+    name = names[-1]
     alike = [column for column in known if column.lower() == name.lower()]
     if len(names) == 1 and (name in known or len(alike) == 1):
         return name if name in known else alike[0]
     raise NotFoundError(
         f"cannot {doing}: the dataset has no column `{'.'.join(names)}`",
         code="column-not-found",
-        hint=f"columns: {', '.join(view.schema)}; text is written in single quotes",
+        hint=f"columns: {', '.join(name for name in known if not name.startswith('_'))}; text is written in single quotes",
     )
 
 

@@ -259,16 +259,23 @@ def _most_common(unit: npt.NDArray[np.int64], classes: npt.NDArray[np.int64]) ->
 
 def filtered(
     view: View | Concat,
-    function: Callable[[dict[str, Any]], Any],
+    function: Callable[[dict[str, Any]], Any] | str,
     columns: Sequence[str] | None,
     progress: Callable[[int, int], None] | bool,
 ) -> npt.NDArray[np.int64]:
-    """Return the positions of the samples for which a function returns true."""
+    """Return the positions of the samples for which a function returns true, or an SQL condition is true."""
+    view = view._as_it_is()
+    if isinstance(function, str):
+        from penstock.query import predicate
+
+        if columns is not None or progress is not False:
+            raise InvalidInputError("cannot filter by SQL with `columns` or `progress`", hint="leave them out: SQL reads what it names")
+        return predicate.positions(view, function)
     if not callable(function):
         raise InvalidInputError(
-            f"cannot filter by {function!r}: expected a function of a sample", hint='lambda sample: sample["year"] > 1999'
+            f"cannot filter by {function!r}: expected a function of a sample, or SQL",
+            hint='write "year > 1999" or lambda sample: sample["year"] > 1999',
         )
-    view = view._as_it_is()
     chosen = view if columns is None else view.select_columns(columns)
     media = any(kind.type in ("image", "mask") for kind in chosen.schema.values())
     kept: list[int] = []

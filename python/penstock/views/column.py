@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,8 +48,8 @@ def _times(value: object) -> list[Any] | None:
 class Column:
     """One column of a view, indexed like the view: `ds["image"][5]`, `ds["label"][:]`, `ds["volume"][7, 0:64, 10]`.
 
-    Comparisons read all values of the column and return a mask, as in `ds[ds["year"] < 2000]`. They work for scalars, text, labels and
-    categories. A null compares as False, and as True with `!=`, except with another null.
+    Comparisons and `isin` read all values of the column and return a mask, as in `ds[ds["year"] < 2000]`. They work for scalars, text, labels and
+    categories; `contains` works for lists. A null compares as False, and as True with `!=`, except with another null.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://column", {"year": "int32", "label": ps.Label(["cat", "dog"]), "boxes": ps.Boxes()})
@@ -108,7 +108,16 @@ class Column:
 
     def _compared(self, compare: Callable[[Any, Any], Any], other: object) -> Any:
         """Compare each value with one value, or with one value per sample."""
-        kind, sign = self.type, _SIGNS[compare]
+        sign = _SIGNS[compare]
+        given, others, worded = self._given(sign, other)
+        values, missing = self._fitting(sign, other, given, worded)
+        if given.shape not in ((), (len(self),)):
+            raise self._incomparable(sign, other)
+        return np.where(missing | others, (compare is operator.ne) & (missing != others), compare(values, given).astype(bool))
+
+    def _given(self, sign: str, other: object) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], bool]:
+        """Return what to compare with as an array, which of it is null, and whether it has words."""
+        kind = self.type
         if kind.type not in ("scalar", "text", "label", "category"):
             raise InvalidInputError(
                 f"cannot compare column `{self.name}` with {sign}: it is {kind.describe()}",
@@ -139,13 +148,73 @@ class Column:
             if isinstance(other, np.ma.MaskedArray):
                 other, others = np.ma.getdata(other), np.ma.getmaskarray(other)
             given = np.asarray(other, object if worded else self._weakly(other))
+        return given, others, worded
+
+    def _fitting(self, sign: str, other: object, given: npt.NDArray[Any], worded: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return all values and which of them are null. Refuse what values of this kind cannot be compared with."""
         values, missing = self._plain(worded)
         fits = given.dtype.kind in ("O" if worded else "biufcM") and all(
             (array.dtype.kind == "M") == (values.dtype.kind == "M") for array in (given, values)
         )
-        if (values.dtype.kind == "O") != worded or not fits or given.shape not in ((), (len(self),)):
+        if (values.dtype.kind == "O") != worded or not fits:
             raise self._incomparable(sign, other)
-        return np.where(missing | others, (compare is operator.ne) & (missing != others), compare(values, given).astype(bool))
+        return values, missing
+
+    def isin(self, values: Any) -> npt.NDArray[np.bool_]:
+        """Return a mask of the samples whose value is one of `values`, a list. It works for columns that can be compared.
+
+        Shapes: (N,) bool. Cost: reads the column. A null is in no list. Words that a label does not have are refused.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://isin", {"label": ps.Label(["cat", "dog", "emu"])})
+        >>> receipt = ds.append({"label": ["emu", "cat", None, "dog"]})
+        >>> ds["label"].isin(["cat", "dog"]).tolist()
+        [False, True, False, True]
+        """
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise InvalidInputError(
+                f"cannot look for {shown(values)} in column `{self.name}`: expected a list of values", hint="write isin([…])"
+            )
+        wanted = list(values)
+        if any(value is None for value in wanted):
+            raise self._incomparable("isin", None, f'for nulls: [value is None for value in ds["{self.name}"]]')
+        given = [self._given("isin", value) for value in wanted]
+        if not given:
+            return np.zeros(len(self), bool)
+        if any(one.shape != () for one, _, _ in given):
+            raise self._incomparable("isin", wanted)
+        worded = given[0][2]
+        sought = np.array([one[()] for one, _, _ in given], object) if worded else np.array([one[()] for one, _, _ in given])
+        values, missing = self._fitting("isin", wanted, sought, worded)
+        return np.isin(values, sought) & ~missing
+
+    def contains(self, value: Any) -> npt.NDArray[np.bool_]:
+        """Return a mask of the samples whose list has a value. It works for labels and for tensors of one free dimension.
+
+        Shapes: (N,) bool. Cost: reads the column. A null contains nothing. A word that the labels do not have is refused.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://list-contains", {"labels": ps.Labels(["cat", "dog"])})
+        >>> receipt = ds.append({"labels": [["dog", "cat"], [], None, ["dog"]]})
+        >>> ds["labels"].contains("dog").tolist()
+        [True, False, False, True]
+        """
+        kind = self.type
+        if kind.sample_shape() != (None,) or kind.type not in ("labels", "tensor"):
+            hint = f"{self.name} LIKE '%part%'" if kind.type == "text" else f"list_contains({self.name}, 1)"
+            raise InvalidInputError(
+                f"cannot look into column `{self.name}`: it is {kind.describe()}, expected lists", hint=f'write ds.filter("{hint}")'
+            )
+        if kind.type == "labels" and isinstance(value, str):
+            if value not in (names := self._view.vocabulary(self.name)):
+                raise InvalidInputError(
+                    f"cannot look for {value!r} in column `{self.name}`: it is not one of its labels",
+                    hint=f"labels: {', '.join(names[:20])}",
+                )
+            value = names.index(value)
+        if not isinstance(value, int | float | complex | np.number | np.bool_):
+            raise InvalidInputError(f"cannot look for {shown(value)} in column `{self.name}`: expected one of its values")
+        return np.fromiter((each is not None and bool(np.any(each == value)) for each in self), bool, len(self))
 
     def __contains__(self, value: object) -> bool:
         return bool(np.any(self == value))

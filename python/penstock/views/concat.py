@@ -187,12 +187,12 @@ class Concat(Exports):
 
     def filter(
         self,
-        function: Callable[[dict[str, Any]], Any],
+        function: Callable[[dict[str, Any]], Any] | str,
         *,
         columns: Sequence[str] | None = None,
         progress: Callable[[int, int], None] | bool = False,
     ) -> Concat:
-        """Select the samples for which `function(sample)` returns true; see `View.filter`. Codes of words are those of all views."""
+        """Select the samples for which an SQL condition is true, or for which `function(sample)` returns true; see `View.filter`. Codes of words are those of all views."""
         return self.select(choose.filtered(self, function, columns, progress))
 
     def select(self, positions: npt.ArrayLike | slice | range) -> Concat:

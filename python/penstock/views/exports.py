@@ -63,8 +63,10 @@ class Exports(Loadable):
         """
         return self.scan(columns, batch_size=1 << 16).read_all()
 
-    def to_arrow_dataset(self) -> Any:
+    def to_arrow_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """Return a `pyarrow.dataset.Dataset` of this view. DuckDB, Polars and pyarrow read from it only the columns that a query needs.
+
+        `columns` may also name `_row_id` and `_position`, which lead from the answer of a query back to the samples.
 
         >>> import duckdb, penstock as ps
         >>> ds = ps.create("memory://to-arrow-dataset", {"path": ps.Text(), "image": ps.Image()})
@@ -72,10 +74,13 @@ class Exports(Loadable):
         >>> photos = ds.to_arrow_dataset()
         >>> duckdb.sql("SELECT max(length(path)) FROM photos").fetchall()
         [(6,)]
+        >>> photos = ds.to_arrow_dataset(["_position", "path"])
+        >>> ds.select([row[0] for row in duckdb.sql("SELECT _position FROM photos WHERE path LIKE 'b%'").fetchall()])["path"][:]
+        ['bc.jpg']
         """
         from penstock.frameworks.arrow_dataset import ArrowDataset
 
-        return ArrowDataset(self._of()._as_it_is())
+        return ArrowDataset(self._of()._as_it_is(), columns=columns)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Read all samples as a pandas frame. Labels and categories become categoricals, and whole numbers with nulls become nullable.

@@ -313,12 +313,15 @@ class View(Exports):
 
     def filter(
         self,
-        function: Callable[[dict[str, Any]], Any],
+        function: Callable[[dict[str, Any]], Any] | str,
         *,
         columns: Sequence[str] | None = None,
         progress: Callable[[int, int], None] | bool = False,
     ) -> View:
-        """Select the samples for which `function(sample)` returns true.
+        """Select the samples for which an SQL condition is true, or for which `function(sample)` returns true.
+
+        DuckDB evaluates the condition, as for `tx.delete(where=…)`. It may also name `_row_id` and `_position`, the position in the dataset. Only the columns that it names are
+        read. A null is not true.
 
         The function gets a dict of `columns`: name only those that it needs, because all of them are read. `progress=True` shows a
         progress bar; a function is called as `progress(done, total)` after each batch.
@@ -328,6 +331,8 @@ class View(Exports):
         >>> receipt = ds.append({"number": range(10)})
         >>> ds.filter(lambda sample: sample["number"] % 5 == 0, columns=["number"])["number"][:].tolist()
         [0, 5]
+        >>> ds.filter("number % 5 = 0 AND _position > 0")["number"][:].tolist()
+        [5]
         """
         from penstock.views import choose
 

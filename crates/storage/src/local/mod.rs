@@ -6,6 +6,7 @@ mod folder;
 mod journal;
 #[cfg_attr(not(target_os = "linux"), path = "no_ring.rs")]
 mod ring;
+mod uri;
 mod verbs;
 mod write_behind;
 
@@ -13,3 +14,4 @@ pub use disk::{Disk, check_length};
 pub use file_system::{File, FileSystem};
 pub use folder::Local;
 pub use journal::Journal;
+pub use uri::local_path;
