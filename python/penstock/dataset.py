@@ -16,7 +16,7 @@ from penstock.errors import InvalidInputError
 from penstock.history.versions import Versions, Which, author_of, snapshot_id_of
 from penstock.schema import from_json, to_json
 from penstock.transaction import Receipt, Transaction, receipt_of
-from penstock.values.checks import is_utf8
+from penstock.values.checks import is_utf8, storage_pairs
 
 
 def configure(
@@ -71,7 +71,9 @@ def create(
     (0, ['image', 'year', 'vector'])
     """
     return Dataset(
-        _core.create(_uri(uri), to_json(schema), text_of(message, "message", "create a dataset"), author_of(), _options(storage_options))
+        _core.create(
+            _uri(uri), to_json(schema), text_of(message, "message", "create a dataset"), author_of(), storage_pairs(storage_options)
+        )
     )
 
 
@@ -131,7 +133,7 @@ def open(
         )
     if tag is not None:
         text_of(tag, "tag", "open a dataset")
-    options, access = _options(storage_options), text_of(io, "io", "open a dataset")
+    options, access = storage_pairs(storage_options), text_of(io, "io", "open a dataset")
     if cache is not None:
         options.append(("cache", text_of(os.fspath(cache), "cache", "open a dataset")))
     opened = Dataset(_core.open(_uri(uri), snapshot, options, access, tag=tag, branch=(branch, _microseconds(as_of))))
@@ -167,19 +169,8 @@ def open_incomplete(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Open a dataset like `open`, but accept an incomplete copy, so that `verify` can name the missing objects."""
-    options = _options(storage_options)
+    options = storage_pairs(storage_options)
     return Dataset(_core.open(_uri(uri), snapshot, options, incomplete=True, tag=tag, branch=(branch, _microseconds(as_of))))
-
-
-def _options(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    if given is None:
-        return []
-    if not isinstance(given, Mapping):
-        raise InvalidInputError(f"storage_options is a {type(given).__name__}, expected a dict of option names to values")
-    for name, value in given.items():
-        if not isinstance(name, str) or not isinstance(value, str | bool | int | float | os.PathLike):
-            raise InvalidInputError(f"storage_options[{name!r}] is a {type(value).__name__}, expected str, number, bool or Path")
-    return [(name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)) for name, value in given.items()]
 
 
 class Dataset(Versions):

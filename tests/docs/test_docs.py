@@ -147,6 +147,13 @@ def test_tests_sleep_only_for_a_stated_reason_and_assert_no_times():
     assert len(files) > 50 and not bare and not timed and not hasty, (bare, timed, hasty)
 
 
+def test_tests_import_no_tests_of_other_folders():
+    """Such a module could be imported only after the other folder was collected, so it would not run alone."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for name in re.findall(r"^\s*(?:from|import) (test_\w+)", path.read_text(), re.M):
+            assert path.with_name(f"{name}.py").exists(), f"{path} imports {name} from another folder: move what both need to tests/"
+
+
 @pytest.mark.parametrize("tool", sorted(path.name for path in (ROOT / "tools").glob("check_*.py")))
 def test_the_examples_of_a_tool_run(tool):
     done = subprocess.run([sys.executable, "-m", "doctest", str(ROOT / "tools" / tool)], capture_output=True, text=True)

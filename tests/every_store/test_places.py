@@ -1,15 +1,14 @@
 """Places: a handle keeps its dataset, a race to create a dataset has one winner, leftovers are reused, and gaps in logs are reported."""
 
-import json
 import os
 import pathlib
 import shutil
 import threading
 
-import measured
 import numpy as np
 import penstock as ps
 import pytest
+from racing import race_to_create
 
 
 def files_below(folder):
@@ -101,42 +100,6 @@ def test_a_handle_of_a_folder_that_was_renamed_leaves_nothing_behind(tmp_path):
         with pytest.raises(ps.NotFoundError, match="moved or removed"):
             ds.append({"n": np.arange(rows)})
     assert not (tmp_path / "old").exists() and len(ps.open(tmp_path / "new")) == 0
-
-
-RACE = """
-import json, multiprocessing, os, sys
-import penstock as ps
-
-def create_together(place, barrier, answers):
-    barrier.wait()
-    try:
-        ps.create(place, {"n": "int32"}).append({"n": [os.getpid()]})
-        answers.put("made")
-    except ps.Error as error:
-        answers.put(error.code if error.code == "dataset-exists" else str(error))
-
-context, racers = multiprocessing.get_context("fork"), int(sys.argv[1])
-for place in sys.argv[2:]:
-    barrier, answers = context.Barrier(racers), context.SimpleQueue()
-    processes = [context.Process(target=create_together, args=(place, barrier, answers)) for _ in range(racers)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    print(json.dumps(sorted(answers.get() for _ in range(racers))))
-"""
-
-
-def race_to_create(places, racers=2):
-    """Create a dataset at each place from several processes at once. Exactly one process succeeds; the others report `dataset-exists`.
-
-    The racers are forks of a small process, because a fork of the process that runs all tests takes long.
-    """
-    answers = measured.run(RACE, racers, *places).splitlines()
-    for place, told in zip(places, map(json.loads, answers), strict=True):
-        assert told == ["dataset-exists"] * (racers - 1) + ["made"], (place, told)
-        ds = ps.open(place)
-        assert len(ds) == 1 and not ds.verify()["problems"]
 
 
 def test_one_of_two_creators_wins(tmp_path):

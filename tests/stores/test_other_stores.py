@@ -15,6 +15,7 @@ import pytest
 import servers
 import wrong_s3
 from conftest import environment
+from racing import race_to_create
 
 WRITERS, COMMITS = 4, 25
 
@@ -178,8 +179,6 @@ def test_storm_on_minio(bucket):
 
 @pytest.mark.local
 def test_creation_races_on_other_servers(other):
-    from test_places import race_to_create
-
     race_to_create([f"{other.root}/{uuid.uuid4().hex}" for _ in range(10)], racers=3)
 
 

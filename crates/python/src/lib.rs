@@ -3,6 +3,7 @@
 mod cache;
 mod config;
 mod errors;
+mod export;
 mod input;
 mod lists;
 mod loader;
@@ -39,6 +40,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::View>()?;
     module.add_class::<view::Scan>()?;
     module.add_class::<errors::Stop>()?;
+    module.add_class::<export::Output>()?;
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Weights>()?;
     module.add_class::<loader::Files>()?;

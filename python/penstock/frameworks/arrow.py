@@ -28,6 +28,7 @@ from penstock.values.checks import is_whole
 
 if TYPE_CHECKING:
     from penstock.columns.column_type import ColumnType
+    from penstock.views.concat import Concat
     from penstock.views.view import View
 
 
@@ -61,7 +62,7 @@ def arrow_schema(kinds: Kinds) -> pa.Schema:
     )
 
 
-def reader(view: View, columns: Sequence[str] | None, batch_size: int, halves: bool = True) -> pa.RecordBatchReader:
+def reader(view: View | Concat, columns: Sequence[str] | None, batch_size: int, halves: bool = True) -> pa.RecordBatchReader:
     """Return a reader over the whole view, or joined views, in record batches of at most `batch_size` rows."""
     view = view._as_it_is()
     kinds = kinds_of(view, list(view.schema) if columns is None else view._named(columns) or [], halves)

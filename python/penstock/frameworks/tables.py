@@ -1,11 +1,8 @@
-"""Writes views to pandas and Polars frames and to Parquet files."""
+"""Writes views to pandas and Polars frames."""
 
 from __future__ import annotations
 
 import json
-import os
-import pathlib
-import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from penstock.views.view import View
-
-ROW_GROUP_BYTES = 64 << 20
 
 
 def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
@@ -80,33 +75,3 @@ def to_polars(view: View, columns: Sequence[str] | None) -> Any:
             plain = pa.chunked_array([chunk.storage for chunk in column.chunks], field.type.storage_type)
             table = table.set_column(index, pa.field(field.name, field.type.storage_type), plain)
     return pl.from_arrow(table)
-
-
-def to_parquet(view: View, path: str | os.PathLike[str], columns: Sequence[str] | None) -> int:
-    """Write a view to a Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    place = pathlib.Path(path).resolve()  # Of a link, the file that it points to.
-    if not place.parent.is_dir() or place.is_dir():
-        what = "it is a folder" if place.is_dir() else f"the folder `{place.parent}` does not exist"
-        raise InvalidInputError(f"cannot write `{place}`: {what}", hint="give the path of a file in an existing folder")
-    batches = view.scan(columns, batch_size=1 << 14)
-    samples, held, held_bytes = 0, [], 0
-    aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
-    try:
-        with pq.ParquetWriter(aside, batches.schema, compression="zstd") as writer:
-            for batch in batches:
-                samples, held_bytes = samples + batch.num_rows, held_bytes + batch.nbytes
-                held.append(batch)
-                if held_bytes >= ROW_GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(held))
-                    held, held_bytes = [], 0
-            if held:
-                writer.write_table(pa.Table.from_batches(held))
-        with open(aside, "rb") as written:
-            os.fsync(written.fileno())
-        aside.replace(place)
-    finally:
-        aside.unlink(missing_ok=True)
-    return samples

@@ -90,8 +90,9 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
                 chunk = _chunk(file, batch, own, first, noted)
                 if splits:
                     chunk.columns["split"] = [splits[file]] * chunk.rows
-                yield chunk
                 first += batch.num_rows
+                yield chunk
+                del chunk, batch  # While the next batch is awaited, this one is not held.
             progress["done"] += file.stat().st_size
 
     names = [str(file.relative_to(path)) for file in left_out]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -89,3 +91,15 @@ def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
 def whole_seed(value: Any) -> int:
     """Return a seed. Any unsigned 64-bit number is valid, as in torch."""
     return whole(value, "seed", 0, 2**64)
+
+
+def storage_pairs(given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the options of a store as pairs of texts."""
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise InvalidInputError(f"storage_options is a {type(given).__name__}, expected a dict of option names to values")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str | bool | int | float | os.PathLike):
+            raise InvalidInputError(f"storage_options[{name!r}] is a {type(value).__name__}, expected str, number, bool or Path")
+    return [(name, os.fspath(value) if isinstance(value, os.PathLike) else str(value)) for name, value in given.items()]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.loadable import Loadable
+from penstock.values.checks import storage_pairs
 from penstock.views.instead import missing
 
 if TYPE_CHECKING:
@@ -125,10 +126,25 @@ class Exports(Loadable):
 
         return collate(self._of().take(range(len(self._of())), columns=columns))
 
-    def to_parquet(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> int:
-        """Write all samples to a Parquet file, and return their number. `import_data` restores the column types from the file.
+    def to_parquet(
+        self,
+        path: str | os.PathLike[str],
+        columns: Sequence[str] | None = None,
+        *,
+        tensors: str = "arrow",
+        file_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Write all samples to Parquet, and return their number. `import_data` restores the column types.
 
-        The file is complete or absent: it is written under another name first. Cost: as for `scan`; holds a row group of 64 MiB.
+        `path` is a path or a URI of any store, with its `storage_options` as in `ps.open`. With `file_bytes`, it is a new folder, and each file in
+        it, such as `part-00000.parquet`, has about so many bytes. A local file or folder is complete or absent: it is written under another name first.
+        In a store, each file is complete or absent.
+
+        Tensors and boxes have Arrow's types. With `tensors="list"`, they are lists of lists, which all readers of Parquet know, and images
+        and labels are noted as features for `datasets.load_dataset("parquet", …)`.
+
+        Cost: as for `scan`; holds a row group of 64 MiB. Raises: InvalidInputError.
 
         >>> import pathlib, tempfile, penstock as ps
         >>> ds = ps.create("memory://to-parquet", {"label": ps.Label(["cat", "dog"])})
@@ -140,6 +156,7 @@ class Exports(Loadable):
         >>> ps.open(folder / "dataset").schema["label"].names
         ('cat', 'dog')
         """
-        from penstock.frameworks import tables
+        from penstock.frameworks import parquet
 
-        return tables.to_parquet(self._of(), path, columns)
+        options = storage_pairs(storage_options)
+        return parquet.to_parquet(self._of(), path, columns, tensors, file_bytes, options)

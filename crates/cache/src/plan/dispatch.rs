@@ -107,7 +107,8 @@ impl<'d, 'a> Dispatch<'d, 'a> {
         }
         self.ready = ready;
         self.look(self.behind.front().map_or(from, |group| group.from))?;
-        let has_room = self.behind.is_empty() && self.may_evict(from, ready);
+        // What fits needs no room. It is kept at once, under locks, so that processes with other plans do not fetch it as well.
+        let has_room = self.line.layout.fits || self.behind.is_empty() && self.may_evict(from, ready);
         if has_room {
             self.evict(&victims, from);
         }

@@ -1,0 +1,261 @@
+"""Writes views to Parquet: one file or several, to a local folder or a store, with Arrow's tensors or with lists that every reader knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock import _core
+from penstock.columns.image import Image
+from penstock.columns.label import Label, Labels
+from penstock.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from penstock.columns.column_type import ColumnType
+    from penstock.views.view import View
+
+ROW_GROUP_BYTES = 64 << 20
+TENSORS = ("arrow", "list")
+
+
+def to_parquet(
+    view: View,
+    path: str | os.PathLike[str],
+    columns: Sequence[str] | None,
+    tensors: str,
+    file_bytes: int | None,
+    options: list[tuple[str, str]],
+) -> int:
+    """Write a view to Parquet; see `View.to_parquet`."""
+    if tensors not in TENSORS:
+        raise InvalidInputError(f'cannot write Parquet with tensors={tensors!r}: expected "arrow" or "list"')
+    if file_bytes is not None and (isinstance(file_bytes, bool) or not isinstance(file_bytes, int) or file_bytes < 1):
+        raise InvalidInputError(f"cannot write files of {file_bytes!r} bytes: expected a whole number above 0")
+    batches = view.scan(columns, batch_size=1 << 14)
+    kinds = dict(view.schema)
+    schema = _described(pa.schema([_listed(field) for field in batches.schema]) if tensors == "list" else batches.schema, kinds)
+    text = os.fspath(path)
+    local = _core.local_path(text)
+    if local is None:
+        place, _, name = text.rstrip("/").rpartition("/")
+        files = _of_store(text, options) if file_bytes is not None else _of_store(place, options, name)
+    else:
+        files = _of_folder(pathlib.Path(local)) if file_bytes is not None else _of_path(pathlib.Path(local))
+    with files as begin:
+        return _written(batches, schema, begin, file_bytes)
+
+
+class _File(Protocol):
+    """A file that is written."""
+
+    def write(self, data: Any, /) -> Any: ...
+    def close(self) -> None: ...
+
+
+def _written(batches: pa.RecordBatchReader, schema: pa.Schema, begin: Callable[[int], _File], file_bytes: int | None) -> int:
+    """Write record batches to files, each of about `file_bytes`, and return the number of rows."""
+    rows, number, group_bytes = 0, 0, min(ROW_GROUP_BYTES, file_bytes or ROW_GROUP_BYTES)
+    groups = _grouped(batches, schema, group_bytes)
+    group = next(groups, None)
+    while group is not None or number == 0:
+        with pa.PythonFile(begin(number), "w") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            while group is not None:
+                writer.write_table(group)
+                rows, group = rows + group.num_rows, next(groups, None)
+                if file_bytes is not None and file.tell() >= file_bytes:
+                    break
+        number += 1
+    return rows
+
+
+def _grouped(batches: pa.RecordBatchReader, schema: pa.Schema, group_bytes: int) -> Iterator[pa.Table]:
+    """Join record batches to tables of about `group_bytes`, with the values as `schema` has them. A large batch is divided."""
+    held, held_bytes = list[pa.RecordBatch](), 0
+    for whole in batches:
+        rows = max(1, whole.num_rows * group_bytes // max(whole.nbytes, 1))
+        for first in range(0, whole.num_rows, rows):
+            batch = whole.slice(first, rows)
+            columns = [_as_list(array) if array.type != field.type else array for array, field in zip(batch.columns, schema, strict=True)]
+            held.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+            held_bytes += batch.nbytes
+            if held_bytes >= group_bytes:
+                yield pa.Table.from_batches(held)
+                held, held_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+@contextmanager
+def _of_path(path: pathlib.Path) -> Iterator[Callable[[int], _File]]:
+    """Write one file under another name first, so that it is complete or absent."""
+    place = path.resolve()  # Of a link, the file that it points to.
+    if not place.parent.is_dir() or place.is_dir():
+        what = "it is a folder" if place.is_dir() else f"the folder `{place.parent}` does not exist"
+        raise InvalidInputError(
+            f"cannot write `{place}`: {what}", hint="give the path of a file in an existing folder, or file_bytes for several"
+        )
+    aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
+    try:
+        yield lambda _: _Synced(aside)
+        aside.replace(place)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _of_folder(folder: pathlib.Path) -> Iterator[Callable[[int], _File]]:
+    """Write files to a folder that appears when all are complete."""
+    place = folder.resolve()
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        what = "it is a folder with files" if place.is_dir() else "it is a file"
+        raise InvalidInputError(f"cannot write several files to `{place}`: {what}", hint="give the path of a new or empty folder")
+    if not place.parent.is_dir():
+        raise InvalidInputError(f"cannot write `{place}`: the folder `{place.parent}` does not exist", hint="create it first")
+    aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
+    aside.mkdir()
+    try:
+        yield lambda number: _Synced(aside / _name(number))
+        aside.replace(place)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _of_store(uri: str, options: list[tuple[str, str]], name: str | None = None) -> Iterator[Callable[[int], _File]]:
+    """Write files to a folder of a store. After an error, those that are complete are deleted."""
+    output = _core.Output(uri, options)
+    if name is None and (found := output.names()):
+        raise InvalidInputError(f"cannot write several files to `{uri}`: it has `{found[0]}`", hint="give the URI of an empty folder")
+    begun: list[str] = []
+
+    def begin(number: int) -> _File:
+        begun.append(name or _name(number))
+        return _Stored(output, begun[-1])
+
+    try:
+        yield begin
+    except BaseException:
+        output.delete(begun if name is None else [])
+        raise
+
+
+def _name(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+class _Synced:
+    """A local file that is durable when it is closed."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.file = path.open("wb")
+        self.closed = False
+
+    def write(self, data: Any, /) -> int:
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        if not self.file.closed:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+        self.closed = True
+
+
+class _Stored:
+    """A file of a store. It appears when it is closed."""
+
+    def __init__(self, output: _core.Output, name: str) -> None:
+        self.output = output
+        self.closed = False
+        output.begin(name)
+
+    def write(self, data: Any, /) -> int:
+        self.output.write(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the store sends what it has."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.output.finish()
+        self.closed = True
+
+
+def _listed(field: pa.Field) -> pa.Field:
+    """Return the field with nested lists instead of Arrow's tensors and of ragged tensors."""
+    kind, depth = field.type, 0
+    if isinstance(kind, pa.FixedShapeTensorType):
+        value, depth = kind.value_type, len(kind.shape)
+    elif _is_ragged(kind):
+        value, depth = kind.field("data").type.value_type, kind.field("shape").type.list_size
+    for _ in range(depth):
+        value = pa.list_(value)
+    return field.with_type(value) if depth else field
+
+
+def _is_ragged(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and [field.name for field in kind] == ["data", "shape"]
+
+
+def _as_list(array: pa.Array) -> pa.Array:
+    """Convert tensors to nested lists."""
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        sizes = np.tile(np.array(array.type.shape, np.int64), (len(array), 1))
+        array, values = array.storage, None
+        # The storage also has values for nulls.
+        values = array.values.slice(array.offset * array.type.list_size, len(array) * array.type.list_size)
+    else:
+        data, shapes = array.field("data"), array.field("shape")
+        present = np.asarray(array.is_valid())
+        rank = shapes.type.list_size
+        flat = np.asarray(shapes.values.slice(shapes.offset * rank, len(array) * rank)).reshape(len(array), rank)
+        sizes = np.where(present[:, None], flat, 0)
+        values = data.filter(array.is_valid()).flatten()
+    missing = array.is_null() if array.null_count else None
+    counts = np.ones(len(array), np.int64)
+    lengths = []
+    for depth in range(sizes.shape[1]):
+        lengths.append(np.repeat(sizes[:, depth], counts))
+        counts = counts * sizes[:, depth]
+    for depth, each in reversed(list(enumerate(lengths))):
+        offsets = pa.array(np.concatenate([[0], np.cumsum(each)]).astype(np.int32))
+        values = pa.ListArray.from_arrays(offsets, values, mask=missing if depth == 0 else None)
+    return values
+
+
+def _described(schema: pa.Schema, kinds: dict[str, ColumnType]) -> pa.Schema:
+    """Add the features that Hugging Face datasets read, such as images and the names of labels. It does not read Arrow's tensors."""
+    if any(isinstance(field.type, pa.BaseExtensionType) for field in schema):
+        return schema
+    features = {field.name: _feature(field.type, kinds.get(field.name)) for field in schema}
+    return schema.with_metadata({**(schema.metadata or {}), b"huggingface": json.dumps({"info": {"features": features}})})
+
+
+def _feature(arrow: pa.DataType, kind: ColumnType | None) -> dict[str, Any]:
+    if isinstance(kind, Image):
+        return {"_type": "Image"}
+    if isinstance(kind, Label):
+        return {"names": list(kind.names), "_type": "ClassLabel"}
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        inner = {"names": list(kind.names), "_type": "ClassLabel"} if isinstance(kind, Labels) else _feature(arrow.value_type, None)
+        return {"feature": inner, "_type": "LargeList" if pa.types.is_large_list(arrow) else "List"}
+    if pa.types.is_struct(arrow):
+        return {field.name: _feature(field.type, None) for field in arrow}
+    if pa.types.is_dictionary(arrow):
+        return _feature(arrow.value_type, None)
+    names = {"float": "float32", "double": "float64", "halffloat": "float16"}
+    return {"dtype": names.get(str(arrow), str(arrow)), "_type": "Value"}

@@ -1,0 +1,175 @@
+"""Parquet for others: lists instead of Arrow's tensors, features of Hugging Face, several files, files in stores."""
+
+import uuid
+
+import numpy as np
+import penstock as ps
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from anything import SCHEMA, values
+from conftest import BUCKET
+
+KINDS = {
+    "image": ps.Image(), "boxes": ps.Boxes(of="image"), "label": ps.Label(["cat", "dog"]), "classes": ps.Labels(["a", "b"]), "word": ps.Category(),
+    "text": ps.Text(), "n": "int32", "flag": "bool", "time": "timestamp", "vector": ps.Tensor((2, 3), "float32"), "cloud": ps.Tensor((None, 2, None), "int16"),
+    "meta": ps.Json(),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ds():
+    ds = ps.create("memory://parquet-out", KINDS)
+    rng = np.random.default_rng(0)
+    for first in (0, 20):
+        ds.append(
+            {
+                "image": [rng.integers(0, 255, (4, 5, 3), np.uint8) if n % 6 else None for n in range(20)],
+                "boxes": [np.tile([0, 0, 2, 3], (n % 3 if n % 6 else 0, 1)).astype(np.float32) if n % 7 else None for n in range(20)],
+                "label": ["cat" if n % 2 else "dog" for n in range(20)], "classes": [["a", "b", "a"][: n % 4] if n % 5 else None for n in range(20)],
+                "word": [f"w{n % 3}" for n in range(20)], "text": [f"t{first + n}" if n % 4 else None for n in range(20)], "n": range(first, first + 20),
+                "flag": [None if n % 3 == 0 else n % 2 == 0 for n in range(20)], "time": [np.datetime64(n, "s") for n in range(20)],
+                "vector": [rng.random((2, 3), np.float32) if n % 8 else None for n in range(20)],
+                "cloud": [rng.integers(0, 9, (n % 3, 2, n % 4), np.int16) if n % 9 else None for n in range(20)], "meta": [{"a": n} for n in range(20)],
+            }
+        )  # fmt: skip
+    return ds
+
+
+def nested(value):
+    return None if value is None else value.tolist()
+
+
+@pytest.mark.parametrize("of", ["all", "slice", "shuffled"])
+def test_tensors_and_boxes_are_lists_that_every_reader_knows(ds, tmp_path, of):
+    view = {"all": ds, "slice": ds.select(slice(3, 31)), "shuffled": ds.select(np.random.default_rng(1).permutation(len(ds)))}[of]
+    assert view.to_parquet(tmp_path / "f.parquet", tensors="list") == len(view)
+    schema = pq.read_schema(tmp_path / "f.parquet")
+    assert schema.field("boxes").type == pa.list_(pa.list_(pa.float32())) and schema.field("vector").type == pa.list_(
+        pa.list_(pa.float32())
+    )
+    for rows in (pq.read_table(tmp_path / "f.parquet").to_pylist(), pl.read_parquet(tmp_path / "f.parquet").to_dicts()):
+        for row, sample in zip(rows, view, strict=True):
+            assert [row[name] for name in ("boxes", "vector", "cloud")] == [nested(sample[name]) for name in ("boxes", "vector", "cloud")]
+
+
+def test_hugging_face_opens_what_is_exported(ds, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    ds.to_parquet(tmp_path / "files", tensors="list", file_bytes=2000)
+    assert len(list((tmp_path / "files").iterdir())) > 2
+    theirs = datasets.load_dataset("parquet", data_dir=str(tmp_path / "files"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert isinstance(theirs.features["image"], datasets.Image) and theirs.features["label"].names == ["cat", "dog"]
+    assert len(theirs) == len(ds)
+    for row, sample in zip(theirs, ds, strict=True):
+        assert (row["image"] is None) == (sample["image"] is None)
+        if row["image"] is not None:
+            assert (np.asarray(row["image"]) == sample["image"]).all()
+        assert [row[name] for name in ("label", "n", "flag", "text")] == [sample[name] for name in ("label", "n", "flag", "text")]
+        for name in ("boxes", "classes", "vector", "cloud"):
+            assert row[name] == nested(sample[name]), name
+    report = ps.importers.import_data(theirs, tmp_path / "again")
+    assert report.samples == len(ds)
+
+
+@pytest.mark.parametrize("tensors", ["arrow", "list"])
+@pytest.mark.parametrize("several", [False, True])
+def test_our_own_import_restores_types_and_values(tmp_path, tensors, several):
+    kinds = {name: kind for name, kind in SCHEMA.items() if name not in ("page", "tiled")}
+    ds, rng = ps.create("memory://parquet-" + tensors + str(several), kinds), np.random.default_rng(3)
+    ds.append({name: values(rng, name, kind, 30) for name, kind in kinds.items()})
+    ds.to_parquet(tmp_path / "out", tensors=tensors, file_bytes=10_000 if several else None)
+    files = tmp_path / "out" if several else (tmp_path / "out").rename(tmp_path / "out.parquet")
+    ps.importers.import_data(files, tmp_path / "again")
+    again = ps.open(tmp_path / "again")
+    assert dict(again.schema) == dict(ds.schema)
+    for name in kinds:
+        assert again.to_arrow([name])[name].to_pylist() == ds.to_arrow([name])[name].to_pylist() or name in ("fixed", "half", "cloud"), name
+
+
+def test_files_have_about_the_wanted_size_and_all_samples_in_order(tmp_path):
+    ds = ps.create("memory://parquet-sizes", {"n": "int64", "blob": ps.Bytes()})
+    rng = np.random.default_rng(0)
+    ds.append({"n": range(400), "blob": [rng.bytes(10_000) for _ in range(400)]})
+    assert ds.to_parquet(tmp_path / "files", file_bytes=1_000_000) == 400
+    files = sorted((tmp_path / "files").iterdir())
+    assert [file.name for file in files] == [f"part-{number:05d}.parquet" for number in range(len(files))]
+    assert all(900_000 < file.stat().st_size < 2_100_000 for file in files[:-1]) and 2 <= len(files) <= 5
+    assert pq.read_table(tmp_path / "files")["n"].to_pylist() == list(range(400))
+
+
+def test_empty_view_is_one_file_with_a_schema(ds, tmp_path):
+    assert ds.head(0).to_parquet(tmp_path / "files", file_bytes=1000, tensors="list") == 0
+    [file] = (tmp_path / "files").iterdir()
+    assert pq.read_table(file).num_rows == 0 and pq.read_schema(file).names == list(KINDS)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_failed_export_leaves_nothing(ds, tmp_path, monkeypatch, several):
+    from penstock.frameworks import parquet
+
+    written = []
+
+    def fails(self, table, *more):
+        written.append(table)
+        if len(written) == 2:
+            raise OSError("no space")
+        return write(self, table, *more)
+
+    write = pq.ParquetWriter.write_table
+    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", fails)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
+    with pytest.raises(OSError, match="no space"):
+        ds.to_parquet(tmp_path / "out", file_bytes=1000 if several else None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_files_are_kept_or_replaced_as_documented(ds, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("x")
+    with pytest.raises(ps.InvalidInputError, match="it is a folder with files"):
+        ds.to_parquet(tmp_path / "folder", file_bytes=1000)
+    with pytest.raises(ps.InvalidInputError, match="it is a folder"):
+        ds.to_parquet(tmp_path / "folder")
+    with pytest.raises(ps.InvalidInputError, match="does not exist"):
+        ds.to_parquet(tmp_path / "none" / "files", file_bytes=1000)
+    for wrong in ({"tensors": "lists"}, {"file_bytes": 0}, {"file_bytes": "1GB"}):
+        with pytest.raises(ps.InvalidInputError, match="expected"):
+            ds.to_parquet(tmp_path / "x.parquet", **wrong)
+    (tmp_path / "empty").mkdir()
+    assert ds.to_parquet(tmp_path / "empty", file_bytes=10**9) == len(ds) and len(list((tmp_path / "empty").iterdir())) == 1
+    assert ds.to_parquet((tmp_path / "a b.parquet").as_uri()) == len(ds) and (tmp_path / "a b.parquet").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_files_are_written_to_object_stores(minio, ds, several):
+    folder = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    uri = f"{folder}/files" if several else f"{folder}/one.parquet"
+    options = {"endpoint_url": minio.endpoint}
+    assert ds.to_parquet(uri, tensors="list", file_bytes=3000 if several else None, storage_options=options) == len(ds)
+    store, key = minio.client(), uri.removeprefix(f"s3://{BUCKET}/")
+    names = [entry["Key"] for entry in store.list_objects_v2(Bucket=BUCKET, Prefix=key)["Contents"]]
+    assert (len(names) > 2) == several
+    bodies = [store.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names]
+    assert [n for body in bodies for n in pq.read_table(pa.BufferReader(body))["n"].to_pylist()] == list(range(len(ds)))
+    if several:
+        with pytest.raises(ps.InvalidInputError, match=r"it has `part-00000\.parquet`"):
+            ds.to_parquet(uri, file_bytes=3000, storage_options=options)
+
+
+def test_failed_export_to_a_store_deletes_its_files(minio, ds, monkeypatch):
+    from penstock.frameworks import parquet
+
+    begun, write = [], pq.ParquetWriter.write_table
+
+    def fails(self, table, *more):
+        begun.append(table)
+        if len(begun) == 4:
+            raise OSError("no space")
+        return write(self, table, *more)
+
+    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", fails)
+    with pytest.raises(OSError, match="no space"):
+        ds.to_parquet(f"s3://{BUCKET}/failed-export", tensors="list", file_bytes=1000)
+    assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="failed-export").get("Contents", []) == []
