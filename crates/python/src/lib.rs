@@ -1,6 +1,5 @@
 //! The Python module `penstock._core`, with one file per concept. It converts values and makes no decisions.
 
-mod cache;
 mod config;
 mod errors;
 mod export;
@@ -11,7 +10,7 @@ mod made;
 mod media;
 mod output;
 mod recycle;
-mod serve;
+mod tier;
 mod versions;
 mod view;
 
@@ -58,12 +57,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(versions::branches::cherry_pick, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::reset, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
-    module.add_function(wrap_pyfunction!(cache::cache_status, module)?)?;
-    module.add_function(wrap_pyfunction!(cache::cache_verify, module)?)?;
-    module.add_function(wrap_pyfunction!(cache::cache_pin, module)?)?;
-    module.add_function(wrap_pyfunction!(cache::cache_evict, module)?)?;
-    module.add_function(wrap_pyfunction!(serve::serve, module)?)?;
-    module.add_function(wrap_pyfunction!(serve::load, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::cache::cache_status, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::cache::cache_verify, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::cache::cache_pin, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::cache::cache_evict, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::serve::serve, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::serve::load, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
     module.add_function(wrap_pyfunction!(media::image_sizes, module)?)?;

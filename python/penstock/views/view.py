@@ -290,7 +290,7 @@ class View(Exports):
         The part of a sample depends only on its row id, the seed and the fractions. It stays the same when samples are appended or deleted,
         so a test sample never becomes a training sample. Sizes are therefore within a few samples of the fractions.
         `group` is a column: all samples with the same value are in the same part. Groups are dealt in the order of their first row ids, each
-        to a part that lacks samples, so that no part is empty and sizes differ from the fractions by about one group. Samples without a value are
+        to a part that lacks samples. So no part is empty, and sizes differ from the fractions by about one group. Samples without a value are
         groups of their own. New groups never move older ones. If samples are added to older groups, or deleted, groups that
         appeared later can move. `by` is a column, such as a label: each of its values is split with sizes that differ by less than one sample
         from the fractions. New samples can then move a few others to another part. To prevent this, store the parts in a column.
