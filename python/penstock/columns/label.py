@@ -138,7 +138,7 @@ def _codes(values: Any, names: Sequence[str]) -> list[Any]:
     """Convert lists of names to lists of codes. Lists of numbers are returned as they are."""
     place = {name: code for code, name in enumerate(names)}
     found: list[Any] = []
-    for row, value in enumerate(arrays_of(values) if is_arrow(values) else container(values)):
+    for row, value in enumerate(arrays_of(values, "int64") if is_arrow(values) else container(values)):
         if is_null(value):
             found.append(None)
             continue

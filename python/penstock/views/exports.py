@@ -78,7 +78,9 @@ class Exports(Loadable):
         return ArrowDataset(self._of()._as_it_is())
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Read all samples as a pandas frame. Labels and categories become categoricals, and whole numbers with nulls become nullable.
+        """Read all samples as a pandas frame. Labels and categories become categoricals, and numbers with nulls become nullable.
+
+        Whole numbers and bools with nulls get types such as Int32, and floats with nulls those of Arrow, in which NaN is a number and NA a null.
 
         Tensors and boxes become arrays, one per sample. Images become their stored bytes, and JSON becomes objects.
 
