@@ -123,7 +123,11 @@ def codes_from_arrow(values: Any, names: Sequence[str]) -> Any:
         return None
     words = values.flatten()  # Omits the words under nulls.
     if pa.types.is_dictionary(words.type):
+        if pa.types.is_string_view(words.type.value_type):  # Arrow cannot `take` from views.
+            words = pa.DictionaryArray.from_arrays(words.indices, words.dictionary.cast(pa.large_string()))
         words = words.dictionary_decode()
+    if pa.types.is_string_view(words.type):
+        words = words.cast(pa.large_string())
     if not (pa.types.is_string(words.type) or pa.types.is_large_string(words.type)):
         return None
     codes = compute.index_in(words, value_set=pa.array(names, words.type))

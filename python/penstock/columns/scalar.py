@@ -49,7 +49,7 @@ class Scalar(ColumnType):
     def rows(self, values: Any) -> Any:
         quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
         if quick is None:
-            return rows_of(values, keep_nan="float" in self.dtype)
+            return rows_of(values, keep_nan="float" in self.dtype or "complex" in self.dtype)
         array, validity = quick
         return array if validity is None else np.ma.MaskedArray(array, ~validity)
 

@@ -107,6 +107,8 @@ def _container(values: Any) -> Any:
     if hasattr(values, "isna"):
         if hasattr(values.dtype, "categories"):
             return pa.array(getattr(values, "array", values))
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
+            return values.to_numpy()
         return getattr(values, "array", values)  # Slices of a series go by its labels; those of its array go by position.
     found = rows_of(values)
     return found.read() if isinstance(found, Rows) else found

@@ -125,7 +125,7 @@ def from_pandas(values: Any, keep_nan: bool) -> Any:
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
         return values.to_numpy()
     missing = np.asarray(values.isna())
-    kept = (float, np.floating) if keep_nan else ()
+    kept = (float, complex, np.inexact) if keep_nan else ()
     return [None if gone and not isinstance(value, kept) else value for value, gone in zip(values.astype(object), missing, strict=True)]
 
 
