@@ -72,10 +72,10 @@ def test_whole_numbers_within_tensors_are_kept_exactly_or_refused(dtype, shape):
     ds = new(ps.Tensor(shape, dtype))
     for make in (list, np.array, lambda row: [np.int64(row[0]), row[1]], lambda row: [float(row[0]) and row[0], 0.5]):
         ds.append({"x": [make([2 ** BITS[dtype], 1])]})
-        with pytest.raises(ps.InvalidInputError, match=f"row 1 has {bad}, which {dtype} does not represent exactly"):
+        with pytest.raises(ps.InvalidInputError, match=rf"row 1 has {bad}, which {dtype} does not represent exactly"):
             ds.append({"x": [make([1, 1]), make([bad, 1])]})
     for lists in (pa.array([[1, 1], [bad, 1]]), pa.array([[1, 1], [bad, 1]], pa.list_(pa.int64(), 2))):
-        with pytest.raises(ps.InvalidInputError, match="row 1 .*represent exactly"):
+        with pytest.raises(ps.InvalidInputError, match=r"row 1 .*represent exactly"):
             ds.append({"x": lists})
     mixed = [np.array([0.5, 0.5], np.float64), np.array([bad, 1])]
     with pytest.raises(ps.InvalidInputError, match="represent exactly"):
@@ -105,7 +105,9 @@ def write(place, source, rows):
 
 
 @pytest.mark.parametrize("source", ["csv", "jsonl"])
-@pytest.mark.parametrize(("dtype", "big"), [("float64", BIG), ("float64", -BIG), ("float64", 10**25), ("float32", 2**24 + 1), ("float16", 2049)])
+@pytest.mark.parametrize(
+    ("dtype", "big"), [("float64", BIG), ("float64", -BIG), ("float64", 10**25), ("float32", 2**24 + 1), ("float16", 2049)]
+)
 def test_whole_numbers_in_text_beside_fractions_are_refused_by_their_row(tmp_path, source, dtype, big):
     place = write(tmp_path / f"a.{source}", source, [0.5, big, 2.0**60, 2**11])
     if dtype == "float16":
@@ -224,7 +226,9 @@ def test_nan_in_a_csv(tmp_path, late, monkeypatch):
     assert ds["n"][-5:].tolist() == [1, 2, None, None, 3] and ds.to_arrow()["c"].to_pylist()[-5:] == ["a", None, "b", None, "c"]
 
 
-@pytest.mark.parametrize(("fields", "kind"), [(["1", "NaN"], "float64"), (["NaN", "NaN"], "float64"), (["1", ""], "int64"), (["1", "NA"], "int64")])
+@pytest.mark.parametrize(
+    ("fields", "kind"), [(["1", "NaN"], "float64"), (["NaN", "NaN"], "float64"), (["1", ""], "int64"), (["1", "NA"], "int64")]
+)
 def test_nan_beside_whole_numbers_in_a_csv_makes_floats(tmp_path, fields, kind):
     (tmp_path / "a.csv").write_text("x,n\n" + "".join(f"{field},1\n" for field in fields))
     import_data(tmp_path / "a.csv", tmp_path / "set")
@@ -250,7 +254,9 @@ CELLS = {
 def test_a_frame_with_objects_gives_the_same_by_every_path(cells):
     values, fits = CELLS[cells]
     column = pd.Series(values, dtype=object)
-    for number, given in enumerate([pd.DataFrame({"j": column}), {"j": values}, {"j": column}, [{"j": value} for value in values], [pd.DataFrame({"j": column})]]):
+    for number, given in enumerate(
+        [pd.DataFrame({"j": column}), {"j": values}, {"j": column}, [{"j": value} for value in values], [pd.DataFrame({"j": column})]]
+    ):
         ds, place = ps.create(f"memory://cells-{cells}-{number}", {"j": ps.Json()}), f"memory://cells-in-{cells}-{number}"
         if fits:
             ds.append(given)

@@ -134,7 +134,9 @@ def test_every_type_comes_back_by_every_way(tmp_path, name, pattern):
 
 
 @pytest.mark.parametrize("way", ["pandas", "polars"])
-@pytest.mark.parametrize("name", ["text", "bytes", "category", *(dtype for dtype in DTYPES if dtype != "bfloat16" and "complex" not in dtype)])
+@pytest.mark.parametrize(
+    "name", ["text", "bytes", "category", *(dtype for dtype in DTYPES if dtype != "bfloat16" and "complex" not in dtype)]
+)
 def test_types_of_frames_are_inferred(name, way):
     kind, values, _ = TYPES[name]
     ds = new(kind, PATTERNS["nulls"](values, []))

@@ -75,7 +75,7 @@ def test_digits_below_a_microsecond_are_refused_by_their_row(dtype, form):
     ds = new(dtype)
     ds.append({"c": whole})
     assert len(ds) == 2
-    with pytest.raises(ps.InvalidInputError, match="row 1 .*below a microsecond") as caught:
+    with pytest.raises(ps.InvalidInputError, match=r"row 1 .*below a microsecond") as caught:
         ds.append({"c": fine})
     assert caught.value.rows == [1] and "first" in caught.value.hint and len(ds) == 2
 
@@ -92,7 +92,7 @@ def test_digits_within_tensors_are_refused(form, shape):
             ds.append({"c": given})
             assert np.array_equal(np.stack(list(ds["c"][:])), rows)
         else:
-            with pytest.raises(ps.InvalidInputError, match="row 1 .*below a microsecond"):
+            with pytest.raises(ps.InvalidInputError, match=r"row 1 .*below a microsecond"):
                 ds.append({"c": given})
 
 

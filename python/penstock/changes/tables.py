@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.changes.slices import size_of
 from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
-from penstock.changes.slices import size_of
 
 # What `append` accepts: columns by name, a frame, a table, rows, or a stream of these.
 Table = Any

@@ -17,7 +17,7 @@ import string
 import time
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers.shared import from_text, tables
 from penstock.importers.shared.encoding import recoded
-from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas, parse_json
+from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas
 
 BLOCK_BYTES = 4 << 20
 

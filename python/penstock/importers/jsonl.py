@@ -146,7 +146,9 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
         )  # fmt: skip
     except (pa.ArrowException, UnicodeDecodeError):
         return None
-    return None if any(_may_be_rounded(table.column(name), kind.dtype) for name, kind in kinds.items() if isinstance(kind, Scalar)) else table
+    return (
+        None if any(_may_be_rounded(table.column(name), kind.dtype) for name, kind in kinds.items() if isinstance(kind, Scalar)) else table
+    )
 
 
 def _may_be_rounded(numbers: pa.ChunkedArray, dtype: str) -> bool:

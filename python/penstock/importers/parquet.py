@@ -159,16 +159,20 @@ def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
 
 
 def _check_times(file: pathlib.Path, name: str, theirs: pa.DataType, wanted: Any) -> None:
-    """Refuse points in time, durations and times of day in scalar columns of other dtypes."""
+    """Refuse points in time, durations and times of day in scalar columns of other dtypes, and other values in theirs."""
     dtype = tables.time_dtype(theirs)
-    if dtype is None or not isinstance(wanted, Scalar) or wanted.dtype == dtype:
+    if not isinstance(wanted, Scalar) or wanted.dtype == dtype or (dtype is None and wanted.dtype not in TIMES):
         return
-    what = {"timestamp": "a point in time", "duration": "a length of time", "time": "a time of day"}[dtype]
-    unit = "; as numbers, they need a unit: cast them to one first" if wanted.dtype not in TIMES else ""
+    if dtype is None and (
+        tables.is_text(theirs) or pa.types.is_null(theirs) or (wanted.dtype == "timestamp" and pa.types.is_integer(theirs))
+    ):
+        return
+    what = {None: "not a time", "timestamp": "a point in time", "duration": "a length of time", "time": "a time of day"}[dtype]
+    unit = "; as a number, it needs a unit: cast it to one first" if wanted.dtype not in TIMES else ""
     raise InvalidInputError(
         f"cannot import `{file}`: its column `{name}` is {theirs}, which is {what}, expected {wanted.dtype}",
         code="invalid-schema",
-        hint=f'import it into a "{dtype}" column{unit}',
+        hint=f"make the column {dtype}{unit}" if dtype else "cast it first",
     )
 
 
@@ -285,7 +289,7 @@ def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
         mean = max(1.0, group.total_byte_size / max(1, group.num_rows))
         rows = max(1, min(most, int(CHUNK_BYTES / mean)))
         batches = opened.iter_batches(rows, row_groups=[index], use_threads=False)
-        if old:
+        if exact is not None:
             batches = map(_with_digits, batches, exact.iter_batches(rows, row_groups=[index], columns=old, use_threads=False))
         yield from _bounded(_joined(batches))
 

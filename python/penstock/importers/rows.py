@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.changes.slices import size_of
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -22,7 +23,6 @@ from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refus
 from penstock.values.checks import is_null, is_null_word, is_whole
 from penstock.values.containers import from_torch
 from penstock.values.dtypes import dtype_name, is_exact
-from penstock.changes.slices import size_of
 
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
@@ -152,7 +152,7 @@ def infer(values: list[Any], name: str) -> ColumnType:
             return Scalar("int64")
         return Scalar("uint64") if all(0 <= int(value) < 2**64 for value in present) else Json()
     if all(issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds):
-        rounded = any(is_whole(value) and not is_exact(int(value), "float64") for value in present)
+        rounded = any(is_whole(value) and abs(value) < 2**1023 and not is_exact(int(value), "float64") for value in present)
         return Json() if rounded and kinds == {int, float} else Scalar("float64")
     if all(issubclass(kind, bytes | bytearray | memoryview) for kind in kinds):
         return Bytes()

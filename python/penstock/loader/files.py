@@ -161,7 +161,10 @@ def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tup
     if not dtype.isnative:
         return f"{dtype} is not in native byte order", f"np.save(path, a.astype({dtype.newbyteorder('=').str!r}))"
     if dtype.kind in "mM" and np.datetime_data(dtype) != ("us", 1):
-        return f"{dtype} does not count microseconds", f'np.save(path, a.astype("{"datetime64" if dtype.kind == "M" else "timedelta64"}[us]"))'
+        return (
+            f"{dtype} does not count microseconds",
+            f'np.save(path, a.astype("{"datetime64" if dtype.kind == "M" else "timedelta64"}[us]"))',
+        )
     try:
         dtype_name(dtype)
     except InvalidInputError as error:

@@ -78,7 +78,6 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
     raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=_hint(array.dtype, wanted))
 
 
-
 def _hint(given: np.dtype[Any], wanted: np.dtype[Any]) -> str:
     """Return what to write for values whose dtype does not fit."""
     if given.kind == "m" and wanted.kind in "iuf":

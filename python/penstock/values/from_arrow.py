@@ -97,8 +97,12 @@ def plain_elements(values: Any, dtype: str) -> Array | None:
         return None
     if dtype.startswith("complex") and pa.types.is_fixed_size_list(kind) and kind.list_size == 2 and pa.types.is_floating(kind.value_type):
         halves = plain_elements(values.flatten(), "float64")
-        return None if halves is None else halves.astype("f4" if halves.dtype == np.float16 else halves.dtype).view(
-            "complex128" if halves.dtype == np.float64 else "complex64"
+        return (
+            None
+            if halves is None
+            else halves.astype("f4" if halves.dtype == np.float16 else halves.dtype).view(
+                "complex128" if halves.dtype == np.float64 else "complex64"
+            )
         )
     return elements_of(values)
 
@@ -110,7 +114,7 @@ def tensors_of(values: Any, dtype: str) -> Array:
     flat = lists.flatten()
     array = plain_elements(flat, dtype)
     if array is None and flat.null_count:
-        bad = np.asarray(flat.is_null()).reshape(len(lists), -1).any(axis=1)
+        bad = np.asarray(np.asarray(flat.is_null()).reshape(len(lists), -1).any(axis=1))
         row = np.flatnonzero(np.asarray(values.is_valid()))[first_row(bad)]
         raise fail("contains a null, expected numbers", int(row), hint="make the whole sample null, or none of it")
     if array is None:

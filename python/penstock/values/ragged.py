@@ -12,8 +12,8 @@ from penstock.errors import InvalidInputError
 from penstock.values.checks import Array, Prepared, fail, is_arrow, is_null
 from penstock.values.containers import container, from_torch
 from penstock.values.dtypes import cast, check_whole_numbers, numpy_dtype
-from penstock.values.times import TIMES
 from penstock.values.from_arrow import numbers_within, plain_elements, tensors_of
+from penstock.values.times import TIMES
 
 
 def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:

@@ -167,5 +167,5 @@ _CONVERT: dict[str, Callable[[Any, int], Any]] = {"timestamp": _timestamp, "dura
 def _one(time: Any, dtype: str, item: Any, row: int) -> Any:
     found = cast_times(np.array([time]), dtype, lambda _, why, hint: fail(f"is {shown(item)}, which {why}", row, hint))
     if found is None:
-        raise fail(f"is {shown(item)}, expected {dtype}", row, hint="cast it first")
+        raise fail(f"is {shown(item)}, which does not fit {dtype}", row, hint="cast it first")
     return found[0]

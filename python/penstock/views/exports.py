@@ -80,7 +80,7 @@ class Exports(Loadable):
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Read all samples as a pandas frame. Labels and categories become categoricals, and numbers with nulls become nullable.
 
-        Whole numbers and bools with nulls get types such as Int32, and floats with nulls those of Arrow, in which NaN is a number and NA a null.
+        Whole numbers and bools with nulls get types such as Int32. Floats with nulls get those of Arrow, in which NaN is not a null.
 
         Tensors and boxes become arrays, one per sample. Images become their stored bytes, and JSON becomes objects.
 

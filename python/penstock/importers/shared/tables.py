@@ -28,7 +28,7 @@ from penstock.frameworks.arrow import COLUMN
 from penstock.importers.shared.source import Refusal
 from penstock.schema import from_json
 from penstock.values.checks import fail
-from penstock.values.dtypes import whole_bits
+from penstock.values.dtypes import is_exact, whole_bits
 from penstock.values.media import begins_as_image
 from penstock.values.times import TIMES, is_fine
 
@@ -281,7 +281,7 @@ def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refus
     why = f"expected {kind.dtype}"
     if kind.dtype in TIMES and is_fine(value):
         why = "which has digits below a microsecond: cut them off first, or import the column as text"
-    elif whole_bits(kind.dtype) < 64 and WHOLE.fullmatch(value.strip()):
+    elif whole_bits(kind.dtype) < 64 and WHOLE.fullmatch(value.strip()) and not (len(value) < 310 and is_exact(int(value), kind.dtype)):
         why = f"which {kind.dtype} does not represent exactly: import the column as text"
     return Refusal.of_value(path, column, f"{value[:80]!r}, {why}")
 
