@@ -97,13 +97,10 @@ def plain_elements(values: Any, dtype: str) -> Array | None:
         return None
     if dtype.startswith("complex") and pa.types.is_fixed_size_list(kind) and kind.list_size == 2 and pa.types.is_floating(kind.value_type):
         halves = plain_elements(values.flatten(), "float64")
-        return (
-            None
-            if halves is None
-            else halves.astype("f4" if halves.dtype == np.float16 else halves.dtype).view(
-                "complex128" if halves.dtype == np.float64 else "complex64"
-            )
-        )
+        if halves is None:
+            return None
+        wide = halves.dtype == np.float64
+        return halves.astype(np.float64 if wide else np.float32, copy=False).view(np.complex128 if wide else np.complex64)
     return elements_of(values)
 
 

@@ -18,7 +18,7 @@ from penstock.values.times import TIMES, stack_times
 def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     """Stack non-null Python values into one array."""
     for row, item in enumerate(items if shape else ()):
-        if np.shape(item) != shape:
+        if (item.shape if type(item) is np.ndarray else np.shape(item)) != shape:
             raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
     if dtype in TIMES and not shape:
         return stack_times(items, dtype)

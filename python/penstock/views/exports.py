@@ -66,6 +66,9 @@ class Exports(Loadable):
     def to_arrow_dataset(self) -> Any:
         """Return a `pyarrow.dataset.Dataset` of this view. DuckDB, Polars and pyarrow read from it only the columns that a query needs.
 
+        Your connection of DuckDB reads dates and times without a zone in the time zone of the machine, unless you write
+        `SET TimeZone = 'UTC'`. Conditions that Penstock runs, as in `tx.delete(where=…)`, are in UTC.
+
         >>> import duckdb, penstock as ps
         >>> ds = ps.create("memory://to-arrow-dataset", {"path": ps.Text(), "image": ps.Image()})
         >>> receipt = ds.append({"path": ["a.jpg", "bc.jpg"]})
