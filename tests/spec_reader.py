@@ -20,9 +20,9 @@ WIDENED_FEATURE, INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = (
 )  # data files in records: the feature, the limit, and where they begin
 CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # kinds of records
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
-DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
-NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy names differ
-CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "file_kind": 3, "change_kind": 6, "record_kind": 9, "dtype": 17, "layout": 4, "codec": 3}
+DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp", "duration", "time"]
+NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]", "duration": "m8[us]", "time": "m8[us]"}  # dtypes whose NumPy names differ
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "file_kind": 3, "change_kind": 6, "record_kind": 9, "dtype": 19, "layout": 4, "codec": 3}
 FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",

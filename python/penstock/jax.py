@@ -13,19 +13,19 @@ from penstock.views.view import Batch
 
 
 def arrays(batch: Batch) -> Batch:
-    """Put the arrays of a batch on JAX's default device. Lists, text and `Ragged` are left unchanged; timestamps become int64 microseconds.
+    """Put the arrays of a batch on JAX's default device. Lists, text and `Ragged` are left unchanged; times become int64 microseconds.
 
     Cost: one copy. Unless `jax_enable_x64` is set, JAX narrows 64-bit numbers to 32 bits, and floats lose precision. Raises:
     InvalidInputError if narrowing would overflow a float or change a whole number, such as any recent timestamp.
     """
     return {
-        name: _array(values, name) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcMV" else values
+        name: _array(values, name) if isinstance(values, np.ndarray) and values.dtype.kind in "biufcmMV" else values
         for name, values in batch.items()
     }
 
 
 def _array(values: Any, name: str) -> Any:
-    values = values.view(np.int64) if values.dtype.kind == "M" else values
+    values = values.view(np.int64) if values.dtype.kind in "mM" else values
     if values.dtype.itemsize >= 8 and values.dtype.kind in "iufc" and values.dtype != np.complex64 and not jax.config.jax_enable_x64:
         narrow = np.dtype(f"{values.dtype.kind}{values.dtype.itemsize // 2}")
         with np.errstate(over="ignore"):

@@ -145,7 +145,7 @@ def collate(samples: Any) -> dict[str, Any]:
 
     Images of different sizes become a list of (C, H, W) tensors, and ragged values become a list of tensors. Text, JSON and bytes
     remain lists.
-    Timestamps become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
+    Times become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
     """
     if hasattr(samples, "batch") or isinstance(samples, Mapping):
         # In a batch, the columns that are lists of arrays are images.
@@ -169,7 +169,7 @@ def _loaded(name: str, values: Any, image: bool) -> Any:
         return [tensor_of(value).permute(2, 0, 1) if isinstance(value, np.ndarray) and value.ndim == 3 else value for value in values]
     if isinstance(values, list):
         return [tensor_of(value) if isinstance(value, np.ndarray) else value for value in values]
-    numbers = isinstance(values, np.ndarray) and (values.dtype.kind in "biufcM" or values.dtype.name == "bfloat16")
+    numbers = isinstance(values, np.ndarray) and (values.dtype.kind in "biufcmM" or values.dtype.name == "bfloat16")
     return tensor_of(values) if numbers else values
 
 
@@ -220,7 +220,7 @@ def _tensor(name: str, values: Any, image: bool) -> Any:
 def tensor_of(array: Any) -> torch.Tensor:
     """Return an array as a tensor, without a copy unless the array has negative strides."""
     array = np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
-    if array.dtype.kind == "M":
+    if array.dtype.kind in "mM":
         return torch.from_numpy(array.view(np.int64))
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

@@ -210,6 +210,7 @@ class Transaction(SchemaChanges):
 
         `where` is a condition that DuckDB evaluates, such as `"year < 2000 AND label = 'cat'"`. It sees the changes of this transaction. It is
         true or false for a single sample: subqueries, aggregates, windows and parameters are refused, and so are numbers and texts. NaN is larger than all numbers.
+        Dates and times are in UTC, whatever time zone the machine has, unless the condition names another one.
         If another commit appends or deletes samples, or changes the condition's columns, in the meantime, the commit is a ConflictError.
         Cost: finds the samples (a binary search each), or scans the condition's columns. The commit writes the row ids (about 2 bytes
         each, or less), and no data. Raises: NotFoundError (row-id-not-found, also for a sample that is already deleted;

@@ -365,7 +365,7 @@ def test_times_beyond_microseconds_are_refused_not_wrapped(tmp_path, unit):
     ps.importers.import_data(tmp_path / "near.parquet", tmp_path / "near")
     with pa.OSFile(str(tmp_path / "far.arrow"), "wb") as file, pa.ipc.new_file(file, pa.schema([("t", far.type)])) as writer:
         writer.write_table(pa.table({"t": far}))
-    with pytest.raises(ps.Error, match="out of bounds"):
+    with pytest.raises(ps.Error, match="out of the range of microseconds"):
         ps.importers.import_data(tmp_path / "far.arrow", tmp_path / "far")
 
 
@@ -482,21 +482,6 @@ def test_a_quote_that_swallows_a_large_csv_is_reported_with_its_place(tmp_path):
         import_data(path, tmp_path / "set")
     assert "--quote" in caught.value.hint
     assert import_data(path, tmp_path / "set", quote="").samples == 3_001_001
-
-
-@pytest.mark.parametrize("kind", ["duration", "time64"])
-def test_files_of_other_units_are_refused(tmp_path, kind):
-    """Values are stored as numbers in the unit of the first file, so files with other units are refused."""
-    make = getattr(pa, kind)
-    (tmp_path / "source").mkdir()
-    for name, unit in (("a", "us"), ("b", "us")):
-        pq.write_table(pa.table({"d": pa.array([1, 2], make(unit))}), tmp_path / "source" / f"{name}.parquet")
-    assert import_data(tmp_path / "source", tmp_path / "same", format="parquet").samples == 4
-    pq.write_table(pa.table({"d": pa.array([1, 2], make("ns"))}), tmp_path / "source" / "b.parquet")
-    with pytest.raises(
-        ps.InvalidInputError, match=rf"b.parquet`: its column `d` is {kind}\[ns\], expected {kind}\[us\] as in files such as `.*a.parquet`"
-    ):
-        import_data(tmp_path / "source", tmp_path / "set", format="parquet")
 
 
 def test_parquet_is_read_in_few_pieces(tmp_path):
@@ -828,8 +813,8 @@ def test_quotes_at_the_end_of_a_csv(tmp_path, on_error, end):
 
 @pytest.mark.local
 def test_times_before_1970_are_the_same_by_every_way(tmp_path):
-    """Nanoseconds are rounded down, as in NumPy, not towards 1970."""
-    texts = ["1969-12-31T23:59:59.999999999", "1969-12-31T23:59:58.000000001", "1970-01-01T00:00:00.000000999"]
+    """Zeros below a microsecond do not count."""
+    texts = ["1969-12-31T23:59:59.999999000", "1969-12-31T23:59:58.000001000", "1970-01-01T00:00:00.000000000"]
     times = np.array(texts, "datetime64[ns]")
     expected = times.astype("datetime64[us]").tolist()
     assert expected[0].microsecond == 999_999
@@ -850,7 +835,7 @@ def test_values_that_are_not_times_do_not_become_times(tmp_path):
     for kind in (pa.duration("s"), pa.time32("s"), pa.time64("us")):
         pq.write_table(pa.table({"t": pa.array([3], kind)}), tmp_path / "t.parquet")
         for destination, types in (("set", None), ("new", {"t": "timestamp"})):
-            with pytest.raises(ps.InvalidInputError, match=r"its column `t` is .*, which is not a point in time"):
+            with pytest.raises(ps.InvalidInputError, match=r"its column `t` is .*, which is a .*time.*, expected timestamp"):
                 import_data(tmp_path / "t.parquet", tmp_path / destination, types=types)
     assert len(ps.open(tmp_path / "set")) == 0 and not (tmp_path / "new").exists()
     folder = tmp_path / "folder"
@@ -956,8 +941,12 @@ def test_files_of_other_numbers_lose_nothing(tmp_path, first, second, expected):
         with pytest.raises(ps.InvalidInputError, match=r"c.parquet`: its column `n` is .*, expected .* as in files such as `.*a.parquet`"):
             import_data(tmp_path / "source", tmp_path / "set")
         assert not (tmp_path / "set").exists()
-        if not pa.types.is_list(first.type):
+        exact = all(float(number) == number for number in (first[0].as_py(), second[0].as_py()) if not pa.types.is_list(first.type))
+        if not pa.types.is_list(first.type) and exact:
             assert import_data(tmp_path / "source", tmp_path / "set", types={"n": "float64"}).samples == 4
+        elif not pa.types.is_list(first.type):
+            with pytest.raises(ps.InvalidInputError, match="float64 does not represent exactly"):
+                import_data(tmp_path / "source", tmp_path / "set", types={"n": "float64"})
         return
     import_data(tmp_path / "source", tmp_path / "set")
     ds = ps.open(tmp_path / "set")
@@ -966,7 +955,7 @@ def test_files_of_other_numbers_lose_nothing(tmp_path, first, second, expected):
     assert stored == [first[0].as_py(), second[0].as_py()]
 
 
-@pytest.mark.parametrize(("first", "second"), [(pa.duration("s"), pa.duration("ms")), (pa.timestamp("s"), pa.int64())])
+@pytest.mark.parametrize(("first", "second"), [(pa.duration("s"), pa.int64()), (pa.timestamp("s"), pa.int64())])
 def test_units_within_dictionaries_are_looked_at(tmp_path, first, second):
     (tmp_path / "source").mkdir()
     for name, kind in (("a", first), ("b", second)):
@@ -1006,10 +995,10 @@ def test_zeros_in_front_behind_the_first_block_are_refused(tmp_path, numbers, la
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC", "+05:30", "Foo/Bar"])
-def test_nanoseconds_of_any_zone_are_rounded_down(tmp_path, zone):
+def test_nanoseconds_of_any_zone_are_microseconds(tmp_path, zone):
     """When daylight saving time ends, some local times occur twice."""
-    counts = np.concatenate([np.arange(1_698_364_800, 1_698_537_600, 1800), np.arange(1_712_300_000, 1_712_400_000, 1800)]) * 10**9 + 1999
-    counts = np.concatenate([counts, [-1, -(2**63) + 1, 2**63 - 1]])
+    counts = np.concatenate([np.arange(1_698_364_800, 1_698_537_600, 1800), np.arange(1_712_300_000, 1_712_400_000, 1800)]) * 10**9 + 1000
+    counts = np.concatenate([counts, [-1000, -(2**63) // 1000 * 1000 + 1000, 2**63 // 1000 * 1000]])
     times = pa.array(counts, mask=np.arange(len(counts)) == 5).cast(pa.timestamp("ns", tz=zone))
     with pa.ipc.new_file(tmp_path / "t.arrow", pa.schema({"t": times.type})) as out:
         out.write_table(pa.table({"t": times}))
@@ -1053,22 +1042,23 @@ def test_a_word_that_is_not_text_is_refused_with_its_line(tmp_path, kind):
 
 
 def test_times_in_text_of_parquet_are_refused_one_by_one(tmp_path):
-    texts = ["2020-01-01T00:00:00Z", "x", None, "2020-01-01 00:00:00.1234567", "0001-01-01T00:00:00.0000009"]
+    texts = ["2020-01-01T00:00:00Z", "x", None, "2020-01-01 00:00:00.1234567", "0001-01-01T00:00:00.0000010"]
     for kind in (pa.string(), pa.large_string()):
         pq.write_table(pa.table({"t": pa.array(texts, kind)}), tmp_path / "t.parquet")
         place = tmp_path / str(kind)
         report = import_data(tmp_path / "t.parquet", place, types={"t": "timestamp"}, on_error="null")
-        assert [refusal.message for refusal in report.refused] == ["cannot append to column `t`: 'x', expected timestamp"]
-        found = ps.open(place)["t"][:]
-        assert found.mask.tolist() == [False, True, True, False, False]
-        assert [str(time) for time in np.ma.getdata(found)[[0, 3, 4]]] == [
-            "2020-01-01T00:00:00.000000", "2020-01-01T00:00:00.123456", "0001-01-01T00:00:00.000000",
+        why = "which has digits below a microsecond: cut them off first, or import the column as text"
+        assert [refusal.message for refusal in report.refused] == [
+            "cannot append to column `t`: 'x', expected timestamp", f"cannot append to column `t`: {texts[3]!r}, {why}",
         ]  # fmt: skip
+        found = ps.open(place)["t"][:]
+        assert found.mask.tolist() == [False, True, True, True, False]
+        assert [str(time) for time in np.ma.getdata(found)[[0, 4]]] == ["2020-01-01T00:00:00.000000", "0001-01-01T00:00:00.000001"]
 
 
 def test_times_beyond_nanoseconds_keep_their_microseconds(tmp_path):
     """The first three times use the .NET format. The first two are the minimum and maximum times in .NET."""
-    times = ["0001-01-01T00:00:00.0000000", "9999-12-31T23:59:59.9999999", "1969-12-31T23:59:59.9999999Z", "2020-01-01"]
+    times = ["0001-01-01T00:00:00.0000000", "9999-12-31T23:59:59.9999990", "1969-12-31T23:59:59.9999990Z", "2020-01-01"]
     (tmp_path / "a.csv").write_text("t,b\n" + "".join(f"{time},1\n" for time in times))
     import_data(tmp_path / "a.csv", tmp_path / "set", types={"t": "timestamp"})
     assert [str(time) for time in ps.open(tmp_path / "set")["t"][:]] == [
@@ -1126,8 +1116,10 @@ def test_refusals_count_the_empty_lines_of_one_column(tmp_path):
 
 def test_durations_are_no_whole_numbers(tmp_path):
     rows = [{"x": np.timedelta64(1, "ns")}, {"x": np.timedelta64(1, "s")}, {"x": 7}, {"x": np.timedelta64("NaT", "ns")}]
-    report = import_data(rows, tmp_path / "set", on_error="skip")
+    report = import_data(rows, tmp_path / "set", types={"x": "int64"}, on_error="skip")
     assert ps.open(tmp_path / "set")["x"][:].tolist() == [7, None] and len(report.refused) == 2
+    report = import_data(rows, tmp_path / "durations", types={"x": "duration"}, on_error="skip")
+    assert ps.open(tmp_path / "durations")["x"][:].astype("int64").tolist() == [10**6, None] and len(report.refused) == 2
     with pytest.raises(ps.InvalidInputError, match="row 0 is 1 seconds, expected float64"):
         ps.create(tmp_path / "f", {"x": "float64"}).append({"x": [np.timedelta64(1, "s")]})
 
@@ -1139,7 +1131,7 @@ def test_times_of_day_keep_their_nanoseconds_or_are_refused(tmp_path):
     assert ps.open(tmp_path / "set")["t"][0] == "12:34:56.123456789"
     for nested in (pa.StructArray.from_arrays([times], ["at"]), pa.ListArray.from_arrays([0, 1], times)):
         pq.write_table(pa.table({"t": nested}), tmp_path / "nested.parquet")
-        with pytest.raises(ps.UnsupportedError, match="times of day in nanoseconds"):
+        with pytest.raises(ps.UnsupportedError, match="times of day"):
             import_data(tmp_path / "nested.parquet", tmp_path / "nested")
 
 
@@ -1273,11 +1265,11 @@ def test_bytes_do_not_become_json_that_python_shows(tmp_path, kind):
 
 @pytest.mark.parametrize(
     "values",
-    [pa.array([1.5]), pa.array([True]), pa.array([1], pa.uint8()), pa.array([[1]]), pa.array([2**31 - 1], pa.int32()).cast(pa.date32())],
+    [pa.array([1.5]), pa.array([True]), pa.array([b"1"]), pa.array([[1]]), pa.array([2**31 - 1], pa.int32()).cast(pa.date32())],
 )
 def test_values_that_are_not_times_are_refused_with_their_column(tmp_path, values):
     path = _arrow(tmp_path / "t.arrow", t=values)
-    with pytest.raises(ps.InvalidInputError, match=r"column `t` of `.*t\.arrow`: values are .* (expected|outside the range of a) time"):
+    with pytest.raises(ps.InvalidInputError, match=r"t\.arrow.*`t`.*(expected timestamp|out of the range)"):
         import_data(path, tmp_path / "set", types={"t": "timestamp"})
 
 

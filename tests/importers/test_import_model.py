@@ -52,19 +52,21 @@ def bad(rng, name, kind):
     texts = {
         "i": ["many", "1.5", str(2**63)],
         "small": ["128", "-129", "x"],
-        "f": ["many", "1e400", "1,5"],
-        "half": ["65520", "-1e9"],
+        "f": ["many", "1e400", "1,5", str(2**53 + 1)],
+        "half": ["65520", "-1e9", "2049"],
         "b": ["maybe", "2"],
-        "w": ["yesterday", "2024-13-01T00:00:00"],
+        "w": ["yesterday", "2024-13-01T00:00:00", "2024-01-01T00:00:00.0000009"],
         "j": ["{", "[1, 2", "Infinity"],
     }
     values = {
         "i": ["many", 1.5, 2**63],
         "small": [128, -129, "x"],
-        "f": ["many"],
-        "half": [65520.0, -1e9, "y"],
+        "f": ["many", 2**53 + 1],
+        "half": [65520.0, -1e9, "y", 2049],
         "b": ["maybe", 2],
-        "w": ["now?"],
+        "w": ["now?", "2024-01-01T00:00:00.123456001", datetime.timedelta(1)]
+        if kind == "dicts"
+        else ["now?", "2024-01-01T00:00:00.123456001"],
     }
     return rng.choice((texts if kind == "csv" else values).get(name, [None]))
 
@@ -88,8 +90,8 @@ def table(rng, kind):
 
 
 def as_text(value):
-    if isinstance(value, datetime.datetime):  # Some timestamps have nanoseconds, which are truncated.
-        return value.isoformat() + ("789" if value.microsecond % 2 else "")
+    if isinstance(value, datetime.datetime):  # Some timestamps have nine decimals.
+        return value.isoformat() + ("000" if value.microsecond % 2 else "")
     return json.dumps(value) if isinstance(value, list) else value
 
 

@@ -186,7 +186,7 @@ fn label_dtype(names: usize) -> Dtype {
 fn dtype_of(name: &str) -> Result<Dtype> {
     Dtype::from_name(name).ok_or_else(|| {
         Error::new("invalid-schema", format!("unknown dtype `{name}`"))
-            .hint("use one of bool, int8…int64, uint8…uint64, float16, bfloat16, float32, float64, complex64, complex128, timestamp")
+            .hint("use one of bool, int8…int64, uint8…uint64, float16, bfloat16, float32, float64, complex64, complex128, timestamp, duration, time")
     })
 }
 

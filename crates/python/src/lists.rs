@@ -39,9 +39,9 @@ pub fn last_places<'py>(py: Python<'py>, ids: PyReadonlyArray1<'py, i64>) -> PyR
 
 /// Convert a list of None and either `int`, `float` or `bool`, as `kind` specifies ("i", "u", "f" or "b"). Returns None if the
 /// list contains anything else, including subclasses, or a number outside the range of int64, uint64 or float64. A list of
-/// floats may contain integers, as in NumPy.
+/// floats may contain integers up to 2^`bits`, which floats with so many bits represent exactly.
 #[pyfunction]
-pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char) -> Option<Values<'py>> {
+pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char, bits: u32) -> Option<Values<'py>> {
     match kind {
         'i' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<i64>().ok() } else { None }),
         'u' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<u64>().ok() } else { None }),
@@ -50,7 +50,8 @@ pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char) -> O
             if let Ok(float) = item.cast_exact::<PyFloat>() {
                 return Some(float.value());
             }
-            if item.is_exact_instance_of::<PyInt>() { item.extract::<f64>().ok() } else { None }
+            let whole = if item.is_exact_instance_of::<PyInt>() { item.extract::<i64>().ok() } else { None };
+            whole.filter(|whole| whole.unsigned_abs() <= 1 << bits.min(53)).map(|whole| whole as f64)
         }),
         _ => None,
     }

@@ -50,7 +50,7 @@ static DTYPE: Made = Made::new();
 static LOADS: Made = Made::new();
 static RAGGED: Made = Made::new();
 
-/// Call `penstock.values.dtypes.numpy_dtype(name)`, which supports bfloat16 and timestamps.
+/// Call `penstock.values.dtypes.numpy_dtype(name)`, which supports bfloat16 and times.
 pub fn numpy_dtype<'py>(py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
     DTYPE.import(py, "penstock.values.dtypes", "numpy_dtype")?.call1((dtype.name(),))
 }

@@ -31,6 +31,8 @@ pub enum Dtype {
     Complex64 = 14,
     Complex128 = 15,
     Timestamp = 16,
+    Duration = 17,
+    Time = 18,
 }
 
 const TABLE: &[(Dtype, &str, usize)] = &[
@@ -51,6 +53,8 @@ const TABLE: &[(Dtype, &str, usize)] = &[
     (Dtype::Complex64, "complex64", 8),
     (Dtype::Complex128, "complex128", 16),
     (Dtype::Timestamp, "timestamp", 8),
+    (Dtype::Duration, "duration", 8),
+    (Dtype::Time, "time", 8),
 ];
 
 impl Dtype {
@@ -350,7 +354,7 @@ mod tests {
             assert_eq!(dtype.name(), *name);
             assert_eq!(dtype.size(), *size);
         }
-        assert_eq!(Dtype::from_code(17), None);
+        assert_eq!(Dtype::from_code(19), None);
         assert_eq!(Dtype::from_name("bfloat16"), Some(Dtype::Bfloat16));
     }
 

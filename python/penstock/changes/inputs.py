@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes.checks import named_pull, naming
+from penstock.changes.slices import slices
 from penstock.changes.tables import columns_of
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.schema import Schema
-from penstock.values.slices import slices
 
 Ids = npt.NDArray[np.int64]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.changes.slices import size_of
 from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
-from penstock.values.slices import size_of
 
 # What `append` accepts: columns by name, a frame, a table, rows, or a stream of these.
 Table = Any
@@ -63,8 +63,8 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
 
 
 def is_table(given: Any) -> bool:
-    """Return whether something is a frame or an Arrow table, rather than a row."""
-    return any(hasattr(given, name) for name in ("iloc", "column_names", "get_columns"))
+    """Return whether something is a frame or an Arrow table, rather than a row or a column."""
+    return any(hasattr(given, name) for name in ("column_names", "get_columns")) or (hasattr(given, "iloc") and hasattr(given, "columns"))
 
 
 def check_transform(given: Any, doing: str) -> None:

@@ -123,7 +123,11 @@ def codes_from_arrow(values: Any, names: Sequence[str]) -> Any:
         return None
     words = values.flatten()  # Omits the words under nulls.
     if pa.types.is_dictionary(words.type):
+        if pa.types.is_string_view(words.type.value_type):  # Arrow cannot `take` from views.
+            words = pa.DictionaryArray.from_arrays(words.indices, words.dictionary.cast(pa.large_string()))
         words = words.dictionary_decode()
+    if pa.types.is_string_view(words.type):
+        words = words.cast(pa.large_string())
     if not (pa.types.is_string(words.type) or pa.types.is_large_string(words.type)):
         return None
     codes = compute.index_in(words, value_set=pa.array(names, words.type))
@@ -138,7 +142,7 @@ def _codes(values: Any, names: Sequence[str]) -> list[Any]:
     """Convert lists of names to lists of codes. Lists of numbers are returned as they are."""
     place = {name: code for code, name in enumerate(names)}
     found: list[Any] = []
-    for row, value in enumerate(arrays_of(values) if is_arrow(values) else container(values)):
+    for row, value in enumerate(arrays_of(values, "int64") if is_arrow(values) else container(values)):
         if is_null(value):
             found.append(None)
             continue

@@ -21,7 +21,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Scalar(ColumnType):
-    """One number, bool or timestamp per sample. In a schema, a plain dtype is shorthand for this type."""
+    """One number, bool or time per sample. In a schema, a plain dtype is shorthand for this type.
+
+    A "timestamp" is a point in time, in UTC; a "duration" is a length of time, and a "time" is a time of day. They count whole microseconds:
+    a value with digits below that is refused, as is a duration without a unit, such as 90. Appending takes what Python, NumPy, pandas, Polars
+    and Arrow use for them, and text in the form of ISO 8601 for the others. They read as datetime64[us], and as timedelta64[us].
+
+    Only floats are rounded, as their dtype says: a whole number that it does not represent exactly is refused. NaN is a value of floats, and
+    no null.
+
+    >>> import datetime, numpy as np, penstock as ps
+    >>> ds = ps.create("memory://times", {"at": "timestamp", "took": "duration", "opens": "time"})
+    >>> receipt = ds.append({"at": ["2026-01-31T12:00:00Z"], "took": [np.timedelta64(90, "s")], "opens": [datetime.time(9, 30)]})
+    >>> ds["took"][0], ds.to_arrow(["opens"])["opens"].to_pylist()
+    (np.timedelta64(90000000,'us'), [datetime.time(9, 30)])
+    """
 
     dtype: str
     type = "scalar"
@@ -35,7 +49,7 @@ class Scalar(ColumnType):
     def rows(self, values: Any) -> Any:
         quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
         if quick is None:
-            return rows_of(values)
+            return rows_of(values, keep_nan="float" in self.dtype or "complex" in self.dtype)
         array, validity = quick
         return array if validity is None else np.ma.MaskedArray(array, ~validity)
 

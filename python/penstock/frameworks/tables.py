@@ -35,12 +35,12 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
         name for name in names if name in complex_numbers or (name in schema and schema[name].type in ("tensor", "boxes", "keypoints"))
     ]
     table = view.to_arrow([name for name in names if name not in arrays])
-    # Types that keep whole numbers and bools with nulls exactly. pandas would make floats and objects of them.
+    # Types that keep whole numbers, bools and floats with nulls exactly. pandas would make floats, objects and NaN of them.
     nullable: dict[Any, Any] = {
         pa.type_for_alias(name): getattr(pd, f"{kind}Dtype")()
         for name, kind in [("bool", "Boolean")]
         + [(f"{u}int{bits}", f"{u.upper()}Int{bits}") for u in ("", "u") for bits in (8, 16, 32, 64)]
-    }
+    } | {kind: pd.ArrowDtype(kind) for kind in (pa.float16(), pa.float32(), pa.float64())}
     made = {}
     for name in names:
         if name in arrays:

@@ -17,7 +17,7 @@ import string
 import time
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -34,12 +34,11 @@ from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
-from penstock.importers.shared import tables
+from penstock.importers.shared import from_text, tables
 from penstock.importers.shared.encoding import recoded
-from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas, parse_json
+from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas
 
 BLOCK_BYTES = 4 << 20
-NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +194,7 @@ class _Reading:
                     ignore_empty_lines=not one_column,
                     invalid_row_handler=self._invalid(refuse),
                 ),
-                convert_options=pc.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=NULLS),
+                convert_options=pc.ConvertOptions(column_types=types, strings_can_be_null=False, null_values=from_text.NULLS),
             )
         except (pa.ArrowException, OSError) as error:
             if hasattr(error, "code"):
@@ -270,35 +269,34 @@ def _infer(kind: pa.DataType, name: str) -> ColumnType:
 def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) -> Iterator[tuple[str, ColumnType]]:
     """Find the columns that would lose information as numbers, although Arrow infers a number type for them.
 
-    As floats, different whole numbers beyond int64 could become equal. Words such as `00501` and `0x7f` would lose their original spelling.
-    After the first block, `_converted` refuses such words.
+    As floats, different whole numbers beyond 2^53 could become equal. Words such as `00501` and `0x7f` would lose their original spelling.
+    After the first block, `from_text.converted` refuses such words and numbers. NaN beside whole numbers makes a column of floats.
     """
-    names = [name for name in inferred.names if tables.is_number(inferred.field(name).type) and name not in options.types]
+    names = [name for name in inferred.names if _may_be_numbers(inferred.field(name).type) and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
     if first is None:
         return
     for name in names:
-        texts = _nulled(compute.utf8_trim_whitespace(_texts(first.column(name))[0])).drop_null()
-        if compute.any(compute.match_substring_regex(texts, f"{_FRONT_ZEROS}|{_HEXADECIMAL}")).as_py():
+        trimmed = compute.utf8_trim_whitespace(from_text.texts_of(first.column(name))[0])
+        texts, kind = from_text.nulled(trimmed).drop_null(), inferred.field(name).type
+        if compute.any(compute.match_substring_regex(texts, f"{from_text.FRONT_ZEROS}|{from_text.HEXADECIMAL}")).as_py():
             yield name, Text()
             continue
-        if not pa.types.is_floating(inferred.field(name).type) or not len(texts):
+        has_nan = compute.any(compute.is_in(trimmed, pa.array(from_text.NANS))).as_py()
+        if has_nan and not pa.types.is_floating(kind):
+            yield name, Text() if from_text.rounded(texts, "float64") else Scalar("float64")
+        if not pa.types.is_floating(kind) or not len(texts):
             continue
-        if compute.all(compute.match_substring_regex(texts, r"^[+-]?[0-9]+$")).as_py():
+        if not has_nan and compute.all(compute.match_substring_regex(texts, from_text.WHOLE)).as_py():
             numbers = [int(text) for text in texts.to_pylist()]
             low, high = min(numbers), max(numbers)
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
+        elif from_text.rounded(texts, "float64"):
+            yield name, Text()
 
 
-# Whole numbers with leading zeros count as words, because they are usually postal codes or identifiers.
-_FRONT_ZEROS = "^[+-]?0[0-9]+$"
-_HEXADECIMAL = "^[+-]?0[xX]"
-
-
-def _begins_with_zero(texts: pa.Array) -> pa.Array:
-    """Return a mask of the texts longer than one character that begin with a zero, signed or not. Eight times faster than a regex."""
-    zero = reduce(compute.or_, (compute.starts_with(texts, start) for start in ("0", "+0", "-0")))
-    return compute.and_(zero, compute.greater(compute.binary_length(texts), 1))
+def _may_be_numbers(kind: pa.DataType) -> bool:
+    return bool(tables.is_number(kind) or pa.types.is_null(kind))
 
 
 def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
@@ -322,7 +320,7 @@ def _is_plain(kind: ColumnType) -> bool:
     represented by the names of their files.
     """
     return isinstance(kind, Text | Category | Label | Json | Bytes | Image | Mask) or (
-        isinstance(kind, Scalar) and not kind.dtype.startswith("complex")
+        isinstance(kind, Scalar) and not kind.dtype.startswith("complex") and kind.dtype != "duration"
     )
 
 
@@ -333,100 +331,21 @@ def _chunk(
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for column, kind in kinds.items():
-        texts, broken = _texts(batch.column(column))
+        texts, broken = from_text.texts_of(batch.column(column))
         why = "it is not UTF-8; if the whole file uses a different encoding, pass --encoding, for example latin-1"
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row in broken]
         if isinstance(kind, Scalar):
-            converted, bad = _converted(texts, kind, column in given)
+            converted, bad = from_text.converted(texts, kind, column in given)
             problems += [(row, column, tables.unlike(name(row), column, texts[row], kind)) for row in bad]
             columns[column] = tables.values(converted, kind)
         elif isinstance(kind, Json):
-            columns[column], no_json = _parsed(_nulled(texts))
+            columns[column], no_json = from_text.parsed(from_text.nulled(texts))
             problems += [(row, column, Refusal.of_value(name(row), column, why)) for row, why in no_json]
         elif isinstance(kind, Bytes):
-            columns[column] = _nulled(texts).cast(pa.binary())
+            columns[column] = from_text.nulled(texts).cast(pa.binary())
         else:
-            columns[column] = texts if isinstance(kind, Text) else _nulled(texts)
+            columns[column] = texts if isinstance(kind, Text) else from_text.nulled(texts)
     return Chunk(columns, batch.num_rows, name, refused, problems)
-
-
-def _texts(values: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Decode bytes to text. Values that are not UTF-8 become null, and their rows are also returned."""
-    try:
-        return values.cast(pa.string()), []
-    except pa.ArrowInvalid:
-        each = [_text_of(value.as_py()) for value in values]
-        return pa.array(each, pa.string()), [row for row, text in enumerate(each) if text is None]
-
-
-def _text_of(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _nulled(texts: pa.Array) -> pa.Array:
-    """Replace the texts in `NULLS` with null."""
-    return compute.if_else(compute.is_in(texts, pa.array(NULLS)), pa.scalar(None, texts.type), texts)
-
-
-def _parsed(texts: pa.Array) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Parse texts as JSON. Also returns the rows that are not JSON, each with the reason."""
-    values: list[Any] = []
-    bad: list[tuple[int, str]] = []
-    for row, text in enumerate(texts.to_pylist()):
-        try:
-            values.append(None if text is None else parse_json(text))
-        except (ValueError, RecursionError) as error:
-            values.append(None)
-            bad.append((row, f"{text[:80]!r} is not JSON: {error}"))
-    return values, bad
-
-
-def _converted(texts: pa.Array, kind: Scalar, is_given: bool) -> tuple[pa.Array, list[int]]:
-    """Convert texts to a scalar type. Also returns the rows that cannot be converted."""
-    texts = _nulled(compute.utf8_trim_whitespace(texts))
-    if kind.dtype == "timestamp":
-        return tables.timestamps(texts)
-    # All floats are read as float64. Later, appending refuses values that a smaller type cannot represent.
-    floats = "float" in kind.dtype
-    wanted = pa.float64() if floats else kind.arrow_type()
-    bad: list[int] = []
-    # Arrow reads hexadecimal digits as a bit pattern: 0xff is -1 as int8.
-    lost = [_HEXADECIMAL] * (not floats) + [_FRONT_ZEROS] * (not is_given)
-    if lost and compute.any(_begins_with_zero(texts)).as_py():
-        words = compute.match_substring_regex(texts, "|".join(lost))
-        bad = compute.indices_nonzero(words).to_pylist()
-        texts = compute.if_else(words, pa.scalar(None, texts.type), texts)
-    numbers = _cast(texts, wanted)
-    if numbers is None and "int" in kind.dtype:  # Arrow accepts a plus sign for floats only.
-        texts = compute.replace_substring_regex(texts, r"^\+([0-9])", r"\1")
-        numbers = _cast(texts, wanted)
-    if numbers is None:
-        values = []
-        for row, text in enumerate(texts):
-            try:
-                values.append(text.cast(wanted).as_py())
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
-                values.append(None)
-                bad.append(row)
-        numbers = pa.array(values, wanted)
-        bad.sort()
-    if floats:
-        beyond = compute.and_not(compute.is_inf(numbers), compute.match_substring(texts, "inf", ignore_case=True))
-        if compute.any(beyond).as_py():
-            numbers = compute.if_else(beyond, pa.scalar(None, wanted), numbers)
-            bad = sorted(bad + compute.indices_nonzero(beyond).to_pylist())
-    return numbers, bad
-
-
-def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array | None:
-    """Cast all texts to a numeric type. Returns None if Arrow refuses any of them."""
-    try:
-        return texts.cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
 
 
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:

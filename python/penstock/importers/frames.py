@@ -19,7 +19,7 @@ from penstock.importers import rows
 from penstock.importers.shared import tables
 from penstock.importers.shared.source import Chunk, OpenedSource, Options
 from penstock.values.checks import is_arrow
-from penstock.values.containers import Rows, rows_of
+from penstock.values.containers import Rows, rows_of, text_from_pandas
 from penstock.values.dtypes import dtype_name
 
 ROWS_AT_ONCE = 8192
@@ -103,13 +103,13 @@ def _stream(given: Any) -> pa.RecordBatchReader | None:
 
 
 def _container(values: Any) -> Any:
-    """Return a column as Arrow if possible, or else as a list or array. Arrow's types say more than those of pandas."""
+    """Return a column in a form that can be sliced: as `append` takes it, but a categorical of pandas as an Arrow dictionary."""
     if hasattr(values, "isna"):
-        try:
-            made = pa.array(values, from_pandas=True)
-            return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            return list(values)
+        if hasattr(values.dtype, "categories"):
+            return pa.array(getattr(values, "array", values))
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
+            return values.to_numpy()
+        return getattr(values, "array", values)  # Slices of a series go by its labels; those of its array go by position.
     found = rows_of(values)
     return found.read() if isinstance(found, Rows) else found
 
@@ -154,10 +154,15 @@ def _kind(name: str, values: Any) -> ColumnType:
         return tables.infer(values.type, name)
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
         return Scalar(dtype_name(values.dtype)) if values.ndim == 1 else Tensor(values.shape[1:], dtype_name(values.dtype))
+    if hasattr(values, "isna"):
+        found = rows_of(text_from_pandas(values))
+        return rows.infer(found[: rows.ROWS_TO_INFER], name) if isinstance(found, list) else _kind(name, found)
     return rows.infer(list(values[: rows.ROWS_TO_INFER]), name)
 
 
 def _values(name: str, values: Any, kind: ColumnType, noted: ColumnType | None) -> Any:
+    if hasattr(values, "isna"):
+        return kind.rows(values) if isinstance(kind, Scalar) else rows_of(text_from_pandas(values))
     if not is_arrow(values):
         return values
     plain = tables.as_noted(values, kind, noted)

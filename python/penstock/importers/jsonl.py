@@ -30,6 +30,7 @@ from penstock.importers import rows
 from penstock.importers.shared import tables
 from penstock.importers.shared.encoding import recoded
 from penstock.importers.shared.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas, parse_json
+from penstock.values.dtypes import whole_bits
 from penstock.values.to_arrow import element_type
 
 # If a line is longer than this, the file is not JSON lines.
@@ -145,8 +146,14 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
         )  # fmt: skip
     except (pa.ArrowException, UnicodeDecodeError):
         return None
-    numbers = (column for column in table.columns if pa.types.is_floating(column.type))
-    return None if any(pc.any(pc.is_inf(column)).as_py() for column in numbers) else table
+    return (
+        None if any(_may_be_rounded(table.column(name), kind.dtype) for name, kind in kinds.items() if isinstance(kind, Scalar)) else table
+    )
+
+
+def _may_be_rounded(numbers: pa.ChunkedArray, dtype: str) -> bool:
+    """Return whether floats may be whole numbers that were rounded, or are out of range."""
+    return bool(pa.types.is_floating(numbers.type) and pc.any(pc.greater_equal(pc.abs(numbers), float(2 ** whole_bits(dtype)))).as_py())
 
 
 def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.parquet as pq
 
 from penstock.columns.blob import Bytes
@@ -22,6 +24,7 @@ from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers.pictures.images import SPLITS
 from penstock.importers.shared import tables
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
+from penstock.values.times import TIMES
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 ROWS_AT_ONCE = 65_536
@@ -62,12 +65,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     for file, found in zip(files, schemas, strict=True):
         _check_columns(file, found, files[0], typed, options)
     for name, theirs in typed.items():
-        if _counts(tables.storage(theirs)) and (options.types.get(name) or options.defaults.get(name)) == Scalar("timestamp"):
-            raise InvalidInputError(
-                f"cannot import `{files[0]}`: its column `{name}` is {theirs}, which is not a point in time",
-                code="invalid-schema",
-                hint="add it to a date first, or import it as int64",
-            )
+        _check_times(files[0], name, tables.storage(theirs), options.types.get(name) or options.defaults.get(name))
     if not all(isinstance(kind, Bytes) for kind in kinds.values()):
         import_pandas()
     progress = {"done": 0}
@@ -143,7 +141,7 @@ def _check_columns(
         mine, theirs = tables.storage(schema.field(name).type), tables.storage(theirs)
         if pa.types.is_null(mine) or pa.types.is_null(theirs) or mine == theirs:
             continue
-        counts = _counts(mine) or _counts(theirs) or pa.types.is_temporal(mine) != pa.types.is_temporal(theirs)
+        counts = tables.time_dtype(mine) != tables.time_dtype(theirs)
         mixed = tables.is_text(mine) != tables.is_text(theirs) and (tables.is_number(mine) or tables.is_number(theirs))
         loses = name not in options.types and name not in options.defaults and (mixed or _loses(mine, theirs))
         if counts or loses:
@@ -161,9 +159,22 @@ def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
     return numbers and tables.wider(mine, theirs) != theirs
 
 
-def _counts(kind: pa.DataType) -> bool:
-    """Return whether values of this type are stored as a count of a time unit."""
-    return bool(pa.types.is_duration(kind) or pa.types.is_time(kind))
+def _check_times(file: pathlib.Path, name: str, theirs: pa.DataType, wanted: Any) -> None:
+    """Refuse points in time, durations and times of day in scalar columns of other dtypes, and other values in theirs."""
+    dtype = tables.time_dtype(theirs)
+    if not isinstance(wanted, Scalar) or wanted.dtype == dtype or (dtype is None and wanted.dtype not in TIMES):
+        return
+    if dtype is None and (
+        tables.is_text(theirs) or pa.types.is_null(theirs) or (wanted.dtype == "timestamp" and pa.types.is_integer(theirs))
+    ):
+        return
+    what = {None: "not a time", "timestamp": "a point in time", "duration": "a length of time", "time": "a time of day"}[dtype]
+    unit = "; as a number, it needs a unit: cast it to one first" if wanted.dtype not in TIMES else ""
+    raise InvalidInputError(
+        f"cannot import `{file}`: its column `{name}` is {theirs}, which is {what}, expected {wanted.dtype}",
+        code="invalid-schema",
+        hint=f"make the column {dtype}{unit}" if dtype else "cast it first",
+    )
 
 
 def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
@@ -218,6 +229,11 @@ def _chunk(
             texts = tables.decoded(array).cast(pa.string())
             array, bad = tables.timestamps(texts)
             problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
+        if f"{_FINE}{name}" in batch.schema.names:
+            fine = batch.column(f"{_FINE}{name}")
+            why = "has digits below a microsecond: cut them off first"
+            problems += [(row, name, Refusal.of_value(named(row), name, why)) for row in np.flatnonzero(fine).tolist()]
+            array = compute.if_else(fine, pa.scalar(None, array.type), array)
         plain = tables.as_noted(array, kind, noted.get(name))
         if plain is not None:
             columns[name] = plain
@@ -257,21 +273,40 @@ def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     return _bounded(pa.ipc.open_stream(pa.memory_map(str(file))))
 
 
-def _parquet(file: pathlib.Path) -> pq.ParquetFile:
+def _parquet(file: pathlib.Path, unit: str = "us") -> pq.ParquetFile:
     # Spark and Hive write 96-bit timestamps. In nanoseconds, times outside the years 1677 to 2262 would wrap around.
-    return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit=unit)
 
 
 def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
     """Read one row group at a time. Otherwise, pyarrow would read several groups ahead and keep them in memory."""
     opened = _parquet(file)
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
+    old = [column.name for column in opened.schema if column.physical_type == "INT96" and column.path in opened.schema_arrow.names]
+    exact = _parquet(file, "ns") if old else None
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED
     for index in range(opened.num_row_groups):
         group = opened.metadata.row_group(index)
         mean = max(1.0, group.total_byte_size / max(1, group.num_rows))
         rows = max(1, min(most, int(CHUNK_BYTES / mean)))
-        yield from _bounded(_joined(opened.iter_batches(rows, row_groups=[index], use_threads=False)))
+        batches = opened.iter_batches(rows, row_groups=[index], use_threads=False)
+        if exact is not None:
+            batches = map(_with_digits, batches, exact.iter_batches(rows, row_groups=[index], columns=old, use_threads=False))
+        yield from _bounded(_joined(batches))
+
+
+def _with_digits(batch: pa.RecordBatch, exact: pa.RecordBatch) -> pa.RecordBatch:
+    """Add whether the 96-bit times of a batch have digits below a microsecond, in columns named `_FINE` and the column's name.
+
+    A time that is out of the range of nanoseconds wraps around, as do its microseconds when they are multiplied.
+    """
+    for name in exact.schema.names:
+        coarse, fine = (part.column(name).fill_null(0).cast(pa.int64()).to_numpy() for part in (batch, exact))
+        batch = batch.append_column(f"{_FINE}{name}", pa.array(coarse * 1000 != fine))
+    return batch
+
+
+_FINE = "\0fine "
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

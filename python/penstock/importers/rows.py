@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.changes.slices import size_of
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -19,10 +20,9 @@ from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal
-from penstock.values.checks import is_null, is_null_word
+from penstock.values.checks import is_null, is_null_word, is_whole
 from penstock.values.containers import from_torch
-from penstock.values.dtypes import dtype_name
-from penstock.values.slices import size_of
+from penstock.values.dtypes import dtype_name, is_exact
 
 ROWS_TO_INFER = 1000
 ROWS_AT_ONCE = 1024
@@ -123,9 +123,10 @@ def _named(row: Any) -> Any:
 
 
 def _fitted(value: Any, kind: ColumnType) -> Any:
-    """Convert an int in a float64 column to float, because JSON writers write whole floats as ints."""
+    """Convert an int in a float64 column to float if it stays the same, because JSON writers write whole floats as ints."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if isinstance(kind, Scalar) and kind.dtype == "float64" and whole and abs(value) < 2**1023 else value
+    fits = isinstance(kind, Scalar) and kind.dtype == "float64" and whole and abs(value) < 2**1023 and is_exact(value, "float64")
+    return float(value) if fits else value
 
 
 def infer(values: list[Any], name: str) -> ColumnType:
@@ -135,10 +136,13 @@ def infer(values: list[Any], name: str) -> ColumnType:
     if not present:
         return Text()
     present = [from_torch(value)[()] if hasattr(value, "detach") else value for value in present]
-    present = [value for value in present if not isinstance(value, datetime.timedelta | np.timedelta64)]
-    if not present:
-        return Scalar("int64")  # Appending refuses durations, because the user must choose the unit.
     kinds = {type(value) for value in present}
+    if all(issubclass(kind, datetime.timedelta | np.timedelta64) for kind in kinds):  # NumPy's durations are whole numbers as well.
+        return Scalar("duration")
+    if any(issubclass(kind, np.timedelta64) for kind in kinds):
+        return Json()  # Appending refuses the durations, by their rows.
+    if all(issubclass(kind, datetime.time) for kind in kinds):
+        return Scalar("time")
     if all(issubclass(kind, str) for kind in kinds):
         return Text()
     if kinds <= {bool, np.bool_}:
@@ -148,7 +152,8 @@ def infer(values: list[Any], name: str) -> ColumnType:
             return Scalar("int64")
         return Scalar("uint64") if all(0 <= int(value) < 2**64 for value in present) else Json()
     if all(issubclass(kind, int | float | np.number) and kind is not bool for kind in kinds):
-        return Scalar("float64")
+        rounded = any(is_whole(value) and abs(value) < 2**1023 and not is_exact(int(value), "float64") for value in present)
+        return Json() if rounded and kinds == {int, float} else Scalar("float64")
     if all(issubclass(kind, bytes | bytearray | memoryview) for kind in kinds):
         return Bytes()
     if all(issubclass(kind, os.PathLike) for kind in kinds):

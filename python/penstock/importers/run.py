@@ -67,6 +67,7 @@ def import_data(
     so a table that has grown is completed. Images are known by their `path` without it. "create" refuses an existing dataset. All this
     also holds for commits that are made during the import. `types` maps column names to types;
     missing types are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    Values are stored as they are or refused, by the same rules as in `append`.
     `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
     `storage_options` are those of `ps.open`, for the destination.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);

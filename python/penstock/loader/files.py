@@ -160,8 +160,11 @@ def _refused(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> tup
         return "it contains Python objects", "save arrays of numbers"
     if not dtype.isnative:
         return f"{dtype} is not in native byte order", f"np.save(path, a.astype({dtype.newbyteorder('=').str!r}))"
-    if dtype.kind == "M" and np.datetime_data(dtype) != ("us", 1):
-        return f"{dtype} does not count microseconds", 'np.save(path, a.astype("datetime64[us]"))'
+    if dtype.kind in "mM" and np.datetime_data(dtype) != ("us", 1):
+        return (
+            f"{dtype} does not count microseconds",
+            f'np.save(path, a.astype("{"datetime64" if dtype.kind == "M" else "timedelta64"}[us]"))',
+        )
     try:
         dtype_name(dtype)
     except InvalidInputError as error:

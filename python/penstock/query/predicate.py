@@ -49,7 +49,7 @@ def _found(
         import duckdb
     except ImportError as error:
         raise UnsupportedError(f"cannot {doing}: predicates need DuckDB", hint="pip install duckdb") from error
-    connection = duckdb.connect(config={"enable_external_access": False})
+    connection = _connection(duckdb, doing)
     raised: list[BaseException] = []
     try:
         extras = ["_row_id"] if wanted == "_row_id" else ["_row_id", "_position"]
@@ -77,6 +77,20 @@ def _found(
     finally:
         connection.close()
     return np.asarray(found, np.int64)
+
+
+def _connection(duckdb: Any, doing: str) -> Any:
+    """Open a connection whose conditions mean the same on every machine: in UTC, whatever time zone and locale the machine has."""
+    connection = duckdb.connect(config={"enable_external_access": False})
+    try:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")  # A slow condition would draw it on the standard output.
+    except duckdb.Error as error:
+        connection.close()
+        raise UnsupportedError(
+            f"cannot {doing}: this build of DuckDB does not know time zones: {error}", hint="install its wheel: pip install duckdb"
+        ) from error
+    return connection
 
 
 # Columns of datasets do not begin with an underscore.

@@ -55,8 +55,10 @@ def container(values: Any) -> Any:
     return values.read() if isinstance(values, Rows) else values
 
 
-def rows_of(values: Any) -> Any:
-    """Convert values to a container that can be sliced. Arrays that read parts on demand are not read yet."""
+def rows_of(values: Any, keep_nan: bool = False) -> Any:
+    """Convert values to a container that can be sliced. Arrays that read parts on demand are not read yet. `keep_nan` says that a NaN among
+    pandas' objects is a number. In other columns, it is a null.
+    """
     plain = type(values) is np.ndarray and values.ndim > 0 and values.dtype.kind != "O"
     if plain or isinstance(values, Rows):
         return values
@@ -80,7 +82,7 @@ def rows_of(values: Any) -> Any:
     ):
         return array.__arrow_array__()  # For pandas' ArrowDtype and its numeric types with NA, such as Int64.
     elif hasattr(values, "isna") and hasattr(values, "dtype"):
-        values = from_pandas(values)
+        values = from_pandas(values, keep_nan)
     if isinstance(values, np.ndarray):
         if values.ndim == 0:
             raise fail("a zero-dimensional array, expected one value per sample", hint="wrap it in a list")
@@ -116,14 +118,15 @@ def without_torch(values: Any) -> Any:
     return made
 
 
-def from_pandas(values: Any) -> Any:
+def from_pandas(values: Any, keep_nan: bool) -> Any:
     """Convert a pandas Series, Index or array: plain dtypes to an array, zoned times to UTC, and the rest to a list with None for nulls."""
     if getattr(values.dtype, "tz", None) is not None:
         return (values.dt if hasattr(values, "dt") else values).tz_convert(None).to_numpy()  # Keeps the unit, so years beyond 2262 fit.
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
         return values.to_numpy()
     missing = np.asarray(values.isna())
-    return [None if gone else value for value, gone in zip(values.astype(object), missing, strict=True)]
+    kept = (float, complex, np.inexact) if keep_nan else ()
+    return [None if gone and not isinstance(value, kept) else value for value, gone in zip(values.astype(object), missing, strict=True)]
 
 
 def text_from_pandas(values: Any) -> Any:

@@ -17,7 +17,7 @@ from penstock.values.scalars import plain_numbers, stack
 
 def is_plain(values: Any, shape: tuple[int | None, ...], dtype: str) -> bool:
     """Return whether values are an array of this dtype and of samples of this shape, and none of them can be refused."""
-    return type(values) is np.ndarray and values.shape[1:] == shape and values.dtype == numpy_dtype(dtype) and values.dtype.kind != "M"
+    return type(values) is np.ndarray and values.shape[1:] == shape and values.dtype == numpy_dtype(dtype) and values.dtype.kind not in "mM"
 
 
 def fixed(array: Array, validity: npt.NDArray[np.bool_] | None) -> Prepared:
@@ -31,7 +31,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     """Prepare samples of the same shape, given as an array or as a list with nulls."""
     validity: npt.NDArray[np.bool_] | None = None
     if is_arrow(values):
-        values = from_arrow(values, shape)
+        values = from_arrow(values, shape, dtype)
     values = container(values)
     if isinstance(values, np.ma.MaskedArray):
         mask: Array = np.ma.getmaskarray(values).reshape(len(values), -1) if len(values) else np.zeros((0, 1), bool)
@@ -69,7 +69,7 @@ def dense(values: Any, shape: tuple[int, ...], dtype: str) -> Prepared:
     if values.shape[1:] != shape:
         wanted = f"(N, {', '.join(map(str, shape))})" if shape else "(N,)"
         raise fail(f"values have the shape {values.shape}, expected {wanted}")
-    if values.dtype.kind == "M" and values.size and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
+    if values.dtype.kind in "mM" and values.size and (missing := np.isnat(values).reshape(len(values), -1).any(axis=1)).any():
         if shape:
             raise fail("contains NaT, which is allowed only in scalar columns", first_row(missing))
         validity = ~missing if validity is None else validity & ~missing

@@ -1,4 +1,4 @@
-"""Dtypes by their stored names, and casts that may round values but never change them in any other way."""
+"""Dtypes by their stored names, and casts that may round floats but never change values in any other way."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import ml_dtypes
 import numpy as np
 
 from penstock.errors import InvalidInputError
-from penstock.values.checks import Array, fail, first_row
+from penstock.values.checks import Array, fail, first_row, is_whole, without_dimensions
+from penstock.values.times import TIMES, cast_times, stack_times, times_within
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "timestamp",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128", "timestamp", "duration", "time",
 )  # fmt: skip
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype for a stored dtype. Timestamps are datetime64[us] in UTC.
+    """Return the NumPy dtype for a stored dtype. Timestamps are datetime64[us] in UTC; durations and times of day are timedelta64[us].
 
-    >>> numpy_dtype("timestamp")
-    dtype('<M8[us]')
+    >>> numpy_dtype("timestamp"), numpy_dtype("time")
+    (dtype('<M8[us]'), dtype('<m8[us]'))
     """
     bfloat16: Any = ml_dtypes.bfloat16
-    found: np.dtype[Any] = np.dtype(bfloat16 if name == "bfloat16" else "datetime64[us]" if name == "timestamp" else name)
+    found: np.dtype[Any] = np.dtype(bfloat16 if name == "bfloat16" else TIMES.get(name, name))
     return found
 
 
@@ -34,43 +35,36 @@ def numpy_dtype_of(source: Any) -> np.dtype[Any]:
 
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
-    """Cast values. Rounds only floats, and times (to microseconds). Refuses floats for integer dtypes, and out-of-range values. `row`: the
-    row of a single sample.
+    """Cast values. Only floats are rounded: to fewer digits, as the column's dtype says. Refuses out-of-range values, floats for integer
+    dtypes, whole numbers that a float dtype does not represent exactly, and times with digits below a microsecond. `row`: the row of a
+    single sample.
     """
     wanted = numpy_dtype(dtype)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    if array.dtype == wanted or array.size == 0:
+    if array.size == 0 or (array.dtype == wanted and dtype != "time"):
         return array.astype(wanted, copy=False)
 
-    def refuse(bad: Array, why: str) -> InvalidInputError:
+    def refuse(bad: Array, why: str, hint: str | None = None) -> InvalidInputError:
         place = row if row is not None else first_row(bad)
-        return fail(f"has {array[bad].flat[0]!s}, which {why}", place)
+        return fail(f"has {array[bad].flat[0]!s}, which {why}", place, hint)
 
     kind = array.dtype.kind
-    if dtype == "timestamp":
-        if kind == "u" and (bad := array > np.uint64(np.iinfo(np.int64).max)).any():
-            raise refuse(bad, "does not fit 64 bits as microseconds since 1970")
-        if kind in "iu":  # Whole numbers are microseconds since 1970.
-            return array.astype(np.int64).view(wanted)
-        unit, count = np.datetime_data(array.dtype) if kind == "M" else ("", 0)
-        coarser = unit in ("Y", "M", "W", "D", "h", "m", "s", "ms", "us")
-        if kind == "M" and (coarser or count == 1):  # With a unit of several nanoseconds, the cast would overflow silently.
-            out = array.astype(wanted)
-            bad = (out.astype(array.dtype) != array) & ~np.isnat(array) if coarser else np.zeros(array.shape, bool)
-            if bad.any():
-                raise refuse(bad, "is out of the range of microseconds since 1970 in 64 bits")
-            return out
+    if dtype in TIMES:
+        if array.dtype.kind == "O":
+            return times_within(array, dtype, row)
+        if (times := cast_times(array, dtype, refuse)) is not None:
+            return times
     elif wanted.kind in "iu" and kind in "iu":
         low, high = int(np.iinfo(wanted).min), int(np.iinfo(wanted).max)
         if int(array.min()) < low or int(array.max()) > high:
             bad = np.array([not low <= int(value) <= high for value in array.flat]).reshape(array.shape)
             raise refuse(bad, f"is out of the range of {dtype}, {low} to {high}")
         return array.astype(wanted)
-    elif (
+    elif kind != "m" and (
         np.can_cast(array.dtype, wanted, "same_kind")
         or (dtype == "bfloat16" and kind in "fiu")
         or (wanted.kind == "f" and array.dtype == numpy_dtype("bfloat16"))
-    ) and (kind != "c" or wanted.kind == "c"):
+    ) and (kind != "c" or wanted.kind == "c"):  # fmt: skip
         with np.errstate(over="ignore"):
             out = array.astype(wanted)
         # Check only the range of floats. The column's dtype implies rounding to fewer digits.
@@ -78,9 +72,75 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             bad &= np.isfinite(array if kind in "fc" else array.astype(np.float64))
             if bad.any():
                 raise refuse(bad, f"is out of the range of {dtype}")
+        if kind in "iu" and (inexact := _inexact(array, dtype)) is not None:
+            raise refuse(inexact, f"{dtype} does not represent exactly", hint_for_whole(dtype))
         return out
-    or_else = f", or make the column {array.dtype}" if array.dtype.name in DTYPES else ""
-    raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=f"cast them first{or_else}")
+    raise fail(f"values are {array.dtype}, which does not fit {dtype}", row, hint=_hint(array.dtype, wanted))
+
+
+def _hint(given: np.dtype[Any], wanted: np.dtype[Any]) -> str:
+    """Return what to write for values whose dtype does not fit."""
+    if given.kind == "m" and wanted.kind in "iuf":
+        return "choose a unit, as in values // numpy.timedelta64(1, 'ms'), or make the column duration"
+    if wanted.kind == "m" and given.kind in "iuf":
+        return 'add the unit first, as in values.astype("timedelta64[ms]")'
+    return f"cast them first, or make the column {given}" if given.name in DTYPES else "cast them first"
+
+
+# How many bits a whole number may have and still be represented exactly, whatever its digits.
+_WHOLE_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53, "complex64": 24, "complex128": 53}
+
+
+def whole_bits(dtype: str) -> int:
+    """Return how many bits a whole number of a dtype may have, or 64 if all its numbers are whole."""
+    return _WHOLE_BITS.get(dtype, 64)
+
+
+def is_exact(number: int, dtype: str) -> bool:
+    """Return whether a dtype of floats represents a whole number exactly, apart from its range.
+
+    >>> is_exact(2**24 + 1, "float32"), is_exact(2**24 + 2, "float32"), is_exact(-(2**70), "float32")
+    (False, True, True)
+    """
+    size = abs(number)
+    return (size // max(1, size & -size)).bit_length() <= whole_bits(dtype)
+
+
+def hint_for_whole(dtype: str) -> str:
+    """Return what to write for whole numbers that a dtype of floats does not represent exactly."""
+    return f'make the column int64, or round the numbers first, as in values.astype("{"float32" if dtype == "bfloat16" else dtype}")'
+
+
+def _inexact(array: Array, dtype: str) -> Array | None:
+    """Return which whole numbers a dtype of floats does not represent exactly, or None if it represents all of them."""
+    limit = 2 ** whole_bits(dtype)
+    if -limit <= int(array.min()) and int(array.max()) <= limit:
+        return None
+    size = np.where(array < 0, (~array).astype(np.uint64) + np.uint64(1), array.astype(np.uint64))
+    lowest = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
+    bad: Array = size // lowest >= np.uint64(limit)
+    return bad if bad.any() else None
+
+
+def check_whole_numbers(given: Any, array: Array, dtype: str, row: int | None) -> None:
+    """Refuse whole numbers in lists that NumPy rounded beside floats: `array` was made of the lists `given`."""
+    limit = 2 ** whole_bits(dtype)
+    if array.dtype.kind not in "fc" or not array.size or not (np.abs(array) >= limit).any():
+        return
+    for place, value in enumerate(given if row is None else [given]):
+        if (number := _rounded(value, dtype)) is not None:
+            raise fail(f"has {number}, which {dtype} does not represent exactly", place if row is None else row, hint_for_whole(dtype))
+
+
+def _rounded(value: Any, dtype: str) -> Any:
+    """Return a whole number within nested lists that a dtype of floats does not represent exactly, or None."""
+    if isinstance(value, list | tuple):
+        return next((number for part in value if (number := _rounded(part, dtype)) is not None), None)
+    if isinstance(value, np.ndarray) and value.ndim:
+        bad = _inexact(value, dtype) if value.dtype.kind in "iu" and value.size else None
+        return None if bad is None else value[bad].flat[0]
+    value = without_dimensions(value)
+    return value if is_whole(value) and not is_exact(int(value), dtype) else None
 
 
 def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
@@ -90,7 +150,8 @@ def filler(value: Any, dtype: str, shape: tuple[int, ...] = ()) -> Array:
     (array(255, dtype=uint8), True)
     """
     try:
-        array = np.broadcast_to(np.asarray(value), shape)
+        given = stack_times([value], dtype)[0] if dtype in TIMES and np.ndim(value) == 0 else value
+        array = np.broadcast_to(np.asarray(given), shape)
     except ValueError as error:
         raise fail(str(error)) from error
     if array.dtype.kind == "f" and numpy_dtype(dtype).kind in "iu":
@@ -111,8 +172,8 @@ def dtype_name(dtype: Any) -> str:
     except (TypeError, ValueError):  # NumPy reads "label:cat,dog" as a list of types.
         found = None
     if found is not None:
-        if found.kind == "M":
-            return "timestamp"
+        if found.kind in "mM":
+            return "timestamp" if found.kind == "M" else "duration"
         if found.name in DTYPES:
             return str(found.name)
     word = (dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))).lower()
@@ -134,7 +195,9 @@ _INSTEAD = {
     'ps.Tensor((768,), "float32"), with your shape and dtype': "list array ndarray tensor vector embedding sequence tuple",
     'ps.Boxes(of="image")': "box boxes bbox bboxes",
     'ps.Mask(of="image")': "mask segmentation",
-    '"timestamp"': "datetime date time timestamptz datetime64[ns,utc] timestamp[us] timestamp[ns] timestamp[ms]",
+    '"timestamp"': "datetime date timestamptz datetime64[ns,utc] timestamp[us] timestamp[ns] timestamp[ms]",
+    '"duration"': "timedelta interval duration[us] duration[ns] duration[ms] duration[s]",
+    '"time"': "time64 time32 time64[us] time64[ns] time32[ms] time32[s]",
     '"int64"': "integer bigint number",
     '"float64"': "decimal real",
     '"bool"': "boolean",

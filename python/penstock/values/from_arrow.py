@@ -1,4 +1,4 @@
-"""Converts Arrow numbers, lists and text to arrays."""
+"""Converts Arrow numbers, times, lists and text to arrays."""
 
 from __future__ import annotations
 
@@ -10,47 +10,67 @@ import numpy as np
 from penstock.values.checks import Array, Prepared, fail, first_row, is_arrow
 
 
-def from_arrow(values: Any, shape: tuple[int, ...]) -> Any:
-    """Convert Arrow numbers or lists to an array with nulls masked, or to a list if an array is not possible."""
+def from_arrow(values: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """Convert Arrow numbers, times or lists to an array with nulls masked, or to a list if an array is not possible."""
     import pyarrow as pa
+    import pyarrow.compute as compute
 
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.FixedShapeTensorArray):
-        return tensors_of(values)
+        return tensors_of(values, dtype)
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_nested(values.type):
-        return tensors_of_lists(values, shape)
+        return tensors_of_lists(values, shape, dtype)
+    if pa.types.is_run_end_encoded(values.type):
+        values = compute.run_end_decode(values)
     if pa.types.is_dictionary(values.type):  # Dictionary values may themselves be null, and `null_count` does not count those.
         values = values.dictionary_decode()
-    if values.null_count == 0 or pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
-        return values.to_numpy(zero_copy_only=False)  # Null times become NaT.
-    boolean = pa.types.is_boolean(values.type)
-    if not (boolean or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+    if (array := elements_of(values)) is None:
         return values.to_pylist()
-    return np.ma.MaskedArray(np.asarray(values.fill_null(False if boolean else 0)), ~np.asarray(values.is_valid()))
+    return array if values.null_count == 0 else np.ma.MaskedArray(array, ~np.asarray(values.is_valid()))
 
 
-def tensors_of_lists(values: Any, shape: tuple[int, ...]) -> Any:
+def elements_of(values: Any) -> Array | None:
+    """Convert Arrow numbers, bools and times to an array, with any value for nulls. Returns None for other types."""
+    import pyarrow as pa
+
+    types, kind = pa.types, values.type
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_duration(kind):
+        return np.asarray(values.to_numpy(zero_copy_only=False))  # Null times become NaT.
+    if types.is_time(kind):
+        counts = values.cast(pa.int32() if types.is_time32(kind) else pa.int64()).fill_null(0)
+        return np.asarray(counts).astype(np.int64).view(f"timedelta64[{kind.unit}]")
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return np.asarray(values if values.null_count == 0 else values.fill_null(False if types.is_boolean(kind) else 0))
+    return None
+
+
+def tensors_of_lists(values: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Convert nested or flat Arrow lists to an array (N, *shape) with nulls masked, or to a list if that is impossible."""
     import pyarrow as pa
 
-    flat = numbers_within(values.drop_null(), shape)
+    flat = numbers_within(values.drop_null(), shape, dtype)
     if flat is None and pa.types.is_fixed_size_list(values.type):
-        flat = numbers_within(values.drop_null(), (math.prod(shape),))
+        flat = numbers_within(values.drop_null(), (math.prod(shape),), dtype)
     if flat is None:
         return values.to_pylist()
+    return with_nulls(flat.reshape(-1, *shape), values)
+
+
+def with_nulls(array: Array, values: Any) -> Array:
+    """Return the samples of an array, which has no nulls, among the nulls of Arrow values, masked."""
     if values.null_count == 0:
-        return flat.reshape(len(values), *shape)
+        return array
     missing = ~np.asarray(values.is_valid())
-    array: Array = np.zeros((len(values), *shape), flat.dtype)
-    array[~missing] = flat.reshape(-1, *shape)
-    return np.ma.MaskedArray(array, np.broadcast_to(missing.reshape(-1, *[1] * len(shape)), array.shape))
+    every: Array = np.zeros((len(values), *array.shape[1:]), array.dtype)
+    every[~missing] = array
+    return np.ma.MaskedArray(every, np.broadcast_to(missing.reshape(-1, *[1] * (array.ndim - 1)), every.shape))
 
 
-def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
-    """Return the numbers in nested Arrow lists of these lengths, or None if any length differs or any value is null."""
+def numbers_within(lists: Any, shape: tuple[int, ...], dtype: str) -> Array | None:
+    """Return the elements in nested Arrow lists of these lengths, or None if any length differs or any value is null."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -65,26 +85,41 @@ def numbers_within(lists: Any, shape: tuple[int, ...]) -> Array | None:
         if not even:
             return None
         lists = lists.flatten()
-    kind = lists.type
-    if lists.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    return plain_elements(lists, dtype)
+
+
+def plain_elements(values: Any, dtype: str) -> Array | None:
+    """Return Arrow elements without nulls as an array, or None for nulls and for other values. Complex numbers are pairs of floats."""
+    import pyarrow as pa
+
+    kind = values.type
+    if values.null_count:
         return None
-    return np.asarray(lists)
+    if dtype.startswith("complex") and pa.types.is_fixed_size_list(kind) and kind.list_size == 2 and pa.types.is_floating(kind.value_type):
+        halves = plain_elements(values.flatten(), "float64")
+        if halves is None:
+            return None
+        wide = halves.dtype == np.float64
+        return halves.astype(np.float64 if wide else np.float32, copy=False).view(np.complex128 if wide else np.complex64)
+    return elements_of(values)
 
 
-def tensors_of(values: Any) -> Array:
+def tensors_of(values: Any, dtype: str) -> Array:
     """Convert Arrow tensors of the same shape to an array (N, *shape), with the axes in the type's order and nulls masked."""
-    kind, storage = values.type, values.storage
-    size = math.prod(kind.shape)
-    flat = storage.values.slice(storage.offset * size, len(values) * size)
-    if flat.null_count and (storage.null_count == 0 or storage.flatten().null_count):
-        bad = np.asarray(flat.is_null()).reshape(len(values), -1).any(axis=1) & np.asarray(values.is_valid())
-        raise fail("contains a null, expected numbers", first_row(bad), hint="make the whole sample null, or none of it")
-    array: Array = np.asarray(flat.fill_null(0) if flat.null_count else flat).reshape(len(values), *kind.shape)
+    kind = values.type
+    lists = values.storage.drop_null()
+    flat = lists.flatten()
+    array = plain_elements(flat, dtype)
+    if array is None and flat.null_count:
+        bad = np.asarray(np.asarray(flat.is_null()).reshape(len(lists), -1).any(axis=1))
+        row = np.flatnonzero(np.asarray(values.is_valid()))[first_row(bad)]
+        raise fail("contains a null, expected numbers", int(row), hint="make the whole sample null, or none of it")
+    if array is None:
+        raise fail(f"values are {kind}, expected {dtype}", hint="cast them first")
+    array = array.reshape(len(lists), *kind.shape)
     if kind.permutation is not None:
         array = array.transpose(0, *(axis + 1 for axis in kind.permutation))
-    if values.null_count:
-        return np.ma.MaskedArray(array, np.broadcast_to(~np.asarray(values.is_valid()).reshape(-1, *[1] * len(kind.shape)), array.shape))
-    return array
+    return with_nulls(array, values)
 
 
 def flat_from_arrow(values: Any) -> Prepared | None:

@@ -56,7 +56,7 @@ def pulled(values: Any, shape: tuple[int | None, ...], dtype: str, tile: tuple[i
         array = cast(np.asarray(found), dtype, row)
         if array.shape != tuple(high - low for low, high in box):
             raise fail(f"returned an array of the shape {array.shape} for {box}", row)
-        if array.dtype.kind == "M" and np.isnat(array).any():
+        if array.dtype.kind in "mM" and np.isnat(array).any():
             raise fail("contains NaT, which is allowed only in scalar columns", row)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 

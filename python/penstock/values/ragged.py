@@ -11,8 +11,9 @@ import numpy as np
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Array, Prepared, fail, is_arrow, is_null
 from penstock.values.containers import container, from_torch
-from penstock.values.dtypes import cast, numpy_dtype
-from penstock.values.from_arrow import numbers_within, tensors_of
+from penstock.values.dtypes import cast, check_whole_numbers, numpy_dtype
+from penstock.values.from_arrow import numbers_within, plain_elements, tensors_of
+from penstock.values.times import TIMES
 
 
 def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
@@ -22,7 +23,7 @@ def ragged(values: Any, shape: tuple[int | None, ...], dtype: str) -> Prepared:
         return whole
     arrays: list[Array | None] = []
     free = [axis for axis, size in enumerate(shape) if size is None]
-    values = arrays_of(values) if is_arrow(values) else container(values)
+    values = arrays_of(values, dtype) if is_arrow(values) else container(values)
     for row, value in enumerate(values):
         arrays.append(None if is_null(value) else one_array(value, row, shape, dtype))
     data = [array.reshape(-1).view(np.uint8) for array in arrays if array is not None and array.size]
@@ -48,7 +49,7 @@ def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) ->
         return None
     if shape[0] is not None or len(inner) + 1 < len(shape):
         return None
-    flat = numbers_within(values.flatten(), inner)  # Omits the data under nulls.
+    flat = numbers_within(values.flatten(), inner, dtype)  # Omits the data under nulls.
     if flat is None:
         return None
     try:
@@ -66,14 +67,14 @@ def ragged_from_arrow(values: Any, shape: tuple[int | None, ...], dtype: str) ->
     )
 
 
-def arrays_of(values: Any) -> Any:
+def arrays_of(values: Any, dtype: str) -> Any:
     """Convert Arrow tensors of the same shape, Penstock's `struct{data, shape}`, or lists to one array or list per sample."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.FixedShapeTensorArray):
-        return tensors_of(values)  # A null is an entirely masked array, which `one_array` handles.
+        return tensors_of(values, dtype)  # A null is an entirely masked array, which `one_array` handles.
     if not pa.types.is_struct(values.type) or [field.name for field in values.type] != ["data", "shape"]:
         return values.to_pylist()
     made: list[Any] = []
@@ -81,9 +82,10 @@ def arrays_of(values: Any) -> Any:
         array = None
         if value.is_valid:
             data, shape = value["data"].values, value["shape"].as_py()
-            if data is None or shape is None or data.null_count or None in shape or math.prod(shape) != len(data):
+            elements = None if data is None else plain_elements(data, dtype)
+            if elements is None or shape is None or None in shape or math.prod(shape) != len(elements):
                 raise fail(f"has data that does not fit the shape {shape}", row)
-            array = np.asarray(data).reshape(shape)
+            array = elements.reshape(shape)
         made.append(array)
     return made
 
@@ -107,8 +109,12 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
     if array.dtype.kind == "O" and not wrong:
         if not array.size:
             return np.empty([size or 0 for size in array.shape], numpy_dtype(dtype))
+        if dtype in TIMES:
+            return np.ascontiguousarray(cast(array, dtype, row))
         within = next((item for item in array.flat if not isinstance(item, numbers.Complex)), array.flat[0])
         raise fail(f"contains {str(within)[:80]!r}, expected {dtype}", row, hint="make the whole sample null, or none of it")
     if wrong:
         raise fail(f"has the shape {array.shape}, expected {shape}", row)
+    if isinstance(value, list | tuple):
+        check_whole_numbers(value, array, dtype, row)
     return np.ascontiguousarray(cast(array, dtype, row))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from typing import Any
 
 import ml_dtypes
@@ -11,20 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.errors import InvalidInputError
 from penstock.values.checks import Array, fail, is_whole, shown, without_dimensions
-from penstock.values.dtypes import cast, numpy_dtype
-
-ISO_8601 = re.compile(r"(\d{4}|-\d{4,6})(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?")
+from penstock.values.dtypes import cast, check_whole_numbers, numpy_dtype, whole_bits
+from penstock.values.times import TIMES, stack_times
 
 
 def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     """Stack non-null Python values into one array."""
     for row, item in enumerate(items if shape else ()):
-        if np.shape(item) != shape:
+        if (item.shape if type(item) is np.ndarray else np.shape(item)) != shape:
             raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
-    if dtype == "timestamp" and not shape:
-        return np.array([timestamp(without_dimensions(item), row) for row, item in enumerate(items)], dtype="datetime64[us]")
+    if dtype in TIMES and not shape:
+        return stack_times(items, dtype)
     wanted = numpy_dtype(dtype)
     if not shape and wanted.kind in "iu":
         return np.array([whole_number(item, row, dtype) for row, item in enumerate(items)], dtype=wanted)
@@ -51,6 +48,8 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise fail(f"values do not form an array of {dtype}: {error}") from error
+    if array.dtype.kind in "fc" and not _all_of(items, array.dtype):
+        check_whole_numbers(items, array, dtype, None)
     if array.dtype.kind == "O" and shape:
         for row, item in enumerate(array):
             if any(part is None for part in item.flat):
@@ -58,11 +57,16 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     return array
 
 
+def _all_of(items: list[Any], dtype: np.dtype[Any]) -> bool:
+    """Return whether all values are NumPy arrays of a dtype, so that none of their numbers was converted."""
+    return {getattr(item, "dtype", None) for item in items} == {dtype} and set(map(type, items)) == {np.ndarray}
+
+
 def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.bool_] | None] | None:
     """Convert a list of plain Python numbers and None in one call. Returns None if that fails, so that the caller can find the bad row."""
     wanted = numpy_dtype(dtype)
     kind = "u" if dtype == "uint64" else "i" if wanted.kind in "iu" else wanted.kind
-    found = _core.numbers(items, kind) if items and kind in "iufb" else None
+    found = _core.numbers(items, kind, whole_bits(dtype)) if items and kind in "iufb" else None
     if found is None:
         return None
     array, validity = found
@@ -80,32 +84,9 @@ def whole_number(item: Any, row: int, dtype: str) -> int:
     item = without_dimensions(item)
     if not is_whole(item) and not isinstance(item, bool | np.bool_):
         duration = isinstance(item, datetime.timedelta | np.timedelta64)
-        raise fail(f"is {shown(item)}, expected {dtype}", row, "pass durations as whole numbers of one unit" if duration else None)
+        hint = "choose a unit, as in item // numpy.timedelta64(1, 'ms'), or make the column duration" if duration else None
+        raise fail(f"is {shown(item)}, expected {dtype}", row, hint)
     info = np.iinfo(numpy_dtype(dtype))
     if not info.min <= int(item) <= info.max:
         raise fail(f"is {str(item)[:80]}, out of the range of {dtype}, {info.min} to {info.max}", row)
     return int(item)
-
-
-def timestamp(item: Any, row: int) -> np.datetime64:
-    """Convert a datetime, date, string, datetime64, or whole number of microseconds since 1970 to datetime64[us]."""
-    try:
-        if is_whole(item):
-            return np.datetime64(int(item), "us")
-        if isinstance(item, datetime.datetime) and item.tzinfo is not None:
-            item = item.astimezone(datetime.UTC).replace(tzinfo=None)
-        if isinstance(item, str):
-            # Look for the minus sign of a UTC offset only after the date, which also contains dashes.
-            offset = item[-1:] in ("Z", "z") or "+" in item or "-" in item[11:]
-            parsed = datetime.datetime.fromisoformat(item) if offset else None
-            item = parsed.astimezone(datetime.UTC).replace(tzinfo=None) if parsed is not None and parsed.tzinfo is not None else item
-        if isinstance(item, str) and not ISO_8601.fullmatch(item):  # NumPy would also accept "", "now" and "202001".
-            raise ValueError("expected ISO 8601, such as 2026-01-31T12:00:00Z")
-        whole, _, decimals = item.partition(".") if isinstance(item, str) else (item, "", "")
-        made = np.datetime64(cast(np.array([np.datetime64(whole)]), "timestamp", row)[0], "us")
-        # With nine decimals, years beyond 2262 would overflow in NumPy and wrap around.
-        return made + np.timedelta64(int(decimals[:6].ljust(6, "0")), "us")
-    except (ValueError, TypeError, OverflowError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        raise fail(f"is {str(item)[:80]!r}, which is not a timestamp: {error}", row) from error

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.values.times import TIMES
+
 _FIXED: dict[str, Any] = {
     "bool": pa.bool_(), "float16": pa.float16(), "bfloat16": pa.float32(), "float32": pa.float32(), "float64": pa.float64(),
-    "timestamp": pa.timestamp("us", tz="UTC"), "complex64": pa.list_(pa.float32(), 2), "complex128": pa.list_(pa.float64(), 2),
+    "timestamp": pa.timestamp("us", tz="UTC"), "duration": pa.duration("us"), "time": pa.time64("us"), "complex64": pa.list_(pa.float32(), 2), "complex128": pa.list_(pa.float64(), 2),
 }  # fmt: skip
 
 
@@ -29,7 +31,7 @@ def elements(values: Any, dtype: str, nulls: Any) -> pa.Array:
     if dtype in ("complex64", "complex128"):
         half = values.view(np.float32 if dtype == "complex64" else np.float64)
         return pa.FixedSizeListArray.from_arrays(pa.array(half.reshape(-1)), 2, mask=None if nulls is None else pa.array(nulls))
-    if dtype == "timestamp":
+    if dtype in TIMES:
         return pa.array(values.view(np.int64), mask=nulls).cast(element_type(dtype))
     return pa.array(values, element_type(dtype), mask=nulls)
 

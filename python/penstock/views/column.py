@@ -17,7 +17,7 @@ from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.values.checks import shown
 from penstock.values.dtypes import numpy_dtype
-from penstock.values.scalars import timestamp
+from penstock.values.times import TIMES, one_time
 from penstock.views.instead import missing
 from penstock.views.keys import one_position, positions_of, slice_of, span_of
 from penstock.views.sample import unwrap
@@ -42,7 +42,7 @@ def _words(value: object) -> list[Any] | None:
 def _times(value: object) -> list[Any] | None:
     """Return the value or values as times, or None if they are not Python's."""
     each = list(value) if isinstance(value, list | tuple) else [value]
-    return each if each and all(isinstance(time, datetime.date) for time in each) else None
+    return each if each and all(isinstance(time, datetime.date | datetime.time | datetime.timedelta) for time in each) else None
 
 
 class Column:
@@ -132,8 +132,9 @@ class Column:
         else:
             words = _words(other)
             worded = words is not None
-            if kind == Scalar("timestamp") and (times := words if worded else _times(other)) is not None:
-                times, worded = [timestamp(time, row) for row, time in enumerate(times)], False
+            dtype = kind.read_dtype() or ""
+            if dtype in TIMES and (times := words if worded else _times(other)) is not None:
+                times, worded = [one_time(time, dtype, row) for row, time in enumerate(times)], False
                 other = np.array(times) if isinstance(other, list | tuple | np.ndarray) else times[0]
             elif worded and kind.type == "label" and (unknown := set(words or []) - set(names := self._view.vocabulary(self.name))):
                 raise InvalidInputError(
@@ -153,8 +154,8 @@ class Column:
     def _fitting(self, sign: str, other: object, given: npt.NDArray[Any], worded: bool) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Return all values and which of them are null. Refuse what values of this kind cannot be compared with."""
         values, missing = self._plain(worded)
-        fits = given.dtype.kind in ("O" if worded else "biufcM") and all(
-            (array.dtype.kind == "M") == (values.dtype.kind == "M") for array in (given, values)
+        fits = given.dtype.kind in ("O" if worded else "biufcmM") and (
+            given.dtype.kind == values.dtype.kind or not {given.dtype.kind, values.dtype.kind} & {"m", "M"}
         )
         if (values.dtype.kind == "O") != worded or not fits:
             raise self._incomparable(sign, other)

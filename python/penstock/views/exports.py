@@ -69,6 +69,9 @@ class Exports(Loadable):
 
         `columns` may also name `_row_id` and `_position`, which lead from the answer of a query back to the samples.
 
+        Your connection of DuckDB reads dates and times without a zone in the time zone of the machine, unless you write
+        `SET TimeZone = 'UTC'`. Conditions that Penstock runs, as in `tx.delete(where=…)`, are in UTC.
+
         >>> import duckdb, penstock as ps
         >>> ds = ps.create("memory://to-arrow-dataset", {"path": ps.Text(), "image": ps.Image()})
         >>> receipt = ds.append({"path": ["a.jpg", "bc.jpg"]})
@@ -84,7 +87,9 @@ class Exports(Loadable):
         return ArrowDataset(self._of()._as_it_is(), columns=columns)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Read all samples as a pandas frame. Labels and categories become categoricals, and whole numbers with nulls become nullable.
+        """Read all samples as a pandas frame. Labels and categories become categoricals, and numbers with nulls become nullable.
+
+        Whole numbers and bools with nulls get types such as Int32. Floats with nulls get those of Arrow, in which NaN is not a null.
 
         Tensors and boxes become arrays, one per sample. Images become their stored bytes, and JSON becomes objects.
 

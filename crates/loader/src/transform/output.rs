@@ -152,7 +152,7 @@ impl Output {
                 self.dtype = convert.to;
             }
             Operation::ToDtype { dtype, scale } => {
-                let to = Dtype::from_name(dtype).filter(|to| !matches!(to, Dtype::Complex64 | Dtype::Complex128 | Dtype::Timestamp));
+                let to = Dtype::from_name(dtype).filter(|to| is_number(*to));
                 let Some(to) = to else { return misfit(&format!("cannot convert to dtype `{dtype}`")) };
                 if self.convert.is_some() && !is_float(self.dtype) {
                     return misfit(&format!(
@@ -235,6 +235,12 @@ fn mode_of(mode: ImageMode) -> Mode {
 
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Float16 | Dtype::Bfloat16 | Dtype::Float32 | Dtype::Float64)
+}
+
+/// Return whether values are bools or real numbers, rather than complex numbers or times.
+fn is_number(dtype: Dtype) -> bool {
+    use Dtype::{Complex64, Complex128, Duration, Time, Timestamp};
+    !matches!(dtype, Complex64 | Complex128 | Timestamp | Duration | Time)
 }
 
 /// Return the largest value of an integer dtype, or None for others.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,7 +28,12 @@ from penstock.frameworks.arrow import COLUMN
 from penstock.importers.shared.source import Refusal
 from penstock.schema import from_json
 from penstock.values.checks import fail
+from penstock.values.dtypes import is_exact, whole_bits
 from penstock.values.media import begins_as_image
+from penstock.values.times import TIMES, is_fine
+
+# Text of a whole number.
+WHOLE = re.compile("[+-]?[0-9]+")
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
     getattr(pa, name)(): name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -36,40 +42,36 @@ _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", 
 
 def infer(kind: pa.DataType, name: str) -> ColumnType:
     """Choose a column type for an Arrow type."""
-    if kind in _PLAIN:
-        return Scalar(_PLAIN[kind])
+    if (dtype := plain_dtype(kind)) is not None:
+        return Scalar(dtype)
     if is_text(kind) or pa.types.is_null(kind):
         return Text()
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return Bytes()
     if pa.types.is_dictionary(kind):
         return Category() if is_text(kind.value_type) else infer(kind.value_type, name)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return Scalar("timestamp")
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        return Scalar("int64")
     if pa.types.is_decimal(kind):
         return Text()
-    if isinstance(kind, pa.FixedShapeTensorType) and kind.value_type in _PLAIN:
+    if isinstance(kind, pa.FixedShapeTensorType) and (dtype := plain_dtype(kind.value_type)) is not None:
         shape = tuple(kind.shape) if kind.permutation is None else tuple(kind.shape[axis] for axis in kind.permutation)
-        return Tensor(shape, _PLAIN[kind.value_type])
+        return Tensor(shape, dtype)
     if is_array_of_hugging_face(kind):
         return Tensor(tuple(kind.shape), kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
         return infer(kind.storage_type, name)
     if pa.types.is_run_end_encoded(kind):
         return infer(kind.value_type, name)
-    if pa.types.is_fixed_size_list(kind) and kind.value_type in _PLAIN:
-        return Tensor((kind.list_size,), _PLAIN[kind.value_type])
-    if _is_list(kind) and kind.value_type in _PLAIN:
-        return Tensor((None,), _PLAIN[kind.value_type])
+    if pa.types.is_fixed_size_list(kind) and (dtype := plain_dtype(kind.value_type)) is not None:
+        return Tensor((kind.list_size,), dtype)
+    if _is_list(kind) and (dtype := plain_dtype(kind.value_type)) is not None:
+        return Tensor((None,), dtype)
     if is_media(kind):
         return Bytes()  # `media_type` later chooses the type from the first bytes.
     if (what := _no_json(kind)) is not None:
         raise UnsupportedError(
             f"cannot import column `{name}`: it contains {what} inside {kind}, which JSON cannot represent",
             code="unsupported-format",
-            hint="move it to a separate column first, or leave it out",
+            hint=f'move it to a separate column first, or leave it out; or import it as text: --type "{name}=text"',
         )
     if pa.types.is_nested(kind):
         return Json()
@@ -78,6 +80,18 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         code="unsupported-format",
         hint="cast it first, or leave it out",
     )
+
+
+def plain_dtype(kind: pa.DataType) -> str | None:
+    """Return the dtype of a scalar column for an Arrow type, or None if there is none."""
+    return _PLAIN.get(kind) or time_dtype(kind)
+
+
+def time_dtype(kind: pa.DataType) -> str | None:
+    """Return the dtype for a type of times, whatever its unit: timestamp, duration or time. Returns None for other types."""
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return "timestamp"
+    return "duration" if pa.types.is_duration(kind) else "time" if pa.types.is_time(kind) else None
 
 
 def noted(schemas: list[pa.Schema]) -> dict[str, ColumnType]:
@@ -158,15 +172,28 @@ def is_text(kind: pa.DataType) -> bool:
 
 def _no_json(kind: pa.DataType) -> str | None:
     """Name the values within an Arrow type that JSON cannot represent. Returns None if JSON can represent all values."""
+    if pa.types.is_decimal(kind):
+        return "decimal numbers"
+    if (dtype := time_dtype(kind)) is not None:
+        return {"timestamp": "points in time", "duration": "durations", "time": "times of day"}[dtype]
+    return _no_text(kind) or next((what for part in _parts(kind) if (what := _no_json(part)) is not None), None)
+
+
+def _no_text(kind: pa.DataType) -> str | None:
+    """Name the values within an Arrow type that have no text. Returns None if all values have one."""
     if is_binary(kind):
         return "binary values"
-    if pa.types.is_time64(kind) and kind.unit == "ns":  # Python's times of day have microsecond precision.
-        return "times of day in nanoseconds"
+    if (pa.types.is_time64(kind) or pa.types.is_duration(kind)) and kind.unit == "ns":  # Python's times have microseconds.
+        return "times in nanoseconds"
     if pa.types.is_interval(kind):
         return "intervals of months, days and nanoseconds"
+    return next((what for part in _parts(kind) if (what := _no_text(part)) is not None), None)
+
+
+def _parts(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types within a nested, dictionary, run-end or extension type."""
     inner = storage(kind)
-    parts = [inner] if inner != kind else [kind.field(index).type for index in range(kind.num_fields)]
-    return next((what for part in parts if (what := _no_json(part)) is not None), None)
+    return [inner] if inner != kind else [kind.field(index).type for index in range(kind.num_fields)]
 
 
 def is_array_of_hugging_face(kind: pa.DataType) -> bool:
@@ -196,8 +223,6 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if isinstance(array, pa.ChunkedArray):  # combine_chunks returns a ChunkedArray if offsets would overflow.
         return array.to_pylist()
-    if isinstance(kind, Scalar | Tensor) and kind.dtype in ("complex64", "complex128") and (numbers := _complex(array)) is not None:
-        return numbers
     if is_array_of_hugging_face(array.type):
         dtype = array.type.value_type
         return [None if row is None else np.array(row, dtype) for row in array.storage.to_pylist()]
@@ -211,69 +236,35 @@ def values(array: pa.Array | pa.ChunkedArray, kind: ColumnType) -> Any:
         array, only_paths = media(array)
         if only_paths:
             raise fail(only_paths[0][1], only_paths[0][0], hint="embed the files first (in Hugging Face datasets: `embed_external_files`)")
-    if isinstance(kind, Scalar) and kind.dtype == "timestamp":
-        numbers = microseconds(array)
-        filled = np.asarray(numbers.fill_null(0)).view("datetime64[us]")
-        return np.ma.MaskedArray(filled, ~np.asarray(array.is_valid())) if array.null_count else filled
-    if isinstance(kind, Scalar) and (pa.types.is_time(array.type) or pa.types.is_duration(array.type)):
-        array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
     if isinstance(kind, Text) and pa.types.is_time64(array.type) and array.type.unit == "ns":
         return array.cast(pa.string())
     as_text = isinstance(kind, Text) and is_binary(array.type)  # Binary values are accepted as text if they are UTF-8.
-    if isinstance(kind, Text | Json) and not as_text and (what := _no_json(array.type)) is not None:
+    unfit = _no_json if isinstance(kind, Json) else _no_text
+    if isinstance(kind, Text | Json) and not as_text and (what := unfit(array.type)) is not None:
         raise UnsupportedError(f"{array.type} contains {what}, which are not text", code="unsupported-format", hint="flatten it first")
     if as_text:
         return array.cast(pa.large_binary())
     if isinstance(kind, Text) and not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         text = (lambda value: json.dumps(_plain(value), ensure_ascii=False)) if pa.types.is_nested(array.type) else str
         return [None if value is None else text(value) for value in array.to_pylist()]
-    if isinstance(kind, Json):
-        return [_plain(value) for value in array.to_pylist()]
     return array if isinstance(kind, Text | Bytes | Category | Label | Scalar | Image) else array.to_pylist()
 
 
-def _complex(array: pa.Array) -> list[Any] | None:
-    """Convert complex numbers as `scan` returns them, pairs of floats or tensors of pairs. Returns None for other values."""
-    kind = array.type
-    shape = tuple(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else ()
-    pairs = kind.value_type if isinstance(kind, pa.FixedShapeTensorType) else kind
-    ragged = pa.types.is_struct(kind) and [field.name for field in kind] == ["data", "shape"]
-    pairs = kind.field(0).type.value_type if ragged else pairs
-    if not (pa.types.is_fixed_size_list(pairs) and pairs.list_size == 2 and pa.types.is_floating(pairs.value_type)):
-        return None
-    dtype = pairs.value_type.to_pandas_dtype()
-    values = (array.storage if isinstance(array, pa.ExtensionArray) else array).to_pylist()
-    each = (None if value is None else (value["data"], tuple(value["shape"])) if ragged else (value, shape) for value in values)
-    return [
-        None if one is None else np.array(one[0], dtype).reshape(-1).view(np.result_type(dtype, np.complex64)).reshape(one[1])[()]
-        for one in each
-    ]
-
-
-def microseconds(times: pa.Array) -> pa.Array:
-    """Convert timestamps and dates to microseconds since 1970. Rounds nanoseconds down, as NumPy does; refuses values that overflow."""
-    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":  # Arrow rounds in local time, where some times occur twice.
-        counts = times.cast(pa.int64())
-        return pa.array(np.asarray(counts.fill_null(0)) // 1000, mask=np.asarray(counts.is_null()))
-    try:
-        return times.cast(pa.timestamp("us", tz=getattr(times.type, "tz", None))).cast(pa.int64())
-    except pa.ArrowNotImplementedError as error:
-        raise fail(f"values are {times.type}, expected timestamp", hint="cast them first") from error
-    except pa.ArrowInvalid as error:
-        raise fail(f"values are {times.type} outside the range of a timestamp: {error}", hint="set them to null first") from error
-
-
 def timestamps(texts: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Convert time strings with up to nine decimals to microseconds in UTC. Also returns the rows that are not times."""
+    """Convert time strings to microseconds in UTC. Also returns the rows that are not times, or have digits below a microsecond."""
     times = _times(texts)
     if times is None:
-        times = _times(compute.replace_substring_regex(texts, r"(\.\d{6})\d{1,3}(\D|$)", r"\1\2"))
+        times = _times(compute.replace_substring_regex(texts, ZEROS, r"\1\2"))
     if times is not None:
         return times, []
     if len(texts) == 1:
         return pa.nulls(1, pa.timestamp("us")), [0]
     each = [timestamps(texts[row : row + 1]) for row in range(len(texts))]
     return pa.concat_arrays([value for value, _ in each]), [row for row, (_, bad) in enumerate(each) if bad]
+
+
+# Zeros below a microsecond, after the digits that count.
+ZEROS = r"(\.\d{6})0{1,3}(\D|$)"
 
 
 def _times(texts: pa.Array) -> pa.Array | None:
@@ -286,7 +277,13 @@ def _times(texts: pa.Array) -> pa.Array | None:
 
 def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refusal:
     """Build the refusal for text that does not match the column's type."""
-    return Refusal.of_value(path, column, f"{text.as_py()[:80]!r}, expected {kind.dtype}")
+    value = text.as_py()
+    why = f"expected {kind.dtype}"
+    if kind.dtype in TIMES and is_fine(value):
+        why = "which has digits below a microsecond: cut them off first, or import the column as text"
+    elif whole_bits(kind.dtype) < 64 and WHOLE.fullmatch(value.strip()) and not (len(value) < 310 and is_exact(int(value), kind.dtype)):
+        why = f"which {kind.dtype} does not represent exactly: import the column as text"
+    return Refusal.of_value(path, column, f"{value[:80]!r}, {why}")
 
 
 def storage(kind: pa.DataType) -> pa.DataType:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.values.arrow_sizes import becomes_objects, row_bytes_of
+from penstock.changes.arrow_sizes import becomes_objects, row_bytes_of
 from penstock.values.checks import is_arrow
 
 # Maximum bytes per call to the core. Limited to an eighth of the budget, so that a large append stays within the budget.
