@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.changes.tables import is_table
+from penstock.dataset import open
 from penstock.errors import Error, InvalidInputError, NotFoundError
-from penstock.importers import csv, frames, jsonl, parquet, rows
+from penstock.importers import csv, frames, json, jsonl, parquet, rows
 from penstock.importers.pictures import coco, images, yolo
 from penstock.importers.shared.source import OpenedSource, Options, TextOptions
 
@@ -33,6 +34,7 @@ FORMATS = {
     "yolo": Format(yolo.open_source, images.ImageOptions),
     "csv": Format(csv.open_source, csv.CsvOptions),
     "tsv": Format(csv.open_source, csv.CsvOptions, {"delimiter": "\t"}),
+    "json": Format(json.open_source, TextOptions),
     "jsonl": Format(jsonl.open_source, TextOptions),
     "parquet": Format(parquet.open_source, parquet.ParquetOptions),
     "arrow": Format(parquet.open_source, parquet.ParquetOptions),
@@ -61,6 +63,8 @@ def detect(source: pathlib.Path) -> str:
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
     suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
     found = SUFFIXES.get(suffixes[-1] if suffixes else "")
+    if found in ("coco", "jsonl") and json.is_array(source):
+        return "json"
     if found is None:
         raise InvalidInputError(f"cannot import `{source}`: unknown file extension", hint=f"pass --format, one of {', '.join(FORMATS)}")
     return found
@@ -100,8 +104,13 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
             source = source if limit is None else itertools.islice(source, limit)  # Takes no more rows than wanted.
         return rows.open_source(source, common), "iterable"
     if "://" in str(source):
-        raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")
+        raise InvalidInputError(
+            f"cannot import `{source}`: sources are local files and folders, or iterables",
+            hint=f"download it first; if it is a dataset, {_COPY}",
+        )
     path = pathlib.Path(source)
+    if (path / "log").is_dir() and _is_dataset(path):
+        raise InvalidInputError(f"cannot import `{path}`: it is a dataset already", hint=_COPY)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
     if path.suffix.lower() == ".xz":
@@ -116,12 +125,25 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
     # Options for other formats have no effect. None selects the format's own default, if it has one.
     given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
     settings = importer.options(**vars(common), **{**importer.values, **given})
+    if chosen in SHUFFLED:  # These columns have fixed names.
+        settings = settings.renamed()
     try:
         return importer.open_source(path, settings), path.name
     except OSError as error:
         if isinstance(error, Error):
             raise
         raise NotFoundError(f"cannot import `{path}`: {error}", code="source-not-found") from error
+
+
+_COPY = "copy its folder or bucket with any tool, or append its samples: ps.open(destination).append(ps.open(source))"
+
+
+def _is_dataset(folder: pathlib.Path) -> bool:
+    try:
+        open(folder)
+    except Error as error:
+        return error.code != "dataset-not-found"  # A damaged dataset is one as well.
+    return True
 
 
 def _check_shuffled(what: str, options: Options) -> None:
