@@ -59,6 +59,7 @@ class Transaction(SchemaChanges):
     (['A', 'c', 'D', 'e'], 'several changes')
     """
 
+    # Over 6 parameters: each is an argument of `Dataset.transaction`.
     def __init__(
         self,
         dataset: Dataset,

@@ -27,7 +27,9 @@ def picture(width=20, height=12, orientation=None):
 
 
 def dataset(root, form="xyxy", **more):
-    return ps.create(root, {"image": ps.Image(), "boxes": ps.Boxes(form, of="image"), "labels": ps.Labels(["a", "b", "c"], of="boxes"), **more})
+    return ps.create(
+        root, {"image": ps.Image(), "boxes": ps.Boxes(form, of="image"), "labels": ps.Labels(["a", "b", "c"], of="boxes"), **more}
+    )
 
 
 @pytest.mark.parametrize("given", ["lists", "arrays", "arrow", "rows", "stream"])
@@ -79,7 +81,7 @@ def test_each_box_has_one_label(root, count):
     with pytest.raises(ps.InvalidInputError, match="row 1 has"):
         ds.append(rows, boxes="drop")
     ds.append(rows, boxes="keep")
-    ds.append({"boxes": [[GOOD["xyxy"]], None, None], "labels": [None, ["a"], None]})  # A null is no list.
+    ds.append({"boxes": [[GOOD["xyxy"]], None, None], "labels": [None, ["a"], None]})  # A null is not a list.
     ds.append({"boxes": [[GOOD["xyxy"]]]})
     assert len(ds) == 6
 

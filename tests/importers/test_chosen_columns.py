@@ -86,7 +86,9 @@ def test_names_that_a_dataset_cannot_have_are_changed_and_reported(tmp_path, roo
     assert rows_of(root) == (USABLE, [dict(zip(USABLE, range(first, first + 7), strict=True)) for first in (0, 7)])
     assert import_data(given, root, mode="append").samples == 2, "the destination has the changed names"
     report = import_data(given, root.with_name("other"), rename={"": "row"}, drop=["é" * 200], types={"id_2": "int8"})
-    assert list(report.renamed) == ["_id", "__index_level_0__", "a\tb"] and ps.open(root.with_name("other")).schema["id_2"] == ps.Scalar("int8")
+    assert list(report.renamed) == ["_id", "__index_level_0__", "a\tb"] and ps.open(root.with_name("other")).schema["id_2"] == ps.Scalar(
+        "int8"
+    )
 
 
 def test_a_frame_that_pandas_wrote_with_its_index(tmp_path, root):
@@ -108,8 +110,8 @@ def test_columns_of_images_are_chosen_and_renamed(tmp_path, root):
     assert list(ps.open(root).schema) == ["picture", "path"]
     assert import_data(folder, root, drop=["label"], rename={"image": "picture"}, mode="skip-existing").skipped == 2
     files = {"images/a.png": png(1), "labels/a.txt": "0 0.5 0.5 0.1 0.1\n", "classes.txt": "cat\n"}
-    import_data(write(tmp_path / "boxes", files), root.with_name("boxes"), rename={"image": "picture", "boxes": "places"}, columns=["image", "boxes", "labels"], types={"places": ps.Boxes("xyxy", of="picture")})  # fmt: skip
-    ds = ps.open(root.with_name("boxes"))
+    import_data(write(tmp_path / "boxes", files), root.with_name("set"), rename={"image": "picture", "boxes": "places"}, columns=["image", "boxes", "labels"], types={"places": ps.Boxes("xyxy", of="picture")})  # fmt: skip
+    ds = ps.open(root.with_name("set"))
     assert ds.schema["places"] == ps.Boxes("xyxy", of="picture") and ds.schema["labels"].of == "places" and "path" not in ds.schema
     import_data(tmp_path / "boxes", root.with_name("alone"), drop=["image", "boxes"])
     assert ps.open(root.with_name("alone")).schema["labels"].of is None
@@ -117,7 +119,7 @@ def test_columns_of_images_are_chosen_and_renamed(tmp_path, root):
 
 def test_two_columns_of_one_name_are_named_with_their_places(tmp_path, root):
     (tmp_path / "t.csv").write_text("a,b,a\n1,2,3\n")
-    with pytest.raises(ps.InvalidInputError, match=r"t\.csv.*same name, `a`: numbers 1 and 3"):
+    with pytest.raises(ps.InvalidInputError, match=r"t\.csv.*columns 1 and 3 have the same name, `a`"):
         import_data(tmp_path / "t.csv", root)
 
 
@@ -128,13 +130,15 @@ def test_a_dropped_column_may_have_any_type(tmp_path, root):
     assert import_data(table, root, drop=["odd", "b"]).samples == 1
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"n": row, "x": "text" if row > 1500 else row}) + "\n" for row in range(3000)))
     assert import_data(tmp_path / "t.jsonl", root.with_name("lines"), drop=["x"]).samples == 3000
-    (tmp_path / "u.jsonl").write_text("".join(json.dumps({"n": row, "x": 1, **({"late": 1} if row > 2000 else {})}) + "\n" for row in range(3000)))
-    with pytest.raises(ps.InvalidInputError, match="line 2002.*`late`"):
+    (tmp_path / "u.jsonl").write_text(
+        "".join(json.dumps({"n": row, "x": 1, **({"late": 1} if row > 2000 else {})}) + "\n" for row in range(3000))
+    )
+    with pytest.raises(ps.InvalidInputError, match=r"line 2002.*`late`"):
         import_data(tmp_path / "u.jsonl", root.with_name("late"), drop=["x"])
     assert import_data(tmp_path / "u.jsonl", root.with_name("late"), columns=["n"]).samples == 3000
 
 
-ARRAY = [{"n": row, "text": "ü" * (row % 7) + "\u2028\\\"]}", "deep": {"list": [1, {"x": [row]}]}} for row in range(300)]
+ARRAY = [{"n": row, "text": "ü" * (row % 7) + '\u2028\\"]}', "deep": {"list": [1, {"x": [row]}]}} for row in range(300)]
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
@@ -142,9 +146,13 @@ ARRAY = [{"n": row, "text": "ü" * (row % 7) + "\u2028\\\"]}", "deep": {"list": 
 def test_a_json_array_is_read_an_element_at_a_time(tmp_path, root, monkeypatch, piece, indent):
     monkeypatch.setattr(json_importer, "PIECE_BYTES", piece)
     path = tmp_path / "t.json"
-    path.write_bytes(b"\xef\xbb\xbf \n" + json.dumps(ARRAY[: 30 if piece == 1 else 300], indent=indent, ensure_ascii=False).encode() + b"\n")
+    path.write_bytes(
+        b"\xef\xbb\xbf \n" + json.dumps(ARRAY[: 30 if piece == 1 else 300], indent=indent, ensure_ascii=False).encode() + b"\n"
+    )
     report = import_data(path, root)
-    assert report.samples == (30 if piece == 1 else 300) and list(ps.open(root)[:].values())[1] == [row["text"] for row in ARRAY[: report.samples]]
+    assert report.samples == (30 if piece == 1 else 300) and list(ps.open(root)[:].values())[1] == [
+        row["text"] for row in ARRAY[: report.samples]
+    ]
     assert ps.open(root)["deep"][:] == [row["deep"] for row in ARRAY[: report.samples]]
 
 
@@ -156,7 +164,11 @@ def test_other_forms_of_json_arrays(tmp_path, root):
         assert import_data(tmp_path / name, root.with_name(str(place)), **options).samples == 300
     (tmp_path / "odd.json").write_text('[{"n": 1}, 5, {"n": 2}, [], {"n": "x"}]')
     report = import_data(tmp_path / "odd.json", root.with_name("odd"), on_error="skip", types={"n": "int64"})
-    assert report.samples == 2 and [refusal.path.rpartition(": ")[2] for refusal in report.refused] == ["element 1", "element 3", "element 4"]
+    assert report.samples == 2 and [refusal.path.rpartition(": ")[2] for refusal in report.refused] == [
+        "element 1",
+        "element 3",
+        "element 4",
+    ]
 
 
 @pytest.mark.parametrize(

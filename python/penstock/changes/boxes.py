@@ -96,7 +96,7 @@ def _wrong(prepared: Prepared, kind: Boxes, may_be: bool) -> npt.NDArray[np.bool
 
 
 def _check_counts(labels: Prepared, target: Prepared, name: str) -> None:
-    """Refuse samples that have another number of labels than of what the labels belong to. Nulls are no lists."""
+    """Refuse samples that have another number of labels than of what the labels belong to. Nulls are not lists."""
     both = _present(labels) & _present(target)
     counts, wanted = np.asarray(labels[3])[:, 0], np.asarray(target[3])[:, 0]
     if len(counts) == len(wanted) and (wrong := both & (counts != wanted)).any():
@@ -159,8 +159,8 @@ def _sizes_of(images: Prepared, kind: Image) -> list[tuple[int, int] | None]:
     if images[0] == "items":
         items = [_bytes_of(item) for item in images[1]]
     else:
-        flat, ends = memoryview(np.ascontiguousarray(images[1])), np.asarray(images[2])
-        items = [bytes(flat[start:end]) for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)] if len(ends) else []
+        flat, ends = np.asarray(images[1]), np.asarray(images[2])
+        items = [flat[start:end].tobytes() for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)] if len(ends) else []
     sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items])
     sizes = [item[:2] if isinstance(item, tuple) else size for item, size in zip(items, sizes, strict=True)]
     # Without EXIF orientation, an image that is not square may lie on its side.

@@ -36,6 +36,7 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers.shared import tables
 from penstock.importers.shared.encoding import recoded
+from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas, parse_json
 
 BLOCK_BYTES = 4 << 20
@@ -60,8 +61,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
         if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\0\r\n":
             raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
     inferred = _Reading(path, options, None, lambda _: None).schema
-    every = _names(path, inferred, options)
-    options, named = options.named(every, path)
+    options, named = options.named(every := _names(path, inferred, options), path)
     names = list(named)
     unknown = [name for name in options.types if name not in names]
     if unknown:
@@ -258,14 +258,7 @@ def _names(path: pathlib.Path, schema: pa.Schema, options: CsvOptions) -> list[s
         names = list(schema.names)
     except UnicodeDecodeError as error:
         raise _failed(path, ValueError(f"UTF8: {error}")) from error
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInputError(
-            f"cannot import `{path}`: two of its columns have the same name, `{twice}`: numbers "
-            + " and ".join(str(place + 1) for place, name in enumerate(names) if name == twice),
-            code="invalid-schema",
-            hint="give them different names in the first line",
-        )
+    check_distinct(names, path)
     binary = [name for name in names if pa.types.is_binary(schema.field(name).type)]
     if binary and options.on_error == "raise":
         raise _failed(path, ValueError(f"UTF8 is invalid in column `{binary[0]}`"))

@@ -36,7 +36,7 @@ HINT = 'mode="append" (--mode append) imports them again, and "skip-existing" le
 
 
 def digest_of_text(*texts: str) -> str:
-    """Return a digest of texts, for a source that is no file."""
+    """Return a digest of texts, for a source that is not a file."""
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

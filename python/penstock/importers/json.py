@@ -25,7 +25,7 @@ _SPACE = " \t\n\r"
 def is_array(path: pathlib.Path, encoding: str = "utf-8") -> bool:
     """Return whether a file begins as a JSON array."""
     try:
-        head = _stream(path, encoding).read(1024).decode("utf-8-sig", "ignore")
+        head: str = _stream(path, encoding).read(1024).decode("utf-8-sig", "ignore")
     except (OSError, InvalidInputError):
         return False
     return head.lstrip(_SPACE).startswith("[")
@@ -59,7 +59,7 @@ def _stream(path: pathlib.Path, encoding: str) -> Any:
 
 
 def _elements(path: pathlib.Path, encoding: str) -> Iterator[Any]:
-    """Yield the elements of the array. An element that is no object becomes a `BadRow`.
+    """Yield the elements of the array. An element that is not an object becomes a `BadRow`.
 
     Raises: InvalidInputError (invalid-value) for a file that is not a JSON array.
     """
@@ -113,7 +113,7 @@ class _Text:
                 if self._more(max(PIECE_BYTES, len(self.text) - self.at)):
                     continue
                 raise self.wrong(f"element {place} is not JSON: {error}") from error
-            # A number may go on in the next piece.
+            # A number may continue in the next piece.
             if end < len(self.text) or not self._more(PIECE_BYTES):
                 self.at = end
                 return value

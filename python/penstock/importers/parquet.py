@@ -23,6 +23,8 @@ from penstock.columns.tensor import Tensor
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers.pictures.images import SPLITS
 from penstock.importers.shared import tables
+from penstock.importers.shared.chunks import with_target
+from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
 from penstock.importers.shared.unread import boxes_in_type, without_objects
 
@@ -50,9 +52,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     schemas = [_guard(file, partial(_schema, file)) for file in files]
     schema = schemas[0]
     typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
-    if len(typed) != len(schema.names):
-        twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise InvalidInputError(f"cannot import `{files[0]}`: two of its columns have the same name, `{twice}`", code="invalid-schema")
+    check_distinct(schema.names, files[0])
     options, named = options.named(list(typed), path)
     noted = tables.noted(schemas)
     kinds = {
@@ -62,11 +62,8 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
         kinds, options, lambda name: None if name in noted else boxes_in_type(name, typed[name]), _rows_of(files)
     )
     named = {name: named[name] for name in kinds}
-    # An exported column may belong to an image column that was not exported.
-    kinds = {
-        name: dataclasses.replace(kind, of=None) if getattr(kind, "of", None) not in (None, *kinds) else kind
-        for name, kind in kinds.items()
-    }
+    # An exported column may belong to a column that was not exported.
+    kinds = {name: with_target(kind, {other: other for other in kinds}) for name, kind in kinds.items()}
     for file, found in zip(files, schemas, strict=True):
         _check_columns(file, found, files[0], (typed, named), options)
     for name, theirs in typed.items():
@@ -114,7 +111,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
 
 
 def _rows_of(files: Sequence[pathlib.Path]) -> str:
-    """Say how many rows Parquet files have. Others do not tell without being read."""
+    """Say how many rows Parquet files have. Others must be read to count them."""
     parquet = [file for file in files if _is_parquet(file)]
     return f"{sum(_parquet(file).metadata.num_rows for file in parquet):,} rows" if len(parquet) == len(files) else "the rows"
 

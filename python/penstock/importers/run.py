@@ -63,8 +63,9 @@ def import_data(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
-    """Import a folder of images, COCO or YOLO annotations, CSV/TSV, JSON, JSON lines, Parquet/Arrow, a table in memory, or any iterable of
-    dicts, as one commit.
+    """Import images, annotations of COCO or YOLO, files of CSV, JSON, Parquet or Arrow, tables, or any iterable of dicts.
+
+    The import is one commit.
 
     A table is a pandas or Polars frame, an Arrow table or reader, a dict of columns, or a Hugging Face dataset. Text in a column of type
     image or mask, or in one of the columns `files`, names files: in the folder `root`, or in that of the table.
@@ -80,7 +81,7 @@ def import_data(
     Annotations that this release does not store are refused by kind, with their number: `ignore` lists the kinds to leave out, such as
     "polygons" or "voc". `boxes` says what happens to boxes that are not finite or have a negative size, as in `Dataset.append`:
     "refuse", "keep", "clip" or "drop".
-    Rows in memory that were imported already are recognised by the first of them. `name` tells one such source from another.
+    Rows in memory that were imported already are recognised by the first of them. `name` distinguishes one such source from another.
     `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
     `storage_options` are those of `ps.open`, for the destination.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
@@ -211,7 +212,7 @@ class _Wanted:
                 hint='name a column whose values identify rows: key="id" (--key id); or name the rows: name="part 1"; or import a file',
             )
         if not opened.files:
-            # A name or the first rows stand for all of them. With a key, rows are found one by one.
+            # A name or the first rows identify all of them. With a key, rows are found one by one.
             known = self.name or (opened.content if self.key is None else None)
             return {} if known is None else {"source": name[:200], "place": "", "digest": earlier.digest_of_text(repr(self.name), known)}
         path = pathlib.Path(self.source)

@@ -63,16 +63,19 @@ def with_names(opened: OpenedSource, names: Mapping[str, str]) -> OpenedSource:
     """Return a source with only these columns, under their names in the dataset."""
     if all(old == new for old, new in names.items()) and list(names) == list(opened.schema):
         return opened
-    opened.schema = {new: _with_target(opened.schema[old], names) for old, new in names.items()}
+    opened.schema = {new: with_target(opened.schema[old], names) for old, new in names.items()}
     opened.chunks = _named(opened.chunks, names)
     opened.by_path = opened.by_path and names.get("path") == "path"
     return opened
 
 
-def _with_target(kind: Any, names: Mapping[str, str]) -> Any:
+def with_target(kind: Any, names: Mapping[str, str]) -> Any:
     """Return a column type that belongs to a column by its new name, or to none if that is left out."""
     target = getattr(kind, "of", None)
-    return kind if target is None else dataclasses.replace(kind, of=names.get(target))
+    if target is None:
+        return kind
+    own = target if target in names.values() else None  # A type that the user gave has the new name.
+    return dataclasses.replace(kind, of=names.get(target, own))
 
 
 def _named(chunks: Generator[Chunk, None, None], names: Mapping[str, str]) -> Generator[Chunk, None, None]:

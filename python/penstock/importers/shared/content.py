@@ -47,7 +47,7 @@ def _add(made: Any, value: Any) -> None:
         _add(made, value[:_ROWS].tolist())
     elif isinstance(value, bytes | bytearray | memoryview):
         made.update(f"{len(value)} ".encode() + bytes(value[:_BYTES]))
-    elif type(value).__repr__ is object.__repr__:
+    elif getattr(type(value), "__repr__", None) is getattr(object, "__repr__", None):
         raise TypeError  # Its text would be its address.
     else:
         text = repr(value)

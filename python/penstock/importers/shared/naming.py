@@ -13,7 +13,7 @@ LONGEST_NAME_BYTES = 255
 
 @dataclasses.dataclass(frozen=True)
 class Naming:
-    """The choice of a user: only some `columns`, all but those in `drop`, and other names, `rename`. All of these are the source's names,
+    """The choice of a user: only some `columns`, none of those in `drop`, and other names, `rename`. All of these are the source's names,
     except the new ones.
     """
 
@@ -56,6 +56,18 @@ class Naming:
         """Return something by the names of the source that is given by those of the dataset."""
         back = {new: old for old, new in names.items()}
         return {back.get(name, name): value for name, value in given.items() if name in back or name not in names}
+
+
+def check_distinct(names: Sequence[str], source: object) -> None:
+    """Refuse a table with two columns of one name. Raises: InvalidInputError (invalid-schema)."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        places = " and ".join(str(place) for place, name in enumerate(names, 1) if name == twice)
+        raise InvalidInputError(
+            f"cannot import `{source}`: its columns {places} have the same name, `{twice}`",
+            code="invalid-schema",
+            hint="give them different names in the source",
+        )
 
 
 def is_usable(name: str) -> bool:
