@@ -36,7 +36,7 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
     import_pandas()
     elements = _elements(path, options.encoding)
     head = list(itertools.islice(elements, rows.ROWS_TO_INFER))
-    columns = rows.columns_of(head, options, path)
+    columns = rows.columns_of(head, options, f"`{path}`")
     progress = {"done": 0}
 
     def chunks() -> Generator[Any, None, None]:

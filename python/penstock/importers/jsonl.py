@@ -48,7 +48,7 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
     while len(head) < rows.ROWS_TO_INFER and (block := next(blocks, None)) is not None:
         begun.append(block)
         head.extend(map(_object, _lines(block)[: rows.ROWS_TO_INFER - len(head)]))
-    columns = rows.columns_of(head, options, path)
+    columns = rows.columns_of(head, options, f"`{path}`")
     kinds = columns.kinds
     progress = {"done": 0}
 

@@ -80,19 +80,20 @@ class Columns:
     leaves_out: Callable[[str], bool]
 
 
-def columns_of(head: list[Any], options: Options, source: object) -> Columns:
+def columns_of(head: list[Any], options: Options, source: str) -> Columns:
     """Choose the columns and their types: the given types, or else types inferred from the first rows."""
     good = [row for row in head if isinstance(row, Mapping)]
     if not good:
-        raise InvalidInputError("cannot import: no row is an object with named values" if head else "cannot import: there are no rows")
+        why = "no row is an object with named values" if head else "there are no rows"
+        raise InvalidInputError(f"cannot import {source}: {why}")
     columns: dict[str, list[Any]] = {}
     for row in good:
         for key, value in row.items():
             columns.setdefault(str(key), []).append(value)
     if not columns and not options.types:
-        raise InvalidInputError("cannot import: its first rows have no columns", hint="specify the column types")
+        raise InvalidInputError(f"cannot import {source}: its first rows have no columns", hint="specify the column types")
     if columns:
-        options, names = options.named(list(columns), source)
+        options, names = options.named(list(columns), source.strip("`"))
     else:
         names = {}
     kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(columns[key], key) for key in names}

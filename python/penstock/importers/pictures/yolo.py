@@ -106,7 +106,13 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     annotated = (_annotated(folder, chunk, known, lines, form) for chunk in chunks)
     read = {*used, own, *(part.place for part in parts)}
     left_out = [file for file in dict.fromkeys(left_out) if file.absolute() not in read]
-    unread = [*_unread(folder, sorted(used), points), *unread_of(folder, files, left_out, options)]
+    # The boxes of images that are in no split are left out with them.
+    theirs = {_labels_of(file) for file in left_out if file.suffix.lower() in SUFFIXES}
+    beside = [file for file in left_out if file.absolute() not in theirs]
+    others = [
+        one for one in unread_of(folder, files, beside, options) if not (parts and one.kind == "lists")
+    ]  # Its data.yaml names the splits.
+    unread = [*_unread(folder, sorted(used), points), *others]
     shown = [os.path.relpath(file, folder) for file in left_out]
     return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True, unread=unread)
 
@@ -178,7 +184,7 @@ def _unread(folder: pathlib.Path, files: Sequence[pathlib.Path], points: int) ->
             continue
         if points and points in counts:
             keypoints.append(file)
-        if outlines := sum(count > 0 and count != points for count in counts):
+        if outlines := sum(count > 0 and count % 2 == 0 and count != points for count in counts):
             polygons[file] = outlines
     made = []
     if polygons:
