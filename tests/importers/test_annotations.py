@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from penstock.cli import app
 from penstock.importers import import_data
+from penstock.importers.pictures.drawing import Instances, outlines_of
 from servers import left_empty
 from test_manifests import png, write
 from typer.testing import CliRunner
@@ -259,6 +260,21 @@ def test_masks_of_large_images_are_drawn_a_part_at_a_time(tmp_path, root):
         wanted[y : y + h, x : x + w] = True
         assert np.array_equal(found[place], wanted)
     assert np.array_equal(ds["masks"][0, 3:5, 5:50, 20:60], found[3:5, 5:50, 20:60])
+
+
+def test_parts_of_the_masks_of_an_image_are_drawn_alone():
+    rng = np.random.default_rng(3)
+    boxes = rng.integers(5, 20, (5, 4))
+    annotations = [{"id": at, "segmentation": [[x, y, x + w, y, x + w, y + h]]} for at, (x, y, w, h) in enumerate(boxes.tolist())]
+    made = Instances((30, 40), outlines_of((30, 40), [*annotations, {"id": 5}]))
+    whole = np.asarray(made)
+    assert (
+        made.shape == whole.shape == (6, 30, 40) and whole[:5].any(axis=(1, 2)).all() and not whole[5].any() and made.nbytes == whole.nbytes
+    )
+    for _ in range(200):
+        starts = [rng.integers(size) for size in whole.shape]
+        part = tuple(slice(start, rng.integers(start, size + 1)) for start, size in zip(starts, whole.shape, strict=True))
+        assert np.array_equal(made[part], whole[part]), part
 
 
 def test_the_command_names_and_counts_what_it_leaves_out(tmp_path):

@@ -165,7 +165,7 @@ def test_coco(coco, root):
     assert (
         report.samples == 3 and not report.refused and list(ds.schema) == ["image", "path", "image_id", "boxes", "labels", "area", "crowd"]
     )
-    assert ds.schema["boxes"] == ps.Boxes("xywh", of="image") and ds.schema["labels"] == ps.Labels(["cat", "dog"])
+    assert ds.schema["boxes"] == ps.Boxes("xywh", of="image") and ds.schema["labels"] == ps.Labels(["cat", "dog"], of="boxes")
     batch = ds.take(range(3), decode=False)
     assert batch["image"] == [png(row) for row in range(3)] and batch["image_id"].tolist() == [0, 10, 20]
     assert [boxes.tolist() for boxes in batch["boxes"]] == [[[0.5, 0, 10, 12]], [[2, 3, 4, 5], [0, 0, 20, 12]], []]
@@ -261,7 +261,7 @@ def test_yolo(tmp_path, root, form):
     files["data.yaml"] = "train: ../train/images\nnames:\n  0: cat\n  1: dog\n" if form == "beside" else "names: [cat, dog]\n"
     report = import_data(write(tmp_path / "yolo", files), root, ignore=["polygons"])
     ds = ps.open(root)
-    assert report.samples == 3 and report.left_out == ["data.yaml"] and ds.schema["labels"] == ps.Labels(["cat", "dog"])
+    assert report.samples == 3 and report.left_out == ["data.yaml"] and ds.schema["labels"] == ps.Labels(["cat", "dog"], of="boxes")
     batch = ds.take(range(3))
     order = np.argsort(batch["path"])
     assert [ds.vocabulary("split")[batch["split"][row]] for row in order] == ["train", "train", "val"]

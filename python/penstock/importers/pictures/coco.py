@@ -338,7 +338,7 @@ class _Images:
         if len(counts := {file.points for file in files if file.points}) > 1:
             raise InvalidInputError(f"cannot import `{files[0].path}` and others: their objects have {sorted(counts)} keypoints")
         if "labels" in self.schema:
-            self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())))
+            self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())), of="boxes")
         if unknown := [name for name in options.types if name not in self.schema]:
             raise InvalidInputError(
                 f"cannot import `{files[0].path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(self.schema)}"
