@@ -83,9 +83,10 @@ def _boxes_in(prepared: Prepared) -> npt.NDArray[np.float32]:
 def _wrong(prepared: Prepared, kind: Boxes, may_be: bool) -> npt.NDArray[np.bool_] | None:
     """Return which boxes are wrong, or None if none is. Raises the error for the first one, unless they may be."""
     boxes = _boxes_in(prepared)
-    good = is_good(boxes, kind.format)
-    if good.all():
+    sizes = boxes[:, 2:] >= (boxes[:, :2] if kind.format == "xyxy" else 0)
+    if sizes.all() and np.isfinite(boxes).all():  # Much quicker than to find out which ones are good.
         return None
+    good = is_good(boxes, kind.format)
     if not may_be:
         place = int(np.argmin(good))
         row = int(np.searchsorted(np.asarray(prepared[2]), place * 16, side="right"))
