@@ -1,4 +1,5 @@
-"""Build the site: `make docs`. Writes generated pages and plots beside the pages of docs/site, and runs Zensical.
+"""Build the site: `make docs`. Writes generated pages and plots beside the pages of docs/site, and runs Zensical. In the repository, a short
+page stands for each generated one, so that links lead somewhere.
 
 .venv/bin/python docs/build.py            # target/site
 .venv/bin/python docs/build.py --readme   # only docs/site/img/photos.svg, the plot of the README

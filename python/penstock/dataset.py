@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock import _core
 from penstock.changes import backfill, inputs
+from penstock.changes.boxes import rule_of, with_rule
 from penstock.changes.checks import text_of
 from penstock.changes.stage import Stage
 from penstock.changes.tables import Table, columns_of
@@ -184,11 +185,15 @@ class Dataset(Versions):
         self._move(self._snapshot.refresh())
         return self
 
-    def append(self, columns: Table, *, message: str = "append", validate: str = "header") -> Receipt:
+    def append(self, columns: Table, *, message: str = "append", validate: str = "header", boxes: str = "refuse") -> Receipt:
         """Append samples as one commit. `columns` maps column names to one value per sample. None is a null; omitted columns are all null.
 
         `columns` may also be a pandas or Polars frame, a pyarrow table, a Hugging Face dataset, or a list of dicts. It may be a stream: an
         Arrow reader, or a generator that yields rows or tables. The index of a frame is not stored.
+
+        `boxes` says what happens to boxes that are not finite or have a negative size: "refuse"; "keep"; "clip" cuts boxes at the borders of
+        the image that they are `of`, and makes negative sizes 0; "drop" leaves out the box, and its label in columns of labels that are `of`
+        the boxes. Each box must have one such label, except with "keep".
 
         Cost: encodes on all threads, writes the bytes to data files once, then syncs four times (twice for up to 2 KiB). `validate="decode"` checks every pixel
         of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
@@ -211,9 +216,10 @@ class Dataset(Versions):
         snapshot = self._snapshot
         schema = from_json(snapshot.columns)
         if columns_of(columns, "append") is None:
-            with self.transaction(message) as transaction:
+            with self.transaction(message, boxes=boxes) as transaction:
                 transaction.append(columns, validate=validate)
             return transaction.receipt
+        schema = with_rule(schema, rule_of(boxes)) if boxes != "refuse" else schema
         ready, samples = inputs.ready(schema, columns, "append to")
         parts = inputs.parts(schema, ready, samples)
         if len(parts) == 1:
@@ -221,7 +227,7 @@ class Dataset(Versions):
             receipt, snapshot = receipt_of(_core.append(snapshot, text_of(message, "message", "append"), author_of(), prepared, validate))
             self._move(snapshot)
             return receipt
-        with self.transaction(message) as transaction:
+        with self.transaction(message, boxes=boxes) as transaction:
             transaction.append_parts(ready, parts, validate)
         return transaction.receipt
 
@@ -233,11 +239,14 @@ class Dataset(Versions):
         properties: Mapping[str, Any] | None = None,
         isolation: str = "serializable",
         journal: str | os.PathLike[str] | None = None,
+        boxes: str = "refuse",
     ) -> Transaction:
         """Begin a transaction. In a `with` block, it commits at the end or, on an exception, aborts and deletes its data.
 
         With `isolation="snapshot"`, other commits may change values that this transaction only read. A message has at most 1,024 bytes, an
         author 256, and properties 1,024 as JSON; this is checked now.
+
+        `boxes` says what its calls do with wrong boxes, as in `append`.
 
         `journal` is the path of a local file that makes uncommitted changes survive a crash: each `append`, `update`, `upsert` and `delete` is
         durable there before it returns (one sync each). Schema changes, stages, `overwrite` and values of tiled columns are refused. If the file exists, the transaction continues: it begins at the same
@@ -257,7 +266,7 @@ class Dataset(Versions):
         >>> ds["n"][:].tolist(), path.exists()
         ([10, 11, 2, 3, 4], False)
         """
-        return Transaction(self, message, author if author is not None else author_of(), properties, isolation, journal)
+        return Transaction(self, message, author if author is not None else author_of(), properties, isolation, journal, boxes)
 
     def stage(self, columns: Table, *, validate: str = "header") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.

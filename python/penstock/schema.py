@@ -28,8 +28,18 @@ TYPES: dict[str, type[ColumnType]] = {
 }
 
 
+@dataclasses.dataclass
+class BoxRule:
+    """What happens to added boxes that are not finite or have a negative size: refuse, keep, clip or drop. Counts those that it changed."""
+
+    action: str = "refuse"
+    changed: int = 0
+
+
 class Schema(dict[str, ColumnType]):
-    """Maps column names to types, in order."""
+    """Maps column names to types, in order. `boxes` is the rule by which boxes are added."""
+
+    boxes: BoxRule = BoxRule()
 
     def __repr__(self) -> str:
         return "Schema({\n" + "".join(f"    {name!r}: {kind},\n" for name, kind in self.items()) + "})"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes import inputs, tables
+from penstock.changes.boxes import rule_of, with_rule
 from penstock.changes.call import Calls
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.provisional import Mark
@@ -58,6 +59,7 @@ class Transaction(SchemaChanges):
     (['A', 'c', 'D', 'e'], 'several changes')
     """
 
+    # Over 6 parameters: each is an argument of `Dataset.transaction`.
     def __init__(
         self,
         dataset: Dataset,
@@ -66,8 +68,9 @@ class Transaction(SchemaChanges):
         properties: Mapping[str, Any] | None,
         isolation: str,
         journal: str | os.PathLike[str] | None = None,
+        boxes: str = "refuse",
     ) -> None:
-        self._dataset = dataset
+        self._dataset, self._boxes = dataset, rule_of(boxes)
         self._message, self._author = text_of(message, "message"), text_of(author, "author")
         self._note(properties)
         if isolation not in ("serializable", "snapshot"):
@@ -79,10 +82,18 @@ class Transaction(SchemaChanges):
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
         self._mark = Mark(self._core.journal_mark())
         # A journal may continue a transaction that began with another schema.
-        self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
+        self._schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
         self._receipt: Receipt | None = None
         self._calls = Calls(self._core)
         self._aborted = False
+
+    @property
+    def _schema(self) -> Schema:
+        return self._checked_schema
+
+    @_schema.setter
+    def _schema(self, schema: Schema) -> None:
+        self._checked_schema = schema if self._boxes.action == "refuse" else with_rule(schema, self._boxes)
 
     @property
     def restored(self) -> int:

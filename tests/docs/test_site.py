@@ -116,8 +116,7 @@ def test_every_page_is_in_the_navigation_and_the_reference_names_what_exists():
 
     config = tomllib.loads((ROOT / "zensical.toml").read_text())
     listed = set(re.findall(r"[\w/-]+\.md", str(config["project"]["nav"])))
-    generated = {"benchmarks.md", "format.md", "reference/commands.md"}
-    assert listed == {page.relative_to(PAGES).as_posix() for page in PAGES.rglob("*.md")} | generated
+    assert listed == {page.relative_to(PAGES).as_posix() for page in PAGES.rglob("*.md")}
     named = {name for page in (PAGES / "reference").glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)}
     for name in named:
         thing = penstock
@@ -127,6 +126,45 @@ def test_every_page_is_in_the_navigation_and_the_reference_names_what_exists():
     public = {name for name in penstock.__all__ if not name.startswith("__") and not name.endswith("Error")}
     missing = {name for name in public if f"penstock.{name}" not in named}
     assert missing <= {"Files", "Mix"}, missing  # Their functions are listed.
+
+
+# `docs/build.py` writes these pages. Their text in the repository is not on the site.
+GENERATED = {"benchmarks.md", "format.md", "reference/commands.md"}
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+DOCUMENTS = sorted(
+    {
+        *PAGES.rglob("*.md"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs" / "design").glob("*.md"),
+        ROOT / "bench/README.md",
+        ROOT / "spec/format-v1.md",
+    }
+)
+
+
+def headings(page: pathlib.Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and Zensical make them."""
+    text = BLOCK.sub("", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere_in_the_repository_and_on_the_site(page):
+    for link in LINK.findall(BLOCK.sub("", page.read_text())):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link} does not exist in the repository"
+        assert not anchor or target.suffix != ".md" or anchor in headings(target), f"{link} names no heading"
+        own = page.is_relative_to(PAGES) and page.relative_to(PAGES).as_posix() not in GENERATED
+        assert not own or target.is_relative_to(PAGES), f"{link} is not on the site"
+
+
+def test_generated_pages_are_written_over_those_of_the_repository():
+    build = (ROOT / "docs" / "build.py").read_text()
+    for name in GENERATED:
+        assert (PAGES / name).exists() and f'"{name.rpartition("/")[2]}").write_text' in build
 
 
 def test_the_code_of_the_readme_runs_and_fits_80_columns(inputs):

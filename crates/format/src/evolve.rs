@@ -212,18 +212,22 @@ impl ColumnKind {
         }
     }
 
-    /// Return the name of the image column that this column belongs to.
+    /// Return the name of the column that this column belongs to: an image, or for labels, boxes or keypoints.
     pub fn of(&self) -> Option<&str> {
         match self {
-            ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } => of.as_deref(),
+            ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } => {
+                of.as_deref()
+            }
             _ => None,
         }
     }
 
-    /// Follow the image column to a new name.
+    /// Follow the column that this column belongs to to a new name.
     fn follow(&mut self, old: &str, new: &str) {
-        if let ColumnKind::Boxes { of: Some(of), .. } | ColumnKind::Mask { of: Some(of) } | ColumnKind::Keypoints { of: Some(of), .. } =
-            self
+        if let ColumnKind::Boxes { of: Some(of), .. }
+        | ColumnKind::Mask { of: Some(of) }
+        | ColumnKind::Keypoints { of: Some(of), .. }
+        | ColumnKind::Labels { of: Some(of), .. } = self
             && of == old
         {
             *of = new.to_owned();
@@ -232,7 +236,9 @@ impl ColumnKind {
 
     fn without_of(&self) -> ColumnKind {
         let mut kind = self.clone();
-        if let ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } = &mut kind {
+        if let ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } =
+            &mut kind
+        {
             *of = of.as_ref().map(|_| String::new());
         }
         kind
@@ -275,6 +281,18 @@ mod tests {
             schema.renamed("text", "x"),
         ] {
             assert!(refused.is_err_and(|error| ["invalid-schema", "column-not-found"].contains(&error.code())));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn labels_belong_to_boxes_and_follow_their_name() -> Result<()> {
+        let labels = |of: &str| column("labels", ColumnKind::Labels { names: vec!["cat".into()], of: Some(of.into()) });
+        let schema = base()?.with_column(labels("boxes"), 7)?.renamed("boxes", "places")?;
+        assert_eq!(schema.column("labels").and_then(|(_, column)| column.kind.of()), Some("places"));
+        assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
+        for refused in [schema.without_column("places"), base()?.with_column(labels("image"), 7), base()?.with_column(labels("none"), 7)] {
+            assert!(refused.is_err_and(|error| error.code() == "invalid-schema"));
         }
         Ok(())
     }

@@ -97,9 +97,11 @@ pub enum ColumnKind {
     Label {
         names: Vec<String>,
     },
-    /// A list of labels for each sample.
+    /// A list of labels for each sample. `of` names the boxes or keypoints that have one label each.
     Labels {
         names: Vec<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        of: Option<String>,
     },
     Category,
     Tensor {
@@ -294,12 +296,15 @@ impl Schema {
                 }
                 of
             }
-            ColumnKind::Label { names } | ColumnKind::Labels { names } => {
+            ColumnKind::Label { names } | ColumnKind::Labels { names, .. } => {
                 let mut seen = std::collections::HashSet::new();
                 if let Some(double) = names.iter().find(|label| !seen.insert(*label)) {
                     return invalid(format!("label `{double}` is given twice"));
                 }
-                return Ok(());
+                return match column.kind.of().map(|of| (of, self.column(of))) {
+                    None | Some((_, Some((_, ColumnSpec { kind: ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }, .. })))) => Ok(()),
+                    Some((of, _)) => invalid(format!("its labels belong to `{of}`, which is not a column of boxes or keypoints of this dataset")),
+                };
             }
             _ => return Ok(()),
         };

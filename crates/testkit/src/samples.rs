@@ -31,7 +31,7 @@ pub fn schema() -> Vec<ColumnSpec> {
         column("text_lz4", ColumnKind::Text, Codec::Lz4),
         column("label", ColumnKind::Label { names: vec!["cat".into(), "dog".into()] }, Codec::None),
         column("breed", ColumnKind::Category, Codec::None),
-        column("labels", ColumnKind::Labels { names: vec!["cat".into(), "dog".into()] }, Codec::None),
+        column("labels", ColumnKind::Labels { names: vec!["cat".into(), "dog".into()], of: None }, Codec::None),
         column("cloud", tensor(&[None, Some(2), None], "int16"), Codec::None),
         column("large", tensor(&[None], "uint8"), Codec::None),
         column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, Codec::None),

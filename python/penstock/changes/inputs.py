@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
+from penstock.changes.boxes import settle
 from penstock.changes.checks import named_pull, naming
 from penstock.changes.slices import slices
 from penstock.changes.tables import columns_of
@@ -66,4 +67,5 @@ def prepared(schema: Schema, found: Mapping[str, Any], start: int, end: int, ver
             made[name] = schema[name].prepare(values if start == 0 and end == len(values) else values[start:end])
             if made[name][0] == "pulled":
                 made[name] = ("pulled", named_pull(name, first_row + start, verb, made[name][1]), *made[name][2:])
+    settle(schema, made, verb, first_row + start)
     return made

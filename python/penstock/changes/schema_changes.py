@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import _core
+from penstock.changes.boxes import settle
 from penstock.changes.call import Calls
 from penstock.changes.checks import naming, text_of
 from penstock.schema import Schema, from_json, to_json
@@ -42,6 +43,7 @@ class SchemaChanges:
             with naming(name, 0, "add"):
                 made.check_whole([fill])
                 ready[name] = made.prepare(made.rows([fill]))
+                settle(Schema({name: made}), ready, "add", 0)
         with self._calls.begin():
             self._core.add_column(column, ready)
             self._schema = from_json(self._core.columns())

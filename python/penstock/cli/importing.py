@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 # Over 6 parameters: each is a command-line option.
+# Over 80 lines: most of them are these options.
 def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of images (class = parent folder), COCO or YOLO annotations, or a CSV, TSV, JSONL, Parquet or Arrow file."
+            help="A folder of images (class = parent folder), COCO or YOLO annotations, or a CSV, TSV, JSON, JSONL, Parquet or Arrow file."
         ),
     ],
     destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
-    format: Annotated[str, typer.Option(help="auto, images, coco, yolo, csv, tsv, jsonl, parquet, arrow.")] = "auto",
+    format: Annotated[str, typer.Option(help="auto, images, coco, yolo, csv, tsv, json, jsonl, parquet, arrow.")] = "auto",
     types: Annotated[list[str], typer.Option("--type", "-t", help=TYPES_HELP)] = [],  # noqa: B006
     validate: Annotated[str, typer.Option(help="header: check image headers; decode: check every pixel.")] = "header",
     on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
@@ -51,11 +52,23 @@ def import_(
     ] = "",
     split: Annotated[bool, typer.Option(help="Whether folders named train, val or test become a column.")] = True,
     masks: Annotated[str, typer.Option(help="class or instance: draw the objects of COCO annotations as masks.")] = "",
+    columns: Annotated[str, typer.Option(help="Import only these columns: --columns name,age.")] = "",
+    drop: Annotated[list[str], typer.Option(help="Leave out a column.")] = [],  # noqa: B006
+    rename: Annotated[list[str], typer.Option(help="Give a column another name: --rename old=new.")] = [],  # noqa: B006
+    ignore: Annotated[list[str], typer.Option(help="Leave out annotations that are not imported, by their kind: --ignore polygons.")] = [],  # noqa: B006
+    boxes: Annotated[
+        str,
+        typer.Option(help="Boxes that are not finite or have a negative size: refuse, keep, clip (at the borders of the image), or drop."),
+    ] = "refuse",
     branch: Annotated[str, typer.Option("--branch", "-b", help="The branch of an existing dataset to append to.")] = "main",
     message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
     memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 uses the default, at most 512 MiB.")] = 0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, skipped, snapshot}.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print {samples, refused: [{path, code, message}], left_out, left_out_kinds, renamed, corrected_boxes, skipped, snapshot}.",
+        ),
     ] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
@@ -88,12 +101,23 @@ def import_(
             source, destination, format=format, types=show.parse_types(types), validate=validate, on_error=on_error, message=message or None,
             branch=branch, mode=mode or None, key=key or None, limit=limit or None, shuffle_seed=shuffle_seed, files=files, root=root or None, split=split,
             masks=masks or None, storage_options=at.storage_options or None, progress=show_progress, encoding=encoding, delimiter=delimiter or None, quote=quote, header=header,
-            include=include, exclude=exclude,
+            include=include, exclude=exclude, columns=[name for name in columns.split(",") if columns], drop=drop, rename=_renamed(rename), ignore=ignore, boxes=boxes,
         )  # fmt: skip
         show.done = f"imported {show.count(report.samples, 'sample')} into {destination}, snapshot {report.snapshot}"
         if report.skipped:
             show.done += f"; skipped {show.count(report.skipped, 'sample')} that it has already"
     _print(report, console, as_json)
+
+
+def _renamed(arguments: list[str]) -> dict[str, str]:
+    """Parse `old=new` arguments."""
+    pairs = {}
+    for argument in arguments:
+        old, sign, new = argument.rpartition("=")
+        if not sign or not new or old in pairs:
+            raise typer.BadParameter(f"`{argument}`: expected old=new, once for each column")
+        pairs[old] = new
+    return pairs
 
 
 def _print(report: Report, console: Console, as_json: bool) -> None:
@@ -107,15 +131,25 @@ def _print(report: Report, console: Console, as_json: bool) -> None:
                 "samples": report.samples,
                 "refused": refused,
                 "left_out": report.left_out,
+                "left_out_kinds": report.left_out_kinds,
+                "renamed": report.renamed,
+                "corrected_boxes": report.corrected_boxes,
                 "skipped": report.skipped,
                 "snapshot": report.snapshot,
             }
         )
         return
     print(show.done, flush=True)
-    if report.left_out:
+    for old, new in report.renamed.items():
+        print(
+            f"column `{show.plain(old)}` is named `{show.plain(new)}`, because a dataset cannot have its name; --rename {show.plain(old)}=… chooses another"
+        )
+    if report.left_out_kinds:
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in report.left_out_kinds.items())
         some = ", ".join(map(show.plain, report.left_out[:3])) + (", …" if len(report.left_out) > 3 else "")
-        print(f"left out {show.count(len(report.left_out), 'file')} without samples, or not selected: {some}")
+        print(f"left out {kinds}{': ' if some else ''}{some}")
+    if report.corrected_boxes:
+        print(f"corrected {report.corrected_boxes:,} boxes, as --boxes says")
     if report.refused:
         refused_table = show.table(f"refused {show.count(len(report.refused), 'item')}", "item", "code", "message")
         for refusal in report.refused[:50]:

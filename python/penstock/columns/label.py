@@ -73,9 +73,15 @@ class Labels(Named):
     >>> receipt = ds.append({"classes": [["dog", "cat", "dog"], [], [0]]})
     >>> [codes.tolist() for codes in ds["classes"][:]], ds.to_arrow()["classes"][0].as_py()
     ([[1, 0, 1], [], [0]], ['dog', 'cat', 'dog'])
+
+    `of` names a column of boxes or keypoints, each of which has one label. Other counts are refused.
     """
 
+    of: str | None = None
     type = "labels"
+
+    def spec(self) -> dict[str, Any]:
+        return super().spec() if self.of is None else {**super().spec(), "of": self.of}
 
     @property
     def rank(self) -> int | None:

@@ -36,6 +36,7 @@ from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers.shared import from_text, tables
 from penstock.importers.shared.encoding import recoded
+from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas
 
 BLOCK_BYTES = 4 << 20
@@ -59,12 +60,14 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
         if not isinstance(text, str) or len(text) != 1 or not text.isascii() or text in "\0\r\n":
             raise InvalidInputError(f"cannot import `{path}`: the {what} {text!r} is not one ASCII character")
     inferred = _Reading(path, options, None, lambda _: None).schema
-    names = _names(path, inferred, options)
+    options, named = options.named(every := _names(path, inferred, options), path)
+    names = list(named)
     unknown = [name for name in options.types if name not in names]
     if unknown:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
     given = {name: kind for name, kind in options.defaults.items() if name in names and _is_plain(kind)} | dict(options.types)
-    kinds = {name: _infer(inferred.field(name).type, name) for name in names} | dict(_no_numbers(path, options, inferred)) | given
+    kinds = {name: _infer(inferred.field(name).type, name) for name in names}
+    kinds |= {name: kind for name, kind in _no_numbers(path, options, inferred) if name in kinds} | given
     for name, kind in kinds.items():
         if not _is_plain(kind):
             raise InvalidInputError(
@@ -97,7 +100,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
             if row.number is not None:
                 gone.append(row.number - 1)
 
-        reading = _Reading(path, options, names, refuse, end)
+        reading = _Reading(path, options, every, refuse, end)
         first = 1 if options.header else 0
         last_row = first - 1
         while (batch := reading.next(first)) is not None:
@@ -118,7 +121,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
         if refused:
             yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
 
-    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"], files=[path])
+    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"], files=[path], names=named)
 
 
 class _Pieces:
@@ -254,8 +257,7 @@ def _names(path: pathlib.Path, schema: pa.Schema, options: CsvOptions) -> list[s
         names = list(schema.names)
     except UnicodeDecodeError as error:
         raise _failed(path, ValueError(f"UTF8: {error}")) from error
-    if len(set(names)) != len(names):
-        raise InvalidInputError(f"cannot import `{path}`: two columns have the same name", code="invalid-schema")
+    check_distinct(names, path)
     binary = [name for name in names if pa.types.is_binary(schema.field(name).type)]
     if binary and options.on_error == "raise":
         raise _failed(path, ValueError(f"UTF8 is invalid in column `{binary[0]}`"))

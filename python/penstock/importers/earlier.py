@@ -35,6 +35,11 @@ IMAGES_AT_ONCE, COPIES = 64, 64
 HINT = 'mode="append" (--mode append) imports them again, and "skip-existing" leaves them out'
 
 
+def digest_of_text(*texts: str) -> str:
+    """Return a digest of texts, for a source that is not a file."""
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 def digest_of(folder: pathlib.Path, files: Sequence[pathlib.Path], root: pathlib.Path | None) -> str:
     """Return a digest of the names and sizes of files, of parts of their contents, and of the folder of the files that they name.
 
@@ -92,7 +97,7 @@ def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None) -> Earlie
             if isinstance(noted, dict) and noted.get("digest") == note["digest"]:
                 enough = noted.get("limit") in (None, limit)
                 return Earlier(commit, True, enough and not deleted and noted.get("left_out") == 0)
-            if isinstance(noted, dict) and noted.get("place") == note["place"]:
+            if isinstance(noted, dict) and note["place"] and noted.get("place") == note["place"]:
                 other = other or Earlier(commit, False, False)
         deleted = deleted or commit.samples_deleted > 0
     return other

@@ -12,12 +12,15 @@ import pyarrow as pa
 
 from penstock.changes.tables import arrow_values, check_objects, check_transform, columns_of, is_hugging_face
 from penstock.columns.column_type import ColumnType
+from penstock.columns.json_text import Json
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.importers import rows
 from penstock.importers.shared import tables
+from penstock.importers.shared.content import digest_of
 from penstock.importers.shared.source import Chunk, OpenedSource, Options
+from penstock.importers.shared.unread import boxes_in_type, boxes_in_values, without_objects
 from penstock.values.checks import is_arrow
 from penstock.values.containers import Rows, rows_of, text_from_pandas
 from penstock.values.dtypes import dtype_name
@@ -126,20 +129,30 @@ def _opened(
     parts = iter(parts)
     first = next(parts, None)
     begun = columns if first is None else first[0]
-    kinds = {name: options.types.get(name) or options.defaults.get(name) or noted.get(name) or _kind(name, begun[name]) for name in columns}
-    kinds |= {name: kind for name, kind in options.types.items() if name not in kinds}
+    options, names = options.named(list(columns), "the table")
+    kinds = {name: options.types.get(name) or options.defaults.get(name) or noted.get(name) or _kind(name, begun[name]) for name in names}
+    kinds |= {name: kind for name, kind in options.types.items() if name not in columns}
+    kinds, unread = without_objects(
+        kinds, options, lambda name: None if name in noted else _boxes_in(name, begun.get(name)), f"{total or 'the'} rows"
+    )
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
         for part, count, own in parts if first is None else itertools.chain([first], parts):
             name_row = partial(_row_name, progress["done"])
-            if unknown := [name for name in part if name not in kinds]:
+            if unknown := [name for name in part if name not in columns]:
                 raise InvalidInputError(f"cannot import: a later table has the column `{unknown[0]}`, which the first one lacks")
             values = {name: _values(name, part[name], kind, own.get(name)) for name, kind in kinds.items() if name in part}
             progress["done"] += count
             yield Chunk(values, count, name_row)
 
-    return OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"])
+    made = OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"], unread=unread)
+    made.names, made.content = {name: names.get(name, name) for name in kinds}, digest_of(begun, total)
+    return made
+
+
+def _boxes_in(name: str, values: Any) -> str | None:
+    return boxes_in_type(name, values.type) if is_arrow(values) else boxes_in_values(name, list(values[: rows.ROWS_TO_INFER]))
 
 
 def _row_name(first: int, row: int) -> str:
@@ -151,7 +164,8 @@ def _kind(name: str, values: Any) -> ColumnType:
     if is_arrow(values):
         if tables.is_media(values.type):
             return tables.media_type(next((body.as_py() for body in tables.media(values)[0].drop_null()), None))
-        return tables.infer(values.type, name)
+        found = tables.infer(values.type, name)
+        return Json() if isinstance(found, Tensor) and tables.has_nulls_within(values) else found
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
         return Scalar(dtype_name(values.dtype)) if values.ndim == 1 else Tensor(values.shape[1:], dtype_name(values.dtype))
     if hasattr(values, "isna"):

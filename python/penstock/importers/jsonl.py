@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from penstock.columns.category import Category
-from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.label import Label
 from penstock.columns.mask import Mask
@@ -50,23 +49,24 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
     while len(head) < rows.ROWS_TO_INFER and (block := next(blocks, None)) is not None:
         begun.append(block)
         head.extend(map(_object, _lines(block)[: rows.ROWS_TO_INFER - len(head)]))
-    kinds = rows.kinds_of(head, options)
+    columns = rows.columns_of(head, options, f"`{path}`")
+    kinds = columns.kinds
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        parse = functools.partial(_parsed, kinds)
+        parse = functools.partial(_parsed, columns)
         for block, table in ahead((functools.partial(parse, block) for block in itertools.chain(begun, blocks)), THREADS):
             first = progress["done"]
             if table is not None:
-                columns = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
-                yield Chunk(columns, table.num_rows, functools.partial(_name, path, first))
+                values = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
+                yield Chunk(values, table.num_rows, functools.partial(_name, path, first))
                 progress["done"] = first + table.num_rows
             else:
                 lines = _lines(block)
-                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), kinds, first, functools.partial(_name, path, 0)))
+                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), columns, first, functools.partial(_name, path, 0)))
                 progress["done"] = first + len(lines)
 
-    return OpenedSource(kinds, chunks(), None, "rows", lambda: progress["done"], files=[path])
+    return OpenedSource(kinds, chunks(), None, "rows", lambda: progress["done"], files=[path], unread=columns.unread, names=columns.names)
 
 
 def _name(path: pathlib.Path, first: int, row: int) -> str:
@@ -105,9 +105,9 @@ def _lines(block: bytes) -> list[bytes]:
     return block.removesuffix(b"\n").split(b"\n")
 
 
-def _parsed(kinds: Mapping[str, ColumnType], block: bytes) -> tuple[bytes, pa.Table | None]:
+def _parsed(columns: rows.Columns, block: bytes) -> tuple[bytes, pa.Table | None]:
     count = _plain_lines(block)
-    table = None if count is None else _table(block, kinds)
+    table = None if count is None else _table(block, columns)
     return block, table if table is not None and table.num_rows == count else None
 
 
@@ -128,10 +128,10 @@ def _plain_lines(block: bytes) -> int | None:
     return len(ends) if plain else None
 
 
-def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
+def _table(block: bytes, columns: rows.Columns) -> pa.Table | None:
     """Read a block with pyarrow. Returns None if a column type is not plain, or if a line does not fit the columns."""
     fields = []
-    for name, kind in kinds.items():
+    for name, kind in columns.kinds.items():
         if isinstance(kind, Text | Category | Label | Image | Mask):
             fields.append(pa.field(name, pa.string()))
         elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
@@ -142,13 +142,15 @@ def _table(block: bytes, kinds: Mapping[str, ColumnType]) -> pa.Table | None:
     try:
         table = pj.read_json(
             pa.BufferReader(block), read_options=pj.ReadOptions(use_threads=False, block_size=max(len(block), 1)),
-            parse_options=pj.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error"),
+            parse_options=pj.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="infer"),
         )  # fmt: skip
     except (pa.ArrowException, UnicodeDecodeError):
         return None
-    return (
-        None if any(_may_be_rounded(table.column(name), kind.dtype) for name, kind in kinds.items() if isinstance(kind, Scalar)) else table
-    )
+    if any(name not in columns.kinds and not columns.leaves_out(name) for name in table.column_names):
+        return None
+    table = table.select(list(columns.kinds))
+    scalars = [(name, kind.dtype) for name, kind in columns.kinds.items() if isinstance(kind, Scalar)]
+    return None if any(_may_be_rounded(table.column(name), dtype) for name, dtype in scalars) else table
 
 
 def _may_be_rounded(numbers: pa.ChunkedArray, dtype: str) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 
 from penstock import _core
 from penstock.changes.tables import is_table
+from penstock.dataset import open
 from penstock.errors import Error, InvalidInputError, NotFoundError
-from penstock.importers import csv, frames, jsonl, parquet, rows
+from penstock.importers import csv, frames, json, jsonl, parquet, rows
 from penstock.importers.pictures import coco, images, yolo
 from penstock.importers.shared.source import OpenedSource, Options, TextOptions
 
@@ -34,6 +35,7 @@ FORMATS = {
     "yolo": Format(yolo.open_source, images.ImageOptions),
     "csv": Format(csv.open_source, csv.CsvOptions),
     "tsv": Format(csv.open_source, csv.CsvOptions, {"delimiter": "\t"}),
+    "json": Format(json.open_source, TextOptions),
     "jsonl": Format(jsonl.open_source, TextOptions),
     "parquet": Format(parquet.open_source, parquet.ParquetOptions),
     "arrow": Format(parquet.open_source, parquet.ParquetOptions),
@@ -62,6 +64,8 @@ def detect(source: pathlib.Path) -> str:
         return "parquet" if first & set(parquet.SUFFIXES) and not first & set(images.SUFFIXES) else "images"
     suffixes = [suffix.lower() for suffix in source.suffixes if suffix.lower() not in (".gz", ".bz2", ".zst", ".xz")]
     found = SUFFIXES.get(suffixes[-1] if suffixes else "")
+    if found in ("coco", "jsonl") and json.is_array(source):
+        return "json"
     if found is None:
         raise InvalidInputError(f"cannot import `{source}`: unknown file extension", hint=f"pass --format, one of {', '.join(FORMATS)}")
     return found
@@ -102,8 +106,13 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
         return rows.open_source(source, common), "iterable"
     local = _core.local_path(source) if isinstance(source, str) else source
     if local is None:
-        raise InvalidInputError(f"cannot import `{source}`: sources are local files and folders, or iterables", hint="download it first")
+        raise InvalidInputError(
+            f"cannot import `{source}`: sources are local files and folders, or iterables",
+            hint=f"download it first; if it is a dataset, {_COPY}",
+        )
     path = pathlib.Path(local)
+    if (path / "log").is_dir() and _is_dataset(path):
+        raise InvalidInputError(f"cannot import `{path}`: it is a dataset already", hint=_COPY)
     if not path.exists():
         raise NotFoundError(f"cannot import `{path}`: there is no such file or folder", code="source-not-found")
     if path.suffix.lower() == ".xz":
@@ -118,12 +127,25 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
     # Options for other formats have no effect. None selects the format's own default, if it has one.
     given = {name: value for name, value in options.items() if name in own and not (value is None and name in importer.values)}
     settings = importer.options(**vars(common), **{**importer.values, **given})
+    if chosen in SHUFFLED:  # These columns have fixed names.
+        settings = settings.renamed()
     try:
         return importer.open_source(path, settings), path.name
     except OSError as error:
         if isinstance(error, Error):
             raise
         raise NotFoundError(f"cannot import `{path}`: {error}", code="source-not-found") from error
+
+
+_COPY = "copy its folder or bucket with any tool, or append its samples: ps.open(destination).append(ps.open(source))"
+
+
+def _is_dataset(folder: pathlib.Path) -> bool:
+    try:
+        open(folder)
+    except Error as error:
+        return error.code != "dataset-not-found"  # A damaged dataset is one as well.
+    return True
 
 
 def _check_shuffled(what: str, options: Options) -> None:

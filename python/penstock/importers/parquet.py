@@ -18,12 +18,17 @@ from penstock.columns.blob import Bytes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
+from penstock.columns.json_text import Json
 from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
+from penstock.columns.tensor import Tensor
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers.pictures.images import SPLITS
 from penstock.importers.shared import tables
+from penstock.importers.shared.chunks import with_target
+from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
+from penstock.importers.shared.unread import boxes_in_type, without_objects
 from penstock.values.times import TIMES
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
@@ -50,22 +55,23 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     schemas = [_guard(file, partial(_schema, file)) for file in files]
     schema = schemas[0]
     typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
-    if len(typed) != len(schema.names):
-        raise InvalidInputError(f"cannot import `{files[0]}`: two columns have the same name", code="invalid-schema")
+    check_distinct(schema.names, files[0])
+    options, named = options.named(list(typed), path)
     noted = tables.noted(schemas)
     kinds = {
-        name: options.types.get(name) or noted.get(name) or _guard(files[0], partial(_infer, files, kind, name))
-        for name, kind in typed.items()
+        name: options.types.get(name) or noted.get(name) or _guard(files[0], partial(_infer, files, typed[name], name)) for name in named
     }
-    # An exported column may belong to an image column that was not exported.
-    kinds = {
-        name: dataclasses.replace(kind, of=None) if getattr(kind, "of", None) not in (None, *kinds) else kind
-        for name, kind in kinds.items()
-    }
+    kinds, unread = without_objects(
+        kinds, options, lambda name: None if name in noted else boxes_in_type(name, typed[name]), _rows_of(files)
+    )
+    named = {name: named[name] for name in kinds}
+    # An exported column may belong to a column that was not exported.
+    kinds = {name: with_target(kind, {other: other for other in kinds}) for name, kind in kinds.items()}
     for file, found in zip(files, schemas, strict=True):
-        _check_columns(file, found, files[0], typed, options)
+        _check_columns(file, found, files[0], (typed, named), options)
     for name, theirs in typed.items():
-        _check_times(files[0], name, tables.storage(theirs), options.types.get(name) or options.defaults.get(name))
+        if name in named:
+            _check_times(files[0], name, tables.storage(theirs), options.types.get(name) or options.defaults.get(name))
     if not all(isinstance(kind, Bytes) for kind in kinds.values()):
         import_pandas()
     progress = {"done": 0}
@@ -77,11 +83,13 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     own = dict(kinds)
     if splits:
         kinds["split"] = options.types.get("split", Category())
+        named["split"] = "split"
+    read = None if len(own) == len(typed) else list(own)
 
     def chunks() -> Generator[Chunk, None, None]:
         for file in files:
             first = 0
-            batches = _guard(file, partial(_batches, file))
+            batches = _guard(file, partial(_batches, file, read))
             following = partial(_guard, file, partial(next, batches, None))
             # The next batch is read while the current one is stored.
             for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
@@ -93,8 +101,15 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
                 del chunk, batch  # While the next batch is awaited, this one is not held.
             progress["done"] += file.stat().st_size
 
-    names = [str(file.relative_to(path)) for file in left_out]
-    return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], names, files)
+    made = OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], files=files)
+    made.left_out, made.unread, made.names = [str(file.relative_to(path)) for file in left_out], unread, named
+    return made
+
+
+def _rows_of(files: Sequence[pathlib.Path]) -> str:
+    """Say how many rows Parquet files have. Others must be read to count them."""
+    parquet = [file for file in files if _is_parquet(file)]
+    return f"{sum(_parquet(file).metadata.num_rows for file in parquet):,} rows" if len(parquet) == len(files) else "the rows"
 
 
 def _splits(folder: pathlib.Path, files: Sequence[pathlib.Path], known: bool) -> dict[pathlib.Path, str]:
@@ -130,15 +145,22 @@ def _type(kinds: list[pa.DataType]) -> pa.DataType:
 
 
 def _check_columns(
-    file: pathlib.Path, schema: pa.Schema, first: pathlib.Path, typed: dict[str, pa.DataType], options: FolderOptions
+    file: pathlib.Path,
+    schema: pa.Schema,
+    first: pathlib.Path,
+    every: tuple[dict[str, pa.DataType], Mapping[str, str]],
+    options: FolderOptions,
 ) -> None:
-    """Refuse a file if its columns differ from the first file's, use a different time unit, or would lose data in the inferred type."""
+    """Refuse a file if its columns differ from the first file's, use a different time unit, or would lose data in the inferred type. `every`
+    has the types of all columns, and those that are imported.
+    """
+    typed, named = every
     if schema.names != list(typed):
         raise InvalidInputError(
             f"cannot import `{file}`: its columns are {schema.names}, expected {list(typed)} as in `{first}`", code="invalid-schema"
         )
-    for name, theirs in typed.items():
-        mine, theirs = tables.storage(schema.field(name).type), tables.storage(theirs)
+    for name in named:
+        mine, theirs = tables.storage(schema.field(name).type), tables.storage(typed[name])
         if pa.types.is_null(mine) or pa.types.is_null(theirs) or mine == theirs:
             continue
         counts = tables.time_dtype(mine) != tables.time_dtype(theirs)
@@ -201,7 +223,10 @@ def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.P
 
 def _infer(files: list[pathlib.Path], kind: pa.DataType, name: str) -> ColumnType:
     if not tables.is_media(kind):
-        return tables.infer(kind, name)
+        found = tables.infer(kind, name)
+        batches = itertools.chain.from_iterable(_batches(file, [name]) for file in files)
+        has_nulls = isinstance(found, Tensor) and any(tables.has_nulls_within(batch.column(name)) for batch in batches)
+        return Json() if has_nulls else found
     for batch in itertools.chain.from_iterable(map(_batches, files)):
         if tables.is_media(batch.column(name).type) and len(bodies := tables.media(batch.column(name))[0].drop_null()):
             return tables.media_type(bodies[0].as_py())
@@ -264,9 +289,10 @@ def _is_ipc_file(file: pathlib.Path) -> bool:
         return handle.read(6) == b"ARROW1"
 
 
-def _batches(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
+def _batches(file: pathlib.Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Read a file, or some of its columns if it is Parquet."""
     if _is_parquet(file):
-        return _row_groups(file)
+        return _row_groups(file, columns)
     if _is_ipc_file(file):
         opened = pa.ipc.open_file(pa.memory_map(str(file)))
         return _bounded(opened.get_batch(index) for index in range(opened.num_record_batches))
@@ -278,18 +304,21 @@ def _parquet(file: pathlib.Path, unit: str = "us") -> pq.ParquetFile:
     return pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True, coerce_int96_timestamp_unit=unit)
 
 
-def _row_groups(file: pathlib.Path) -> Iterator[pa.RecordBatch]:
+def _row_groups(file: pathlib.Path, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
     """Read one row group at a time. Otherwise, pyarrow would read several groups ahead and keep them in memory."""
     opened = _parquet(file)
+    if columns is not None and any("." in name for name in opened.schema_arrow.names):
+        columns = None  # A name with a dot would mean a field of a struct.
     dictionaries = any(pa.types.is_dictionary(kind) for kind in opened.schema_arrow.types)
-    old = [column.name for column in opened.schema if column.physical_type == "INT96" and column.path in opened.schema_arrow.names]
+    wanted = opened.schema_arrow.names if columns is None else columns
+    old = [column.name for column in opened.schema if column.physical_type == "INT96" and column.path in wanted]
     exact = _parquet(file, "ns") if old else None
     most = ROWS_DECODED_WITH_DICTIONARIES if dictionaries else ROWS_DECODED
     for index in range(opened.num_row_groups):
         group = opened.metadata.row_group(index)
         mean = max(1.0, group.total_byte_size / max(1, group.num_rows))
         rows = max(1, min(most, int(CHUNK_BYTES / mean)))
-        batches = opened.iter_batches(rows, row_groups=[index], use_threads=False)
+        batches = opened.iter_batches(rows, row_groups=[index], columns=columns, use_threads=False)
         if exact is not None:
             batches = map(_with_digits, batches, exact.iter_batches(rows, row_groups=[index], columns=old, use_threads=False))
         yield from _bounded(_joined(batches))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import os
@@ -19,7 +20,9 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
-from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal
+from penstock.importers.shared.content import digest_of
+from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal, Unread
+from penstock.importers.shared.unread import boxes_in_values, without_objects
 from penstock.values.checks import is_null, is_null_word, is_whole
 from penstock.values.containers import from_torch
 from penstock.values.dtypes import dtype_name, is_exact
@@ -48,11 +51,11 @@ def open_source(iterable: Iterable[Any], options: Options) -> OpenedSource:
         size += size_of(row)
         if size >= HEAD_BYTES:
             break
-    kinds = kinds_of(head, options)
+    columns = columns_of(head, options, "the rows")
     progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        for chunk, done in chunks_of(itertools.chain(head, iterator), kinds, 0, lambda row: f"row {row}"):
+        for chunk, done in chunks_of(itertools.chain(head, iterator), columns, 0, lambda row: f"row {row}"):
             progress["done"] = done
             yield chunk
 
@@ -60,25 +63,48 @@ def open_source(iterable: Iterable[Any], options: Options) -> OpenedSource:
         total = len(iterable) if isinstance(iterable, Sized) else None
     except TypeError:  # A wrapper of an iterator, such as a progress bar, has `__len__` but no length.
         total = None
-    return OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"])
+    made = OpenedSource(columns.kinds, chunks(), total, "rows", lambda: progress["done"], unread=columns.unread, names=columns.names)
+    made.content = digest_of(head, total)
+    return made
 
 
-def kinds_of(head: list[Any], options: Options) -> dict[str, ColumnType]:
-    """Choose the column types: the given types, or else types inferred from the first rows."""
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns of rows: their types and their names in the dataset by their names in the source, and the annotations that are not imported.
+    `leaves_out` returns whether another key is left out, rather than unknown.
+    """
+
+    kinds: dict[str, ColumnType]
+    names: dict[str, str]
+    unread: list[Unread]
+    leaves_out: Callable[[str], bool]
+
+
+def columns_of(head: list[Any], options: Options, source: str) -> Columns:
+    """Choose the columns and their types: the given types, or else types inferred from the first rows."""
     good = [row for row in head if isinstance(row, Mapping)]
     if not good:
-        raise InvalidInputError("cannot import: no row is an object with named values" if head else "cannot import: there are no rows")
+        why = "no row is an object with named values" if head else "there are no rows"
+        raise InvalidInputError(f"cannot import {source}: {why}")
     columns: dict[str, list[Any]] = {}
     for row in good:
         for key, value in row.items():
             columns.setdefault(str(key), []).append(value)
     if not columns and not options.types:
-        raise InvalidInputError("cannot import: its first rows have no columns", hint="specify the column types")
-    kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(values, key) for key, values in columns.items()}
-    return kinds | {key: kind for key, kind in options.types.items() if key not in kinds}
+        raise InvalidInputError(f"cannot import {source}: its first rows have no columns", hint="specify the column types")
+    if columns:
+        options, names = options.named(list(columns), source.strip("`"))
+    else:
+        names = {}
+    kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(columns[key], key) for key in names}
+    kinds |= {key: kind for key, kind in options.types.items() if key not in columns}
+    every = f"{source}, as the first {len(good)} show"
+    kinds, unread = without_objects(kinds, options, lambda key: boxes_in_values(key, columns.get(key, [])), every)
+    ignored = set(names) - set(kinds)
+    return Columns(kinds, {key: names.get(key, key) for key in kinds}, unread, lambda key: options.naming.leaves_out(key) or key in ignored)
 
 
-def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
+def chunks_of(rows: Iterable[Any], columns: Columns, first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
     """Group rows into chunks. The first row has the number `first`. Yields each chunk with the row number at which it ends."""
     group: list[Any] = []
     size = 0
@@ -86,18 +112,18 @@ def chunks_of(rows: Iterable[Any], kinds: Mapping[str, ColumnType], first: int, 
         group.append(row)
         size += sum(map(size_of, row.values())) if isinstance(row, Mapping) else 0
         if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
-            yield _chunk(group, kinds, first, name), first + len(group)
+            yield _chunk(group, columns, first, name), first + len(group)
             first, group, size = first + len(group), [], 0
     if group:
-        yield _chunk(group, kinds, first, name), first + len(group)
+        yield _chunk(group, columns, first, name), first + len(group)
 
 
-def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: Callable[[int], str]) -> Chunk:
+def _chunk(group: list[Any], columns: Columns, first: int, name: Callable[[int], str]) -> Chunk:
     places: list[int] = []
     refused: list[Refusal] = []
     group = [_named(row) for row in group]
     for place, row in enumerate(group):
-        unknown = [key for key in row if key not in kinds] if isinstance(row, Mapping) else []
+        unknown = [key for key in row if key not in columns.kinds and not columns.leaves_out(key)] if isinstance(row, Mapping) else []
         if not isinstance(row, Mapping):
             if getattr(row, "message", None) == "":
                 continue
@@ -110,8 +136,8 @@ def _chunk(group: list[Any], kinds: Mapping[str, ColumnType], first: int, name: 
             )
         else:
             places.append(place)
-    columns = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in kinds.items()}
-    return Chunk(columns, len(places), lambda row: name(first + places[row]), refused)
+    values = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in columns.kinds.items()}
+    return Chunk(values, len(places), lambda row: name(first + places[row]), refused)
 
 
 def _named(row: Any) -> Any:

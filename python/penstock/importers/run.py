@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock import _core
+from penstock.changes.boxes import rule_of
 from penstock.changes.tables import is_table
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
@@ -25,8 +26,10 @@ from penstock.errors import AlreadyExistsError, ConflictError, Error, InvalidInp
 from penstock.importers import earlier
 from penstock.importers.appender import Appender, as_error
 from penstock.importers.opening import all_options, open_source
-from penstock.importers.shared.chunks import limited, with_files
+from penstock.importers.shared.chunks import limited, with_files, with_names
+from penstock.importers.shared.naming import Naming
 from penstock.importers.shared.source import Chunk, OpenedSource, Options, Report, checked_patterns
+from penstock.importers.shared.unread import checked_kinds, counted, refuse
 from penstock.schema import from_json, to_json
 from penstock.values.checks import whole
 
@@ -52,11 +55,18 @@ def import_data(
     shuffle_seed: int | None = None,
     files: Sequence[str] = (),
     root: str | os.PathLike[str] | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
+    boxes: str = "refuse",
+    name: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
-    """Import a folder of images, COCO or YOLO annotations, CSV/TSV, JSON lines, Parquet/Arrow, a table in memory, or any iterable of
-    dicts, as one commit.
+    """Import images, annotations of COCO or YOLO, files of CSV, JSON, Parquet or Arrow, tables, or any iterable of dicts.
+
+    The import is one commit.
 
     A table is a pandas or Polars frame, an Arrow table or reader, a dict of columns, or a Hugging Face dataset. Text in a column of type
     image or mask, or in one of the columns `files`, names files: in the folder `root`, or in that of the table.
@@ -67,6 +77,12 @@ def import_data(
     so a table that has grown is completed. Images are known by their `path` without it. "create" refuses an existing dataset. All this
     also holds for commits that are made during the import. `types` maps column names to types;
     missing types are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    `columns` are the only ones to import, `drop` those to leave out, and `rename` maps names of the source to those in the dataset. Other options
+    go by the names in the dataset. A name that a dataset cannot have, such as an empty one, is changed; see `Report.renamed`.
+    Annotations that this release does not store are refused by kind, with their number: `ignore` lists the kinds to leave out, such as
+    "polygons" or "voc". `boxes` says what happens to boxes that are not finite or have a negative size, as in `Dataset.append`:
+    "refuse", "keep", "clip" or "drop".
+    Rows in memory that were imported already are recognised by the first of them. `name` distinguishes one such source from another.
     Values are stored as they are or refused, by the same rules as in `append`.
     `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
     `storage_options` are those of `ps.open`, for the destination.
@@ -84,6 +100,11 @@ def import_data(
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(names))}")
     options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
     files = checked_patterns("files", files)
+    columns, drop, ignore = (checked_patterns(*given) for given in (("columns", columns), ("drop", drop), ("ignore", ignore)))
+    if not isinstance(rename, Mapping | None) or not all(isinstance(text, str) for text in itertools.chain(*(rename or {}).items())):
+        raise InvalidInputError(f"rename={rename!r}, expected a dict of names in the source to names in the dataset")
+    if not isinstance(name, str | None) or name == "":
+        raise InvalidInputError(f"name={name!r}, expected a text that names the source")
     if not isinstance(types, Mapping | None):
         raise InvalidInputError(f"types={types!r}, expected a dict of column names to types", hint='write types={"image": ps.Image()}')
     if not isinstance(root, str | os.PathLike | None):
@@ -91,9 +112,19 @@ def import_data(
     if not isinstance(key, str | None):
         raise InvalidInputError(f"key={key!r}, expected the name of a column", hint='write key="id"')
     given = {name: _type(name, kind) for name, kind in (types or {}).items()}
-    common = Options(given, on_error, {}, None if root is None else pathlib.Path(root), shuffle_seed)
+    naming = Naming(columns, drop, rename or {})
+    common = Options(
+        given,
+        on_error,
+        {},
+        None if root is None else pathlib.Path(root),
+        shuffle_seed,
+        naming,
+        checked_kinds(ignore),
+        rule_of(boxes).action,
+    )
     wanted = _Wanted(
-        source, destination, format, common, options, validate, message, branch, progress, mode, key, limit, files, storage_options
+        source, destination, format, common, options, validate, message, branch, progress, mode, key, limit, files, storage_options, name
     )
     again, lost = _can_be_read_again(source), 0
     for _ in range(TRIES - 1):
@@ -141,6 +172,7 @@ class _Wanted:
     limit: int | None
     files: Sequence[str]
     storage_options: Mapping[str, Any] | None
+    name: str | None
 
     def imported(self) -> Report:
         """Import the source, unless it was imported already."""
@@ -152,6 +184,10 @@ class _Wanted:
         common = dataclasses.replace(self.common, defaults={} if there is None else there.schema)
         # With keys, a limit does not count what is left out.
         opened, name = open_source(self.source, self.format, common, self.options, self.limit if self.key is None else None)
+        refuse(name, opened.unread, common.ignore)
+        names = opened.names or common.naming.names_of(list(opened.schema), name)
+        changed = {old: new for old, new in names.items() if old != new and old not in common.naming.rename}
+        opened = with_names(opened, names)
         opened.root = opened.root or common.root or _beside(self.source)
         kinds = {**opened.schema, **common.defaults}
         always = _columns_in(self.files, kinds)
@@ -166,17 +202,21 @@ class _Wanted:
         missing = _missing(self.destination)
         dataset, created = _destination(there, self.destination, opened.schema, f"create for {name}", self.storage_options)
         with _undo(dataset, created, missing), contextlib.closing(opened.chunks):
-            return self._append(dataset, opened, name, always, None if self.mode == "append" else key, note)
+            report = self._append(dataset, opened, name, always, None if self.mode == "append" else key, note)
+        report.left_out_kinds, report.renamed = counted(len(opened.left_out), opened.unread), changed
+        return report
 
     def _note(self, opened: OpenedSource, name: str, root: pathlib.Path | None) -> dict[str, Any]:
         """Return what a commit says about its source: nothing for tables in memory. `root` is the folder of files that it names."""
-        if not opened.files and self.mode == "skip-existing" and self.key is None:
+        if not opened.files and self.mode == "skip-existing" and self.key is None and self.name is None:
             raise InvalidInputError(
                 f"cannot import {name} with mode={self.mode!r}: nothing tells whether it was imported already",
-                hint='name a column whose values identify rows: key="id" (--key id); or import a file',
+                hint='name a column whose values identify rows: key="id" (--key id); or name the rows: name="part 1"; or import a file',
             )
         if not opened.files:
-            return {}
+            # A name or the first rows identify all of them. With a key, rows are found one by one.
+            known = self.name or (opened.content if self.key is None else None)
+            return {} if known is None else {"source": name[:200], "place": "", "digest": earlier.digest_of_text(repr(self.name), known)}
         path = pathlib.Path(self.source)
         folder = path if path.is_dir() else path.parent
         return {"source": name[:200], "place": earlier.place_of(path), "digest": earlier.digest_of(folder, opened.files, root)}
@@ -184,6 +224,14 @@ class _Wanted:
     def _skipped(self, name: str, before: earlier.Earlier, key: str | None, opened: OpenedSource) -> Report | None:
         """Return the report if everything was imported already, or None if the rest is found by keys."""
         commit = before.commit
+        if not opened.files and before.same and self.mode is None:
+            rows = "rows that begin with the same ones" if self.name is None else f"rows of the name {self.name!r} already"
+            raise AlreadyExistsError(
+                f"cannot import the {name}: commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported {rows}",
+                code="already-imported",
+                hint='name a column whose values identify rows: key="id"; or name these rows, if they are others: name="part 2"; '
+                'or mode="append" imports all of them again',
+            )
         if not before.same:
             if key is not None:
                 return None
@@ -212,7 +260,7 @@ class _Wanted:
         read = functools.partial(with_files, kinds=named, always=always, folder=opened.root or pathlib.Path())
         with (
             contextlib.closing(_offered(opened.chunks, read, known, self.mode == "skip-existing", self.limit, report)) as chunks,
-            dataset.transaction(self.message or f"import {name}") as transaction,
+            dataset.transaction(self.message or f"import {name}", boxes=self.common.boxes) as transaction,
         ):
             if self.mode != "append":
                 transaction._core.begin_import(key, note.get("digest"))
@@ -222,6 +270,7 @@ class _Wanted:
                 if chunk.refused and on_error == "raise":
                     raise as_error(chunk.refused[0])
                 report.samples += appender.append(chunk)
+                transaction._boxes.changed += chunk.dropped_boxes
                 if self.progress:
                     limit = self.limit if opened.unit != "bytes" else None
                     total = opened.total if limit is None or opened.total is None else min(limit, opened.total)
@@ -232,7 +281,7 @@ class _Wanted:
                 return report
             if note:
                 transaction._note({earlier.PROPERTY: {**note, "limit": self.limit, "left_out": len(report.refused)}})
-        report.snapshot = transaction.receipt.snapshot
+        report.snapshot, report.corrected_boxes = transaction.receipt.snapshot, transaction._boxes.changed
         return report
 
 

@@ -198,7 +198,7 @@ impl Reader {
             let sizes = values.free[place * free_count..].iter_mut().zip(value.free);
             sizes.for_each(|(free, size)| *free = *size);
         }
-        if let ColumnKind::Labels { names } = &column.kind {
+        if let ColumnKind::Labels { names, .. } = &column.kind {
             self.check_labels(column, names.len(), &mut values)?;
         }
         Ok(values)

@@ -335,7 +335,7 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: im
     match &spec.kind {
         ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
         ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
-        ColumnKind::Labels { names } => check_label_codes(bytes, names.len()),
+        ColumnKind::Labels { names, .. } => check_label_codes(bytes, names.len()),
         ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Strings::len), valid),
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
         _ => Ok(()),

@@ -23,7 +23,7 @@ pub struct Input {
 pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Column> {
     match kind {
         ColumnKind::Label { names } => label_codes(names, column, words),
-        ColumnKind::Labels { names } => check_labels(names, column),
+        ColumnKind::Labels { names, .. } => check_labels(names, column),
         ColumnKind::Text | ColumnKind::Json => check_text(column),
         ColumnKind::Image { .. } => check_media(column, Media::Image, validate),
         ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),

@@ -8,9 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import json
 import math
-import mmap
 import os
 import pathlib
 import random
@@ -18,7 +16,6 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import _core
 from penstock.columns.boxes import Boxes
@@ -33,37 +30,46 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.importers.pictures.drawing import boxes_in, mask_of
-from penstock.importers.pictures.images import SPLITS, list_images, shown
+from penstock.importers.pictures.beside import has_keys_of_coco, unread_of
+from penstock.importers.pictures.coco_entries import (
+    KNOWN,
+    area_of,
+    box_of,
+    is_crowd,
+    is_good,
+    is_id,
+    is_object,
+    keypoints_of,
+    parsed,
+    size_of,
+)
+from penstock.importers.pictures.drawing import Instances, boxes_in, mask_of, outlines_of
+from penstock.importers.pictures.images import SPLITS, list_images, shown, walk
 from penstock.importers.shared.chunks import grouped, with_files
-from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
-from penstock.values.checks import is_utf8, is_whole
+from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, Unread
+from penstock.values.checks import is_utf8
+from penstock.values.large import TILED_BYTES
 
 ROWS_AT_ONCE = 256
 # Masks of so many pixels are drawn before they are stored.
 MASK_PIXELS = 1 << 25
 _FILES_TO_FIND = 20
-# Parts of an entry that are not imported, and that would take most of the memory.
-_UNUSED = {"license", "coco_url", "flickr_url", "date_captured", "url"}
 # Words in the names of annotation files. A folder of images may contain other JSON files.
 _WORDS = ("annotation", "instances", "captions", "keypoints", "coco")
-_OBJECT = ("bbox", "category_id", "segmentation", "keypoints")
 
 
 @dataclasses.dataclass(frozen=True)
 class CocoOptions(FolderOptions):
-    """Options for COCO. `masks` adds a mask with the class of each pixel, plus 1 ("class"), or with the number of its object ("instance")."""
+    """Options for COCO. `masks` adds a mask with the class of each pixel, plus 1 ("class"); or one with the number of its object, and the whole
+    mask of each object ("instance").
+    """
 
     masks: str | None = None
 
 
 def _is_coco(file: pathlib.Path) -> bool:
-    """Return whether a JSON file has the name and the keys of COCO. Cost: reads the file until both keys are found."""
-    named = any(word in f"{file.parent.name}/{file.name}".lower() for word in _WORDS)
-    if not named or not file.is_file() or not file.stat().st_size:
-        return False
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as found:
-        return found.find(b'"images"') >= 0 and found.find(b'"annotations"') >= 0
+    """Return whether a JSON file has the name and the keys of COCO."""
+    return any(word in f"{file.parent.name}/{file.name}".lower() for word in _WORDS) and has_keys_of_coco(file)
 
 
 def within(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -83,16 +89,43 @@ def open_source(path: pathlib.Path, options: CocoOptions) -> OpenedSource:
     found = [one for file in found if (one := file.selected(chosen)).images]
     if not found:
         raise InvalidInputError(f"cannot import `{path}`: include and exclude select none of its images")
+    unread = _unread(found)
     if path.is_dir():
-        named = {(file.root / str(image.get("file_name"))).resolve() for file in found for image in file.images}
-        others = itertools.chain(*list_images(path, FolderOptions()))
-        left_out = [str(other.relative_to(path)) for other in others if other.resolve() not in named and other not in files.values()]
+        named = {(file.root / str(image.get("file_name"))).resolve(): None for file in found for image in file.images}
+        listed = itertools.chain(*list_images(path, FolderOptions()))
+        others = [other for other in listed if other.resolve() not in named and other not in files.values()]
+        left_out = [str(other.relative_to(path)) for other in others]
+        unread += unread_of(path, list(named), others, options)
     images = _Images(found, options)
     root = path if found[0].split else found[0].root
     made = images.chunks(root)
     return OpenedSource(
-        images.schema, made, len(images.items), "files", lambda: images.done, left_out, files=list(files.values()), root=root, by_path=True
+        images.schema,
+        made,
+        len(images.items),
+        "files",
+        lambda: images.done,
+        left_out,
+        files=list(files.values()),
+        root=root,
+        by_path=True,
+        unread=unread,
     )
+
+
+def _unread(files: Sequence[_File]) -> list[Unread]:
+    """Count the polygons that are not drawn, and the fields that are not imported."""
+    made = []
+    if polygons := sum(file.polygons for file in files):
+        what = f"{polygons} polygon{'s' if polygons > 1 else ''}, or runs of pixels"
+        made.append(Unread("polygons", polygons, what, 'draw them: masks="class" or masks="instance" (--masks)'))
+    fields: collections.Counter[str] = collections.Counter()
+    for file in files:
+        fields.update(file.fields)
+    if fields:
+        what = f"the fields {', '.join(f'`{name}` ({fields[name]})' for name in sorted(fields))}"
+        made.append(Unread("fields", fields.total(), what))
+    return made
 
 
 def _splits(folder: pathlib.Path, options: CocoOptions) -> dict[str, pathlib.Path]:
@@ -149,21 +182,28 @@ class _File:
     """The contents of a file. `split` is its split in `folder`, or empty if it is the only file."""
 
     def __init__(self, path: pathlib.Path, options: CocoOptions, split: str, folder: pathlib.Path) -> None:
-        self.path, self.split, self.masks = path, split, options.masks
-        found = _parsed(path, bool(options.masks))
+        self.path, self.split, self.masks, self.rule = path, split, options.masks, options.boxes
+        found = parsed(path, bool(options.masks))
         self.images, annotations = found["images"], found["annotations"]
-        self.of: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+        self.of: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
         self.lost: list[dict[str, Any]] = []
-        known = {image["id"] for image in self.images if is_whole(image.get("id"))}
+        known = {str(image["id"]) for image in self.images if is_id(image.get("id"))}
+        # Ids are numbers or texts. Some tools write the number of an image as a text beside its objects.
+        self.has_texts = any(isinstance(image.get("id"), str) for image in self.images)
         for annotation in annotations:
             number = annotation.get("image_id")
-            (self.of[number] if is_whole(number) and number in known else self.lost).append(annotation)
-        self.objects = not annotations or any(_is_object(annotation) for annotation in annotations)
+            (self.of[str(number)] if is_id(number) and str(number) in known else self.lost).append(annotation)
+        self.polygons = 0 if self.masks else sum(bool(annotation.get("segmentation")) for annotation in annotations)
+        self.fields = collections.Counter(
+            name for entry in (*annotations, *self.images) for name in entry.keys() - KNOWN if entry[name] not in (None, "", 0)
+            and entry[name] != [] and entry[name] != {}
+        )  # fmt: skip
+        self.objects = not annotations or any(is_object(annotation) for annotation in annotations)
         self.captions = any("caption" in annotation for annotation in annotations)
         points = next((annotation["keypoints"] for annotation in annotations if annotation.get("keypoints")), None)
         self.points = len(points) // 3 if isinstance(points, list) else 0
         counts = collections.Counter(category["name"] for category in found["categories"])
-        names = {category["id"]: category["name"] for category in found["categories"]}
+        names = {str(category["id"]): category["name"] for category in found["categories"]}
         self.names = {number: name if counts[name] == 1 else f"{name} {number}" for number, name in names.items()}
         self.root = self._root(options.root)
         # Where its images are within the folder.
@@ -179,14 +219,16 @@ class _File:
         return os.path.join(self.within, name) if self.within != "." else name
 
     def schema(self) -> dict[str, ColumnType]:
-        schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), "image_id": Scalar("int64")}
+        schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), "image_id": Text() if self.has_texts else Scalar("int64")}
         if self.objects:
-            schema |= {"boxes": Boxes("xywh", of="image"), "labels": Labels(list(self.names.values()))}
+            schema |= {"boxes": Boxes("xywh", of="image"), "labels": Labels(list(self.names.values()), of="boxes")}
             schema |= {"area": Tensor((None,), "float32"), "crowd": Tensor((None,), "bool")}
         if self.points:
             schema["keypoints"] = Keypoints(self.points, 3, of="image")
         if self.masks:
             schema["mask"] = Mask(of="image")
+        if self.masks == "instance":
+            schema["masks"] = Tensor((None, None, None), "bool", codec="zstd")
         if self.captions:
             schema["captions"] = Json()
         if self.split:
@@ -201,51 +243,67 @@ class _File:
         beside, above, split = path.parent, path.parent.parent, self.split or self.path.stem.rpartition("_")[2]
         places = [place / name for place in (beside, above) for name in (f"images/{split}", split, "images", "")]
         names = [name for image in self.images[:_FILES_TO_FIND] if isinstance(name := image.get("file_name"), str) and is_utf8(name)]
-        counts = [sum((place / name).is_file() for name in names if name and "\0" not in name) for place in places]
-        if max(counts) == 0:
-            raise NotFoundError(
-                f"cannot import `{self.path}`: its first images, such as `{names[0][:200] if names else None}`, are in none of "
-                + ", ".join(f"`{place}`" for place in places),
-                code="source-not-found",
-                hint='pass the folder of the images: root="images/train" (--root images/train)',
-            )
-        return places[counts.index(max(counts))]
+        names = [name for name in names if name and "\0" not in name]
+        counts = [sum((place / name).is_file() for name in names) for place in places]
+        if max(counts, default=0) > 0:
+            return places[counts.index(max(counts))]
+        # Any other folder beside the file, or if that is in a folder of annotations, beside this folder.
+        top = above if _is_of_annotations(beside) else beside
+        wanted = {pathlib.PurePosixPath(name).name for name in names}
+        inner = {file.parents[depth] for file in walk(top) if file.name in wanted for depth in range(len(file.relative_to(top).parts))}
+        having = {place: count for place in sorted(inner) if (count := sum((place / name).is_file() for name in names))}
+        best = [place for place, count in having.items() if count == max(having.values())]
+        if len(best) == 1:
+            return best[0]
+        listed = ", ".join(f"`{place}`" for place in (best or places)[:8])
+        raise NotFoundError(
+            f"cannot import `{self.path}`: its first images, such as `{names[0][:200] if names else None}`, are "
+            + (f"in several folders: {listed}" if best else f"in none of {listed}, nor in any folder below `{top}`"),
+            code="source-not-found",
+            hint='pass the folder of the images: root="images/train" (--root images/train)',
+        )
 
     def pixels_of(self, image: Mapping[str, Any]) -> int:
-        """Return the number of pixels of an image's mask."""
-        return math.prod(_size_of(image) or (0,)) if self.masks else 0
+        """Return the number of pixels of an image's masks. Large ones of single objects are drawn when they are stored."""
+        pixels = math.prod(size_of(image) or (0,)) if self.masks else 0
+        objects = len(self.of.get(str(image.get("id")), ())) if self.masks == "instance" else 0
+        return pixels + min(objects * pixels, TILED_BYTES)
 
     def values(self, image: Mapping[str, Any], refused: dict[str, str], form: str, codes: Mapping[str, int]) -> dict[str, Any]:
         """Return the values of one image, with boxes in this form. Columns whose value is refused are added to `refused`, with the reason."""
         name, number = image.get("file_name"), image.get("id")
-        values: dict[str, Any] = {"size": _size_of(image), "split": self.split}
+        values: dict[str, Any] = {"size": size_of(image), "split": self.split}
         if isinstance(name, str) and name:
             values |= dict.fromkeys(("image", "path"), self.path_of(name))
         else:
             refused["image"] = "the image has no file_name"
-        if is_whole(number):
+        if is_id(number):
             values["image_id"] = number
         else:
-            refused["image_id"] = f"the id is {number!r}, expected a whole number"
-        annotations = self.of.get(number, []) if is_whole(number) else []
+            refused["image_id"] = f"the id is {number!r}, expected a whole number or a text"
+        annotations = self.of.get(str(number), []) if is_id(number) else []
         values["captions"] = [annotation["caption"] for annotation in annotations if "caption" in annotation]
-        found = [annotation for annotation in annotations if _is_object(annotation)]
+        found = [annotation for annotation in annotations if is_object(annotation)]
+        values["dropped"] = sum(not is_good(annotation) for annotation in found) if self.rule == "drop" else 0
+        found = [annotation for annotation in found if is_good(annotation)] if values["dropped"] else found
         try:
-            boxes = np.array([_box(annotation) for annotation in found], np.float64).reshape(-1, 4)
+            boxes = np.array([box_of(one, self.rule in ("keep", "clip")) for one in found], np.float64).reshape(-1, 4)
             values |= {"boxes": boxes_in(boxes, "xywh", form), "labels": [self._name(annotation) for annotation in found]}
-            values["area"] = np.array([_area(annotation) for annotation in found], np.float32)
-            values["crowd"] = np.array([_crowd(annotation) for annotation in found], bool)
+            values["area"] = np.array([area_of(annotation) for annotation in found], np.float32)
+            values["crowd"] = np.array([is_crowd(annotation) for annotation in found], bool)
             if self.points:
-                values["keypoints"] = np.array([_keypoints(annotation, self.points) for annotation in found], np.float32).reshape(
+                values["keypoints"] = np.array([keypoints_of(annotation, self.points) for annotation in found], np.float32).reshape(
                     -1, self.points, 3
                 )
         except ValueError as error:
-            refused |= dict.fromkeys(("boxes", "labels", "area", "crowd", "keypoints", "mask"), str(error))
+            refused |= dict.fromkeys(("boxes", "labels", "area", "crowd", "keypoints", "mask", "masks"), str(error))
         if self.masks and "mask" not in refused:
             try:
-                values["mask"] = mask_of(values["size"], found, self._numbers(found, codes))
+                outlines = outlines_of(values["size"], found)
+                values["mask"] = mask_of(values["size"], outlines, self._numbers(found, codes))
+                values["masks"] = Instances(values["size"], outlines)
             except ValueError as error:
-                refused["mask"] = str(error)
+                refused |= dict.fromkeys(("mask", "masks"), str(error))
         return values
 
     def _numbers(self, found: Sequence[Mapping[str, Any]], codes: Mapping[str, int]) -> list[int]:
@@ -259,9 +317,9 @@ class _File:
 
     def _name(self, annotation: Mapping[str, Any]) -> str:
         number = annotation.get("category_id")
-        if not is_whole(number) or number not in self.names:
+        if not is_id(number) or str(number) not in self.names:
             raise ValueError(f"annotation {annotation.get('id')} has the category {number!r:.80}, which is not in the file")
-        return self.names[number]
+        return self.names[str(number)]
 
 
 class _Images:
@@ -275,10 +333,12 @@ class _Images:
         self.schema: dict[str, ColumnType] = {}
         for file in files:
             self.schema = {**file.schema(), **self.schema}
+        if any(file.has_texts for file in files):
+            self.schema["image_id"] = Text()
         if len(counts := {file.points for file in files if file.points}) > 1:
             raise InvalidInputError(f"cannot import `{files[0].path}` and others: their objects have {sorted(counts)} keypoints")
         if "labels" in self.schema:
-            self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())))
+            self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())), of="boxes")
         if unknown := [name for name in options.types if name not in self.schema]:
             raise InvalidInputError(
                 f"cannot import `{files[0].path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(self.schema)}"
@@ -287,6 +347,7 @@ class _Images:
         # The destination may have other codes for the names, and another form of boxes.
         kinds = {**self.schema, **options.defaults}
         labels, boxes = kinds.get("labels"), kinds.get("boxes")
+        self.as_texts = isinstance(kinds.get("image_id"), Text)
         self.codes = {name: code for code, name in enumerate(labels.names)} if isinstance(labels, Labels) else {}
         self.form = boxes.format if isinstance(boxes, Boxes) else "xywh"
 
@@ -315,95 +376,21 @@ class _Images:
             names = [shown(str(image.get("file_name") or f"image {image.get('id')}")) for _, image in group]
             columns: dict[str, list[Any]] = {name: [] for name in (*self.schema, "size")}
             problems: list[tuple[int, str, Refusal]] = []
+            dropped = 0
             for row, (file, image) in enumerate(group):
                 refused: dict[str, str] = {}
                 values = file.values(image, refused, self.form, self.codes)
+                dropped += values["dropped"]
+                if self.as_texts and "image_id" in values:
+                    values["image_id"] = str(values["image_id"])
                 problems += [
                     (row, column, Refusal.of_value(names[row], column, why)) for column, why in refused.items() if column in columns
                 ]
                 for name, column in columns.items():
                     column.append(None if name in refused else values.get(name))
-            yield Chunk(columns, len(group), names.__getitem__, lost, problems)
+            yield Chunk(columns, len(group), names.__getitem__, lost, problems, dropped)
             lost = []
 
 
-def _is_object(annotation: Mapping[str, Any]) -> bool:
-    return "caption" not in annotation or any(name in annotation for name in _OBJECT)
-
-
-def _size_of(image: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the height and width that the file states, if it does."""
-    height, width = image.get("height"), image.get("width")
-    return (height, width) if is_whole(height) and is_whole(width) and height > 0 and width > 0 else None
-
-
-def _parsed(path: pathlib.Path, polygons: bool) -> dict[str, list[dict[str, Any]]]:
-    """Parse a file. Drops polygons, unless they are wanted, before the whole is in memory."""
-    unused = _UNUSED
-
-    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: True if name == "segmentation" and not polygons else value for name, value in pairs if name not in unused}
-
-    wrong = f"cannot import `{path}`: "
-    lines = "for one object per line, name the file .jsonl or pass --format jsonl"
-    try:
-        with path.open("rb") as opened:
-            found = json.load(opened, object_pairs_hook=kept)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{wrong}it is not JSON: {error}", hint=lines) from error
-    parts: dict[str, list[dict[str, Any]]] = {"categories": [], **found} if isinstance(found, dict) else {}
-    for name in ("images", "annotations", "categories"):
-        part = parts.get(name)
-        if not isinstance(part, list) or not all(isinstance(entry, dict) for entry in part):
-            raise InvalidInputError(f"{wrong}it has no list `{name}` of objects, so it is not in the form of COCO", hint=lines)
-    if not parts["images"]:
-        raise InvalidInputError(f"{wrong}it lists no images")
-    if any("segments_info" in annotation for annotation in parts["annotations"]):
-        raise InvalidInputError(
-            f"{wrong}panoptic annotations are not supported", hint="import the instances, and the PNG files as ps.Mask()"
-        )
-    if not all(is_whole(category.get("id")) and isinstance(category.get("name"), str) for category in parts["categories"]):
-        raise InvalidInputError(f"{wrong}a category has no name, or its id is not a whole number")
-    for name in ("images", "categories"):
-        twice = [number for number, count in collections.Counter(str(entry.get("id")) for entry in parts[name]).items() if count > 1]
-        if twice:
-            raise InvalidInputError(f"{wrong}two of its {name} have the id {twice[0]}")
-    return parts
-
-
-def _finite(values: Any, count: int) -> bool:
-    """Return whether this is a list of numbers that float32 represents."""
-    good = isinstance(values, list) and len(values) == count
-    return good and all(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 for value in values)
-
-
-def _box(annotation: Mapping[str, Any]) -> list[float]:
-    box = annotation.get("bbox")
-    if not _finite(box, 4) or box is None or box[2] < 0 or box[3] < 0:
-        raise ValueError(f"annotation {annotation.get('id')} has the bbox {box!r:.80}, expected 4 numbers: left, top, width, height")
-    return list(box)
-
-
-def _area(annotation: Mapping[str, Any]) -> float:
-    """Return the area of an object; by default, that of its box."""
-    area = annotation.get("area")
-    if area is None:
-        return float(annotation["bbox"][2] * annotation["bbox"][3])
-    if not isinstance(area, int | float) or not 0 <= area < 1e18:
-        raise ValueError(f"annotation {annotation.get('id')} has the area {area!r:.80}, expected a number")
-    return float(area)
-
-
-def _crowd(annotation: Mapping[str, Any]) -> bool:
-    crowd = annotation.get("iscrowd", 0)
-    if crowd not in (0, 1):
-        raise ValueError(f"annotation {annotation.get('id')} has iscrowd {crowd!r:.80}, expected 0 or 1")
-    return bool(crowd)
-
-
-def _keypoints(annotation: Mapping[str, Any], count: int) -> npt.NDArray[np.float32]:
-    """Return the keypoints of an object. One without keypoints has zeros, which mean "not labelled"."""
-    points = annotation.get("keypoints") or [0] * (3 * count)
-    if not _finite(points, 3 * count):
-        raise ValueError(f"annotation {annotation.get('id')} has the keypoints {points!r:.80}, expected {3 * count} numbers")
-    return np.array(points, np.float32)
+def _is_of_annotations(folder: pathlib.Path) -> bool:
+    return any(word in folder.name.lower() for word in (*_WORDS, "annot", "label", "json"))

@@ -22,6 +22,7 @@ from penstock.columns.label import Label
 from penstock.columns.mask import Mask
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
+from penstock.importers.pictures.beside import masks_among, unread_of
 from penstock.importers.shared.chunks import CHUNK_BYTES, FILES_AT_ONCE, grouped, problem_of, size_of
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal
 from penstock.values.media import begins_as_image
@@ -77,7 +78,8 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         dataclasses.replace(chunk, columns={**chunk.columns, "image": [file.absolute() for file in chunk.columns["image"]]})
         for chunk in chunks
     )
-    return OpenedSource(schema, chunks, len(files), "files", done, others, files, by_path=True)
+    unread = unread_of(folder, files, left_out, options)
+    return OpenedSource(schema, chunks, len(files), "files", done, others, files, by_path=True, unread=unread)
 
 
 def _check_outside(folder: pathlib.Path, names: Sequence[str]) -> None:
@@ -118,7 +120,7 @@ def image_chunks(
 def list_images(
     folder: pathlib.Path, options: FolderOptions, others: Sequence[pathlib.Path] = ()
 ) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """List the images of a folder, and of other folders, by name or shuffled. Also lists their other files."""
+    """List the images of a folder, and of other folders, by name or shuffled. Also lists their other files, and images that are masks."""
     if not folder.is_dir():
         raise InvalidInputError(f"cannot import `{folder}` as images: it is not a folder")
     files: list[pathlib.Path] = []
@@ -132,6 +134,9 @@ def list_images(
             (bool(endings) and said.selects(name)) or file.suffix.lower() in SUFFIXES or not file.is_file() or begins_as_image(_head(file))
         )
         (files if offered else left_out).append(file)
+    masks = masks_among(folder, files, files)
+    left_out += sorted(masks)
+    files = [file for file in files if file not in masks]
     if not files:
         found = f"no images, but {len(left_out)} files of other kinds" if left_out else "no files"
         if left_out and (options.include or options.exclude):

@@ -25,10 +25,11 @@ from penstock.columns.image import Image
 from penstock.columns.label import Labels
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
+from penstock.importers.pictures.beside import unread_of
 from penstock.importers.pictures.drawing import boxes_in
 from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images, walk
 from penstock.importers.shared.chunks import contents_of
-from penstock.importers.shared.source import Chunk, OpenedSource, Refusal
+from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, Unread
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt")
 # Rounding may put the edge of a box slightly outside the image.
@@ -88,7 +89,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     distinct = len({(part.place, part.split) for part in parts}) == len({part.place for part in parts})
     split = options.may_split and None not in splits.values() and distinct
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
-    schema |= {"boxes": Boxes("cxcywh", of="image"), "labels": Labels(names)}
+    schema |= {"boxes": Boxes("cxcywh", of="image"), "labels": Labels(names, of="boxes")}
     unknown = [name for name in options.types if name not in schema]
     if unknown:
         raise InvalidInputError(f"cannot import `{folder}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(schema)}")
@@ -100,10 +101,20 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
 
     done, chunks = image_chunks(folder, files, columns_of)
     form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
-    annotated = (_annotated(folder, chunk, known, names, form) for chunk in chunks)
+    points = max(map(_keypoint_numbers, [own] if own else sorted(folder.glob("*.y*ml"))), default=0)
+    lines = _Lines(names, points, options.boxes)
+    annotated = (_annotated(folder, chunk, known, lines, form) for chunk in chunks)
     read = {*used, own, *(part.place for part in parts)}
-    shown = [os.path.relpath(file, folder) for file in dict.fromkeys(left_out) if file.absolute() not in read]
-    return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True)
+    left_out = [file for file in dict.fromkeys(left_out) if file.absolute() not in read]
+    # The boxes of images that are in no split are left out with them.
+    theirs = {_labels_of(file) for file in left_out if file.suffix.lower() in SUFFIXES}
+    beside = [file for file in left_out if file.absolute() not in theirs]
+    others = [
+        one for one in unread_of(folder, files, beside, options) if not (parts and one.kind == "lists")
+    ]  # Its data.yaml names the splits.
+    unread = [*_unread(folder, sorted(used), points), *others]
+    shown = [os.path.relpath(file, folder) for file in left_out]
+    return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True, unread=unread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,8 +173,37 @@ def _listed(file: pathlib.Path) -> Mapping[pathlib.Path, None]:
     return dict.fromkeys(images)
 
 
+def _unread(folder: pathlib.Path, files: Sequence[pathlib.Path], points: int) -> list[Unread]:
+    """Count the polygons, of which only the box around is stored, and the files with keypoints. Cost: reads all files."""
+    polygons: dict[pathlib.Path, int] = {}
+    keypoints: list[pathlib.Path] = []
+    for file in files:
+        try:
+            counts = [len(line.split()) - 5 for line in file.read_text(encoding="utf-8-sig").splitlines()]
+        except (OSError, ValueError):  # It is refused with its image.
+            continue
+        if points and points in counts:
+            keypoints.append(file)
+        if outlines := sum(count > 0 and count % 2 == 0 and count != points for count in counts):
+            polygons[file] = outlines
+    made = []
+    if polygons:
+        total, first = sum(polygons.values()), os.path.relpath(next(iter(polygons)), folder)
+        what = f"{total} polygon{'s' if total > 1 else ''} in {len(polygons)} file{'s' if len(polygons) > 1 else ''}"
+        remedy = "convert them to COCO first, which --masks draws; without them, objects have the boxes around their polygons"
+        made.append(Unread("polygons", total, what, remedy, first))
+    if keypoints:
+        what = f"{len(keypoints)} file{'s' if len(keypoints) > 1 else ''} with keypoints, as kpt_shape says"
+        made.append(Unread("keypoints", len(keypoints), what, "convert them to COCO first", os.path.relpath(keypoints[0], folder)))
+    return made
+
+
 def _annotated(
-    folder: pathlib.Path, chunk: Chunk, known: dict[pathlib.Path, pathlib.Path | None], names: Sequence[str], form: str
+    folder: pathlib.Path,
+    chunk: Chunk,
+    known: dict[pathlib.Path, pathlib.Path | None],
+    lines: _Lines,
+    form: str,
 ) -> Chunk:
     """Add the boxes and labels to images, which are read for their sizes."""
     images = chunk.columns["image"]
@@ -175,47 +215,65 @@ def _annotated(
         found = (np.zeros((0, 4), np.float64), list[int]())
         if path is not None and size is not None:  # The image's own problem is found later.
             try:
-                found = _parsed_lines(path.read_text(encoding="utf-8-sig"), size, len(names))
+                found = lines.parsed(path.read_text(encoding="utf-8-sig"), size)
             except (OSError, ValueError) as error:
                 refusal = Refusal(chunk.name(row), "invalid-value", f"cannot read `{os.path.relpath(path, folder)}`: {error}")
                 chunk.problems = [*chunk.problems, (row, "boxes", refusal), (row, "labels", refusal)]
         boxes.append(boxes_in(found[0], "cxcywh", form))
-        labels.append([names[code] for code in found[1]])
+        labels.append([lines.names[code] for code in found[1]])
     chunk.columns |= {"image": [file.absolute() if body is None else body for file, body in zip(images, bodies, strict=True)]}
     chunk.columns |= {"boxes": boxes, "labels": labels}
+    chunk.dropped_boxes, lines.dropped = lines.dropped, 0
     return chunk
 
 
-def _parsed_lines(text: str, size: tuple[int, int], classes: int) -> tuple[npt.NDArray[np.float64], list[int]]:
-    """Parse lines of `class cx cy w h`, in fractions of the image, or of a class and a polygon. Returns the boxes in pixels, and the classes.
-
-    >>> _parsed_lines("1 0.5 0.5 0.2 0.4\\n0 0 0 0.5 0 0.5 1\\n", (100, 200), 2)[0].tolist()
-    [[100.0, 50.0, 40.0, 40.0], [50.0, 50.0, 100.0, 100.0]]
+@dataclasses.dataclass
+class _Lines:
+    """How lines of `class cx cy w h` are parsed. `points` numbers of keypoints may follow a box. `rule` says what happens to wrong boxes, and
+    `dropped` counts those left out.
     """
-    boxes: list[list[float]] = []
-    labels: list[int] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words:
-            continue
-        try:
-            code, values = float(words[0]), [float(word) for word in words[1:]]
-        except ValueError:
-            raise ValueError(f"line {number} is `{line[:80]}`, expected numbers") from None
-        if not (code.is_integer() and 0 <= code < classes):
-            raise ValueError(f"line {number} has the class {words[0]}, but there are {classes} names")
-        if len(values) != 4 and (len(values) < 6 or len(values) % 2):
-            raise ValueError(f"line {number} has {len(values)} numbers after the class, expected a box of 4 or a polygon of at least 6")
-        if not all(math.isfinite(value) and -_SLACK <= value <= 1 + _SLACK for value in values):
-            raise ValueError(f"line {number} is `{line[:80]}`, expected fractions of the image from 0 to 1")
-        if len(values) > 4:
-            xs, ys = values[::2], values[1::2]
-            values = [(min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2, max(xs) - min(xs), max(ys) - min(ys)]
-        boxes.append(values)
-        labels.append(int(code))
-    height, width = size
-    scaled = np.array(boxes, np.float64).reshape(-1, 4) * (width, height, width, height)
-    return scaled, labels
+
+    names: Sequence[str]
+    points: int = 0
+    rule: str = "refuse"
+    dropped: int = 0
+
+    def parsed(self, text: str, size: tuple[int, int]) -> tuple[npt.NDArray[np.float64], list[int]]:
+        """Parse lines with fractions of the image, of a class and a box or a polygon. Returns the boxes in pixels, and the classes.
+
+        >>> _Lines(["cat", "dog"]).parsed("1 0.5 0.5 0.2 0.4\\n0 0 0 0.5 0 0.5 1\\n", (100, 200))[0].tolist()
+        [[100.0, 50.0, 40.0, 40.0], [50.0, 50.0, 100.0, 100.0]]
+        """
+        boxes: list[list[float]] = []
+        labels: list[int] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if not words:
+                continue
+            try:
+                code, values = float(words[0]), [float(word) for word in words[1:]]
+            except ValueError:
+                raise ValueError(f"line {number} is `{line[:80]}`, expected numbers") from None
+            if not (code.is_integer() and 0 <= code < len(self.names)):
+                raise ValueError(f"line {number} has the class {words[0]}, but there are {len(self.names)} names")
+            if self.points and len(values) == 4 + self.points:
+                values = values[:4]
+            if len(values) != 4 and (len(values) < 6 or len(values) % 2):
+                raise ValueError(f"line {number} has {len(values)} numbers after the class, expected a box of 4 or a polygon of at least 6")
+            if not all(math.isfinite(value) and -_SLACK <= value <= 1 + _SLACK for value in values):
+                if self.rule == "refuse":
+                    raise ValueError(f"line {number} is `{line[:80]}`, expected fractions of the image from 0 to 1")
+                if self.rule == "drop":
+                    self.dropped += 1
+                    continue
+            if len(values) > 4:
+                xs, ys = values[::2], values[1::2]
+                values = [(min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2, max(xs) - min(xs), max(ys) - min(ys)]
+            boxes.append(values)
+            labels.append(int(code))
+        height, width = size
+        scaled = np.array(boxes, np.float64).reshape(-1, 4) * (width, height, width, height)
+        return scaled, labels
 
 
 def _labels_of(image: pathlib.Path) -> pathlib.Path | None:
@@ -285,6 +343,16 @@ def _yaml_of(file: pathlib.Path) -> Any:
         raise InvalidInputError(f"cannot import `{file}`: {error}", hint="repair the file, or pass --format images") from error
 
 
+def _keypoint_numbers(file: pathlib.Path) -> int:
+    """Return how many numbers of a line are keypoints, as `kpt_shape` of a `data.yaml` says."""
+    shape = found.get("kpt_shape") if _looks_like_names(file) and isinstance(found := _yaml_of(file), dict) else None
+    if shape is None:
+        return 0
+    if not isinstance(shape, list) or not all(isinstance(size, str) and size.isdecimal() for size in shape):
+        raise InvalidInputError(f"cannot import `{file}`: its kpt_shape is {shape!r:.80}, expected two numbers")
+    return math.prod(map(int, shape))
+
+
 def _names_in(file: pathlib.Path) -> list[str] | None:
     """Return the names of classes in a `data.yaml`: a list, or a dict from codes to names."""
     if not _looks_like_names(file):
@@ -292,8 +360,6 @@ def _names_in(file: pathlib.Path) -> list[str] | None:
     found = _yaml_of(file)
     if not isinstance(found, dict):
         return None
-    if "kpt_shape" in found:
-        raise InvalidInputError(f"cannot import `{file}`: keypoints (kpt_shape) are not supported", hint="convert them to COCO first")
     names = found.get("names")
     if isinstance(names, dict):
         wanted = [str(code) for code in range(len(names))]

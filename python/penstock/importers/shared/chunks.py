@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ import pyarrow as pa
 from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.importers.shared import tables
-from penstock.importers.shared.source import Chunk, Refusal
+from penstock.importers.shared.source import Chunk, OpenedSource, Refusal
 from penstock.values.checks import is_arrow, is_utf8
 
 Item = TypeVar("Item")
@@ -45,6 +47,7 @@ def part_of(chunk: Chunk, rows: Sequence[int]) -> Chunk:
         lambda row: chunk.name(rows[row]),
         chunk.refused if 0 in place or not chunk.rows else (),
         [(place[row], column, refusal) for row, column, refusal in chunk.problems if row in place],
+        chunk.dropped_boxes if 0 in place else 0,
     )
 
 
@@ -56,6 +59,33 @@ def limited(chunks: Iterable[Chunk], limit: int) -> Generator[Chunk, None, None]
             return
         yield chunk if chunk.rows <= left else part_of(chunk, range(left))
         left -= chunk.rows
+
+
+def with_names(opened: OpenedSource, names: Mapping[str, str]) -> OpenedSource:
+    """Return a source with only these columns, under their names in the dataset."""
+    if all(old == new for old, new in names.items()) and list(names) == list(opened.schema):
+        return opened
+    opened.schema = {new: with_target(opened.schema[old], names) for old, new in names.items()}
+    opened.chunks = _named(opened.chunks, names)
+    opened.by_path = opened.by_path and names.get("path") == "path"
+    return opened
+
+
+def with_target(kind: Any, names: Mapping[str, str]) -> Any:
+    """Return a column type that belongs to a column by its new name, or to none if that is left out."""
+    target = getattr(kind, "of", None)
+    if target is None:
+        return kind
+    own = target if target in names.values() else None  # A type that the user gave has the new name.
+    return dataclasses.replace(kind, of=names.get(target, own))
+
+
+def _named(chunks: Generator[Chunk, None, None], names: Mapping[str, str]) -> Generator[Chunk, None, None]:
+    with contextlib.closing(chunks):
+        for chunk in chunks:
+            chunk.columns = {new: chunk.columns[old] for old, new in names.items() if old in chunk.columns}
+            chunk.problems = [(row, names[column], refusal) for row, column, refusal in chunk.problems if column in names]
+            yield chunk
 
 
 def with_files(

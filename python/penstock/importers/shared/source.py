@@ -12,10 +12,11 @@ import math
 import pathlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
+from penstock.importers.shared.naming import Naming
 
 Result = TypeVar("Result")
 
@@ -61,7 +62,8 @@ class Options:
     """Options that all importers share. Importers with more options define a subclass.
 
     `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name. `root` is the
-    folder of the files that a manifest names; by default, that of the manifest.
+    folder of the files that a manifest names; by default, that of the manifest. `naming` chooses columns, and `ignore` lists the kinds of
+    annotations that are left out. `boxes` says what happens to wrong boxes: see `Dataset.append`.
     """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -69,6 +71,24 @@ class Options:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     root: pathlib.Path | None = None
     shuffle_seed: int | None = None
+    naming: Naming = dataclasses.field(default_factory=Naming)
+    ignore: Sequence[str] = ()
+    boxes: str = "refuse"
+
+    def named(self, found: Sequence[str], source: object) -> tuple[Self, dict[str, str]]:
+        """Return options whose types go by the names of the source, which has the columns `found`. Also returns the columns to import, each
+        with its name in the dataset.
+        """
+        names = self.naming.names_of(found, source)
+        return self._by_source(names), names
+
+    def renamed(self) -> Self:
+        """Return options whose types go by the names of the source, for a source whose columns are not known yet."""
+        return self._by_source(self.naming.rename)
+
+    def _by_source(self, names: Mapping[str, str]) -> Self:
+        types, defaults = (self.naming.source_names(given, names) for given in (self.types, self.defaults))
+        return dataclasses.replace(self, types=types, defaults=defaults)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +146,10 @@ class Report:
     """The result of an import: the number of samples in the commit, and every refused item. Together they account for every item offered.
 
     With `on_error="null"`, an item with a refused value still becomes a sample, with a null in that column. `left_out` lists the files in a
-    folder that were not offered: files of other kinds, such as README.md, and files not selected by include and exclude. `skipped` counts
-    the samples that the dataset has already, if the import was to leave them out.
+    folder that were not offered: files of other kinds, such as README.md, and files not selected by include and exclude. `left_out_kinds`
+    counts by kind what was left out: these files, and annotations that were ignored, such as polygons. `skipped` counts
+    the samples that the dataset has already, if the import was to leave them out. `renamed` maps the names of columns that a dataset cannot
+    have to those that they got. `corrected_boxes` counts the boxes that were clipped or dropped.
     """
 
     samples: int
@@ -135,6 +157,23 @@ class Report:
     snapshot: str | None
     left_out: list[str] = dataclasses.field(default_factory=list)
     skipped: int = 0
+    left_out_kinds: dict[str, int] = dataclasses.field(default_factory=dict)
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
+    corrected_boxes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Unread:
+    """Annotations that a source has and its importer does not store. `kind` is what the option `ignore` accepts. `what` describes them with
+    their number, and `remedy` what to do instead. `files` counts those that are files of their own.
+    """
+
+    kind: str
+    count: int
+    what: str
+    remedy: str = ""
+    example: str = ""
+    files: int = 0
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -142,7 +181,12 @@ def parse_json(text: str | bytes) -> Any:
 
     Raises: ValueError, RecursionError.
     """
-    return json.loads(text, parse_float=_finite, object_pairs_hook=_object)
+    return json.loads(text, **json_options())
+
+
+def json_options() -> dict[str, Any]:
+    """Return the options of a JSON decoder that refuses text that would lose information."""
+    return {"parse_float": _finite, "object_pairs_hook": _object}
 
 
 def _finite(text: str) -> float:
@@ -165,6 +209,7 @@ class Chunk:
     """Some rows. `columns` maps names to values; `name(i)` returns where row i came from; `refused` lists input that did not become rows.
 
     `problems` lists (row, column, refusal) for each value that the source could not read. In `columns`, these values are None.
+    `dropped_boxes` counts those that were wrong, and that the source has left out.
     """
 
     columns: dict[str, Any]
@@ -172,6 +217,7 @@ class Chunk:
     name: Callable[[int], str]
     refused: Sequence[Refusal] = ()
     problems: Sequence[tuple[int, str, Refusal]] = ()
+    dropped_boxes: int = 0
 
 
 @dataclasses.dataclass
@@ -180,6 +226,8 @@ class OpenedSource:
 
     `left_out` lists files that are of other kinds or were not selected, and `files` those that are read. `root` is the folder
     of the files that text in image columns names; None means the usual one. `by_path` says whether the column `path` identifies samples.
+    `unread` are the annotations that are not imported. `names` maps the columns to import to their names in the dataset; None means all.
+    `content` identifies rows in memory that have no file.
     The consumer of `chunks` must close the generator instead of
     leaving it to the garbage collector. The collector may run while a thread that the generator waits for is starting.
     """
@@ -193,3 +241,6 @@ class OpenedSource:
     files: list[pathlib.Path] = dataclasses.field(default_factory=list)
     root: pathlib.Path | None = None
     by_path: bool = False
+    unread: list[Unread] = dataclasses.field(default_factory=list)
+    names: dict[str, str] | None = None
+    content: str | None = None

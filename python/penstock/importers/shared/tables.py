@@ -336,6 +336,13 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def has_nulls_within(values: pa.Array) -> bool:
+    """Return whether lists contain a null, which a tensor cannot. As JSON lines, such lists become JSON."""
+    lists = storage(values.type)
+    plain = not isinstance(values, pa.ExtensionArray) and (_is_list(lists) or pa.types.is_fixed_size_list(lists))
+    return plain and bool(values.drop_null().flatten().null_count)
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is an integer or float type."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))

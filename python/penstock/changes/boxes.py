@@ -1,0 +1,178 @@
+"""Checks boxes that are added, and that each has one label, for whole columns at once. A rule says what happens to boxes that are wrong."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import _core
+from penstock.changes.checks import naming
+from penstock.columns.boxes import Boxes
+from penstock.columns.image import Image
+from penstock.columns.label import Labels
+from penstock.errors import InvalidInputError
+from penstock.schema import BoxRule, Schema
+from penstock.values.checks import Array, Prepared, fail
+
+ACTIONS = ("refuse", "keep", "clip", "drop")
+_HINT = 'correct it, or say what to do: boxes="clip", "drop" or "keep"'
+
+
+def rule_of(action: Any) -> BoxRule:
+    """Return a new rule. Its counts are those of the boxes that it changes."""
+    if action not in ACTIONS:
+        raise InvalidInputError(f"boxes={action!r}, expected {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}")
+    return BoxRule(action)
+
+
+def with_rule(schema: Schema, rule: BoxRule) -> Schema:
+    """Return a schema whose boxes are checked by another rule."""
+    made = Schema(schema)
+    made.boxes = rule
+    return made
+
+
+def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int) -> None:
+    """Check or correct boxes among prepared columns, and that each has one label. `first_row` is the number of the first row, for errors.
+
+    Raises: InvalidInputError (invalid-value).
+    """
+    rule = schema.boxes
+    if rule.action == "keep":
+        return
+    for name in made:
+        kind = schema[name]
+        if isinstance(kind, Labels) and kind.of in made:
+            with naming(name, first_row, verb):
+                _check_counts(made[name], made[kind.of], kind.of)
+    for name in list(made):
+        kind = schema[name]
+        if not isinstance(kind, Boxes):
+            continue
+        if rule.action == "clip" and kind.of in made and isinstance(image := schema[kind.of], Image):
+            made[name], count = _clipped(made[name], kind.format, _sizes_of(made[kind.of], image))
+            rule.changed += count
+        with naming(name, first_row, verb):
+            bad = _wrong(made[name], kind, rule.action == "drop")
+        if bad is not None:
+            rule.changed += int(bad.sum())
+            labels = [other for other in made if isinstance(its := schema[other], Labels) and its.of == name]
+            for other in labels:
+                made[other] = _without(made[other], _of_labels(bad, made[name], made[other]))
+            made[name] = _without(made[name], bad)
+
+
+def is_good(boxes: npt.NDArray[Any], form: str) -> npt.NDArray[np.bool_]:
+    """Return which boxes (N, 4) are finite, and have no negative size.
+
+    >>> is_good(np.array([[0, 0, 1, 1], [2, 0, 1, 1], [0, 0, np.nan, 1]]), "xyxy").tolist()
+    [True, False, False]
+    """
+    least = boxes[:, :2] if form == "xyxy" else 0
+    good: npt.NDArray[np.bool_] = np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= least).all(axis=1)
+    return good
+
+
+def _boxes_in(prepared: Prepared) -> npt.NDArray[np.float32]:
+    return np.asarray(prepared[1]).view(np.float32).reshape(-1, 4)
+
+
+def _wrong(prepared: Prepared, kind: Boxes, may_be: bool) -> npt.NDArray[np.bool_] | None:
+    """Return which boxes are wrong, or None if none is. Raises the error for the first one, unless they may be."""
+    boxes = _boxes_in(prepared)
+    sizes = boxes[:, 2:] >= (boxes[:, :2] if kind.format == "xyxy" else 0)
+    if sizes.all() and np.isfinite(boxes).all():  # Much quicker than to find out which ones are good.
+        return None
+    good = is_good(boxes, kind.format)
+    if not may_be:
+        place = int(np.argmin(good))
+        row = int(np.searchsorted(np.asarray(prepared[2]), place * 16, side="right"))
+        wanted = "x2 ≥ x1 and y2 ≥ y1" if kind.format == "xyxy" else "no negative width or height"
+        found = ", ".join(f"{value:g}" for value in boxes[place].tolist())
+        raise fail(f"contains the {kind.format} box [{found}], expected finite numbers, {wanted}", row, hint=_HINT)
+    return ~good
+
+
+def _check_counts(labels: Prepared, target: Prepared, name: str) -> None:
+    """Refuse samples that have another number of labels than of what the labels belong to. Nulls are not lists."""
+    both = _present(labels) & _present(target)
+    counts, wanted = np.asarray(labels[3])[:, 0], np.asarray(target[3])[:, 0]
+    if len(counts) == len(wanted) and (wrong := both & (counts != wanted)).any():
+        row = int(np.argmax(wrong))
+        raise fail(
+            f"has {counts[row]} label{'s' if counts[row] != 1 else ''}, expected {wanted[row]}, one for each of `{name}`",
+            row,
+            hint='give each box one label, or store them as they are: boxes="keep"',
+        )
+
+
+def _present(prepared: Prepared) -> npt.NDArray[np.bool_]:
+    validity = prepared[4]
+    return np.ones(len(prepared[2]), bool) if validity is None else np.asarray(validity, bool)
+
+
+def _of_labels(bad: npt.NDArray[np.bool_], boxes: Prepared, labels: Prepared) -> npt.NDArray[np.bool_]:
+    """Return which labels belong to wrong boxes. Where either is null, none does."""
+    rows = np.arange(len(boxes[2]))
+    of_box, of_label = (np.repeat(rows, np.asarray(one[3])[:, 0]) for one in (boxes, labels))
+    found = np.zeros(len(of_label), bool)
+    found[_present(boxes)[of_label]] = bad[_present(labels)[of_box]]
+    return found
+
+
+def _without(prepared: Prepared, bad: npt.NDArray[np.bool_]) -> Prepared:
+    """Return a list column without some of its elements, which are numbered across all samples."""
+    form, flat, ends, shapes, validity = prepared
+    if not bad.any():
+        return prepared
+    size = len(flat) // len(bad)
+    left = np.concatenate([[0], np.cumsum(~bad)])[np.asarray(ends) // size]
+    counts: Array = np.diff(left, prepend=0).reshape(-1, 1)
+    kept = np.ascontiguousarray(np.asarray(flat).reshape(len(bad), size)[~bad]).reshape(-1)
+    return (form, kept, left * size, np.concatenate([counts, np.asarray(shapes)[:, 1:]], axis=1), validity)
+
+
+def _clipped(prepared: Prepared, form: str, sizes: list[tuple[int, int] | None]) -> tuple[Prepared, int]:
+    """Cut boxes at the borders of their images, and make negative sizes 0. Boxes within their image stay the same bit for bit."""
+    boxes = _boxes_in(prepared).astype(np.float64)
+    counts = np.diff(np.asarray(prepared[2]) // 16, prepend=0)
+    limits = np.array([(np.inf, np.inf) if size is None else (size[1], size[0]) for size in sizes], np.float64).reshape(-1, 2)
+    limits = np.repeat(limits, counts, axis=0)
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if form != "xyxy":
+        second = np.maximum(second, 0)
+        first = first - second / 2 if form == "cxcywh" else first
+        second = first + second
+    low = np.minimum(np.maximum(first, 0), limits)
+    high = np.maximum(np.minimum(np.maximum(second, 0), limits), low)
+    wrong = (low != first).any(axis=1) | (high != second).any(axis=1) | (boxes[:, 2:] < (boxes[:, :2] if form == "xyxy" else 0)).any(axis=1)
+    made = {"xyxy": (low, high), "xywh": (low, high - low), "cxcywh": ((low + high) / 2, high - low)}[form]
+    boxes[wrong] = np.concatenate(made, axis=1)[wrong]
+    flat = np.ascontiguousarray(boxes.astype(np.float32)).reshape(-1).view(np.uint8)
+    return (prepared[0], flat, *prepared[2:]), int((wrong & np.isfinite(boxes).all(axis=1)).sum())
+
+
+def _sizes_of(images: Prepared, kind: Image) -> list[tuple[int, int] | None]:
+    """Return the height and width of each image, upright. Returns None for one whose size is not known."""
+    if images[0] == "items":
+        items = [_bytes_of(item) for item in images[1]]
+    else:
+        flat, ends = np.asarray(images[1]), np.asarray(images[2])
+        items = [flat[start:end].tobytes() for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)] if len(ends) else []
+    sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items])
+    sizes = [item[:2] if isinstance(item, tuple) else size for item, size in zip(items, sizes, strict=True)]
+    # Without EXIF orientation, an image that is not square may lie on its side.
+    return [size if size is None or kind.exif_orientation or size[0] == size[1] else (max(size), max(size)) for size in sizes]
+
+
+def _bytes_of(item: Any) -> Any:
+    if isinstance(item, os.PathLike):
+        try:
+            with open(item, "rb") as opened:
+                return opened.read()
+        except OSError:
+            return None  # The core refuses it.
+    return bytes(item) if isinstance(item, bytearray) else item

@@ -1,0 +1,154 @@
+"""Boxes and their labels are checked when they are added: by every call, and by a rule that refuses, keeps, clips or drops them."""
+
+import io
+
+import numpy as np
+import penstock as ps
+import pyarrow as pa
+import pytest
+from PIL import Image as Pillow
+
+NAN, INF = float("nan"), float("inf")
+WRONG = {
+    "xyxy": [[NAN, 0, 1, 1], [0, 0, INF, 1], [5, 0, 4, 1], [0, 5, 1, 4], [0, 0, 1, -INF]],
+    "xywh": [[NAN, 0, 1, 1], [0, 0, INF, 1], [5, 0, -1, 1], [0, 5, 1, -0.5]],
+    "cxcywh": [[0, NAN, 1, 1], [-INF, 0, 1, 1], [5, 0, -1, 1], [0, 5, 1, -0.5]],
+}
+GOOD = {"xyxy": [1, 2, 3, 4], "xywh": [1, 2, 3, 4], "cxcywh": [4, 4, 2, 2]}
+CASES = [(form, box) for form, boxes in WRONG.items() for box in boxes]
+
+
+def picture(width=20, height=12, orientation=None):
+    out, exif = io.BytesIO(), Pillow.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    Pillow.fromarray(np.zeros((height, width, 3), np.uint8)).save(out, "JPEG", exif=exif)
+    return out.getvalue()
+
+
+def dataset(root, form="xyxy", **more):
+    return ps.create(
+        root, {"image": ps.Image(), "boxes": ps.Boxes(form, of="image"), "labels": ps.Labels(["a", "b", "c"], of="boxes"), **more}
+    )
+
+
+@pytest.mark.parametrize("given", ["lists", "arrays", "arrow", "rows", "stream"])
+@pytest.mark.parametrize(("form", "box"), CASES)
+def test_append_refuses_wrong_boxes_with_their_row(root, form, box, given):
+    ds = dataset(root, form)
+    boxes = [[GOOD[form]] * 2, None, [], [GOOD[form], box]]
+    table = {
+        "lists": {"boxes": boxes},
+        "arrays": {"boxes": [None if each is None else np.array(each, "f4").reshape(-1, 4) for each in boxes]},
+        "arrow": pa.table({"boxes": pa.array(boxes, pa.list_(pa.list_(pa.float64())))}),
+        "rows": [{"boxes": each} for each in boxes],
+        "stream": ({"boxes": each} for each in boxes),
+    }[given]
+    with pytest.raises(ps.InvalidInputError, match=rf"row 3 contains the {form} box") as caught:
+        ds.append(table)
+    assert (caught.value.column, caught.value.rows, caught.value.code) == ("boxes", [3], "invalid-value") and "drop" in caught.value.hint
+    assert len(ds) == 0
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_every_call_refuses_wrong_boxes(root, form):
+    ds = dataset(root, form, key="int32")
+    box = WRONG[form][-1]
+    ids = ds.append({"boxes": [[GOOD[form]]], "key": [1]}).row_ids
+    calls = [
+        lambda tx: tx.append({"boxes": [[box]]}),
+        lambda tx: tx.update({"boxes": [[box]]}, row_ids=ids),
+        lambda tx: tx.upsert({"boxes": [[box]], "key": [1]}, key="key"),
+        lambda tx: tx.overwrite({"boxes": [[box]]}),
+        lambda tx: tx.add_column("more", ps.Boxes(form), fill=[box]),
+        lambda tx: ds.stage({"boxes": [[box]]}),
+        lambda tx: tx.append([{"boxes": [box]}] * 3000),
+    ]
+    with ds.transaction() as tx:
+        for call in calls:
+            with pytest.raises(ps.InvalidInputError, match="expected finite numbers"):
+                call(tx)
+    assert ds["boxes"][0].tolist() == [GOOD[form]] and len(ds) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_each_box_has_one_label(root, count):
+    ds = dataset(root)
+    rows = {"boxes": [[GOOD["xyxy"]] * 2] * 2, "labels": [["a", "b"], ["a"] * count]}
+    with pytest.raises(ps.InvalidInputError, match=rf"row 1 has {count} labels?, expected 2, one for each of `boxes`") as caught:
+        ds.append(rows)
+    assert (caught.value.column, caught.value.rows) == ("labels", [1]) and len(ds) == 0
+    with pytest.raises(ps.InvalidInputError, match="row 1 has"):
+        ds.append(rows, boxes="drop")
+    ds.append(rows, boxes="keep")
+    ds.append({"boxes": [[GOOD["xyxy"]], None, None], "labels": [None, ["a"], None]})  # A null is not a list.
+    ds.append({"boxes": [[GOOD["xyxy"]]]})
+    assert len(ds) == 6
+
+
+def test_labels_belong_to_boxes_or_keypoints(root):
+    ds = ps.create(
+        root, {"points": ps.Keypoints(2, 2), "labels": ps.Labels(["a"], of="points"), "tags": ps.Labels(["x"]), "boxes": ps.Boxes()}
+    )
+    assert ps.open(root).schema["labels"] == ps.Labels(["a"], of="points") and ds.schema["tags"].of is None
+    with pytest.raises(ps.InvalidInputError, match="row 0 has 2 labels, expected 1, one for each of `points`"):
+        ds.append({"points": [[[[1, 2], [3, 4]]]], "labels": [["a", "a"]]})
+    ds.append({"points": [[[[1, 2], [3, 4]]]], "labels": [["a"]], "tags": [[]], "boxes": [[[0, 0, 1, 1]] * 3]})
+    with ds.transaction() as tx:
+        tx.rename_column("points", "joints")
+    assert ds.schema["labels"].of == "joints"
+    with pytest.raises(ps.InvalidInputError, match="`labels` belongs to it"), ds.transaction() as tx:
+        tx.drop_column("joints", force=True)
+    for other in ("tags", "none"):
+        with pytest.raises(ps.InvalidInputError, match=f"its labels belong to `{other}`"):
+            ps.create(root.with_name("other"), {"tags": ps.Text(), "labels": ps.Labels(["a"], of=other)})
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_wrong_boxes_are_kept_or_dropped_with_their_labels(root, form):
+    rng = np.random.default_rng(7)
+    rows = []
+    for row in range(50):
+        boxes = [GOOD[form] if rng.random() < 0.7 else WRONG[form][rng.integers(len(WRONG[form]))] for _ in range(rng.integers(5))]
+        labels = rng.integers(3, size=len(boxes)).tolist()
+        rows.append({"boxes": None if row % 11 == 5 else boxes, "labels": None if row % 11 in (5, 7) else labels})
+    table = {name: [row[name] for row in rows] for name in ("boxes", "labels")}
+    kept = dataset(root.with_name("kept"), form)
+    kept.append(table, boxes="keep")
+    for row, boxes in enumerate(kept["boxes"][:]):
+        assert np.array_equal(boxes, np.array(rows[row]["boxes"], "f4").reshape(-1, 4), equal_nan=True) if boxes is not None else True
+    ds = dataset(root, form)
+    with ds.transaction(boxes="drop") as tx:
+        tx.append(table)
+    for row, (boxes, labels) in enumerate(zip(ds["boxes"][:], ds["labels"][:], strict=True)):
+        given, codes = rows[row]["boxes"], rows[row]["labels"]
+        good = [] if given is None else [place for place, box in enumerate(given) if box == GOOD[form]]
+        assert (boxes is None) == (given is None) and (boxes is None or boxes.tolist() == [GOOD[form]] * len(good)), row
+        assert (labels is None) == (codes is None) and (labels is None or labels.tolist() == [codes[place] for place in good]), row
+
+
+@pytest.mark.parametrize("image", ["bytes", "path", "array", "arrow"])
+def test_boxes_are_clipped_at_the_borders_of_their_image(tmp_path, root, image):
+    ds = dataset(root)
+    (tmp_path / "a.jpg").write_bytes(picture())
+    images = {"bytes": [picture()] * 3, "path": [tmp_path / "a.jpg"] * 3, "array": [np.zeros((12, 20, 3), np.uint8)] * 3}.get(image)
+    images = pa.array([picture()] * 3) if images is None else images
+    inside = [0.1, 0.3, 19.7, 11.9]
+    boxes = [[inside, [-5, -5, 5, 5]], [[10, 10, 30, INF], [5, 5, 3, 3]], [[40, 40, 50, 50]]]
+    ds.append({"image": images, "boxes": boxes, "labels": [["a", "b"], ["a", "b"], ["c"]]}, boxes="clip")
+    wanted = [[np.float32(inside).tolist(), [0, 0, 5, 5]], [[10, 10, 20, 12], [5, 5, 5, 5]], [[20, 12, 20, 12]]]
+    assert [found.tolist() for found in ds["boxes"][:]] == wanted
+    with pytest.raises(ps.InvalidInputError, match="row 0 contains the xyxy box"):
+        ds.append({"boxes": [[[NAN, 0, 1, 1]]]}, boxes="clip")
+
+
+def test_clipping_knows_turned_images_and_other_forms(root):
+    ds = dataset(root, "xywh")
+    ds.append({"image": [picture(orientation=6), picture()], "boxes": [[[10, 10, 30, 30]]] * 2}, boxes="clip")
+    assert [boxes.tolist() for boxes in ds["boxes"][:]] == [[[10, 10, 2, 10]], [[10, 10, 10, 2]]]
+    centre = dataset(root.with_name("centre"), "cxcywh")
+    boxes = [[[0.1, 0.2, 0.1, 0.3], [0, 6, 4, 4], [5, 5, -1, 2]]]
+    centre.append({"image": [picture()], "boxes": boxes}, boxes="clip")
+    assert centre["boxes"][0].tolist() == [np.float32([0.1, 0.2, 0.1, 0.3]).tolist(), [1, 6, 2, 4], [5, 5, 0, 2]]
+    with pytest.raises(ps.InvalidInputError, match="boxes='cut', expected refuse, keep, clip or drop"):
+        centre.append({"boxes": [[]]}, boxes="cut")

@@ -1,0 +1,211 @@
+"""Columns of tables: which are imported, under which names, and the forms of tables that differ in small ways."""
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import penstock as ps
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from penstock.cli import app
+from penstock.importers import import_data
+from penstock.importers import json as json_importer
+from servers import left_empty
+from test_manifests import png, write
+from typer.testing import CliRunner
+
+FRAME = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"], "c": [0.5, 1.5, 2.5], "secret": ["p", "q", "r"]})
+FORMS = ["csv", "jsonl", "json", "parquet", "arrow", "frame", "rows", "table"]
+
+
+def source(folder, form, frame=FRAME):
+    path = folder / f"t.{form}"
+    if form == "csv":
+        frame.to_csv(path, index=False)
+    elif form == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif form == "json":
+        frame.to_json(path, orient="records")
+    elif form == "parquet":
+        frame.to_parquet(path, index=False)
+    elif form == "arrow":
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        with pa.ipc.new_file(str(path), table.schema) as out:
+            out.write_table(table)
+    else:
+        return {"frame": frame, "rows": frame.to_dict("records"), "table": pa.Table.from_pandas(frame, preserve_index=False)}[form]
+    return path
+
+
+def rows_of(root):
+    ds = ps.open(root)
+    return list(ds.schema), [{name: getattr(value, "item", lambda value=value: value)() for name, value in sample.items()} for sample in ds]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_are_chosen_left_out_and_renamed(tmp_path, root, form):
+    given = source(tmp_path, form)
+    report = import_data(given, root, columns=["c", "a"], rename={"a": "number"}, types={"number": "int32"}, key="number")
+    assert report.samples == 3 and report.renamed == {}
+    assert rows_of(root) == (["c", "number"], [{"c": row + 0.5, "number": row + 1} for row in range(3)])
+    assert ps.open(root).schema["number"] == ps.Scalar("int32")
+    again = import_data(given, root, columns=["c", "a"], rename={"a": "number"}, key="number", mode="skip-existing")
+    assert (again.samples, again.skipped) == (0, 3)
+    import_data(given, root.with_name("less"), drop=["secret", "b"])
+    assert rows_of(root.with_name("less"))[0] == ["a", "c"]
+    import_data(given, root.with_name("swapped"), rename={"a": "b", "b": "a"})
+    assert rows_of(root.with_name("swapped"))[1][0] == {"b": 1, "a": "x", "c": 0.5, "secret": "p"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"columns": ["a", "z"]}, "columns names `z`"), ({"drop": ["z"]}, "drop names `z`"), ({"rename": {"z": "y"}}, "rename names `z`"),
+        ({"drop": ["a", "b", "c", "secret"]}, "none of its 4 columns is left"), ({"rename": {"a": "b"}}, "`a` and `b` get one name, `b`"),
+        ({"rename": {"a": "_a"}}, "no leading `_`"),
+    ],
+)  # fmt: skip
+def test_wrong_choices_are_refused(tmp_path, root, form, options, says):
+    with pytest.raises(ps.InvalidInputError, match=says):
+        import_data(source(tmp_path, form), root, **options)
+    assert left_empty(root)
+
+
+NAMES = ["", "_id", "id", "__index_level_0__", "a\tb", "é" * 200, "plain"]
+USABLE = ["column_0", "id_2", "id", "index_level_0", "a b", "é" * 127, "plain"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_that_a_dataset_cannot_have_are_changed_and_reported(tmp_path, root, form):
+    given = source(tmp_path, form, pd.DataFrame([range(7), range(7, 14)], columns=NAMES))
+    report = import_data(given, root)
+    assert report.renamed == {old: new for old, new in zip(NAMES, USABLE, strict=True) if old != new}
+    assert rows_of(root) == (USABLE, [dict(zip(USABLE, range(first, first + 7), strict=True)) for first in (0, 7)])
+    assert import_data(given, root, mode="append").samples == 2, "the destination has the changed names"
+    report = import_data(given, root.with_name("other"), rename={"": "row"}, drop=["é" * 200], types={"id_2": "int8"})
+    assert list(report.renamed) == ["_id", "__index_level_0__", "a\tb"] and ps.open(root.with_name("other")).schema["id_2"] == ps.Scalar(
+        "int8"
+    )
+
+
+def test_a_frame_that_pandas_wrote_with_its_index(tmp_path, root):
+    FRAME.to_csv(tmp_path / "t.csv")
+    run = lambda *words: CliRunner().invoke(app, ["import", str(tmp_path / "t.csv"), *map(str, words)])  # noqa: E731
+    made = run(tmp_path / "one")
+    assert made.exit_code == 0 and "column `` is named `column_0`" in made.output and "--rename" in made.output
+    assert list(ps.open(tmp_path / "one").schema) == ["column_0", "a", "b", "c", "secret"]
+    made = run(tmp_path / "two", "--rename", "=row", "--drop", "secret", "--json")
+    assert json.loads(made.output)["renamed"] == {} and list(ps.open(tmp_path / "two").schema) == ["row", "a", "b", "c"]
+    made = run(tmp_path / "three", "--columns", "b,a", "--json")
+    assert made.exit_code == 0 and list(ps.open(tmp_path / "three").schema) == ["b", "a"]
+    assert run(tmp_path / "four", "--rename", "a").exit_code == 2
+
+
+def test_columns_of_images_are_chosen_and_renamed(tmp_path, root):
+    folder = write(tmp_path / "photos", {"cat/1.png": png(1), "dog/2.png": png(2)})
+    import_data(folder, root, drop=["label"], rename={"image": "picture"})
+    assert list(ps.open(root).schema) == ["picture", "path"]
+    assert import_data(folder, root, drop=["label"], rename={"image": "picture"}, mode="skip-existing").skipped == 2
+    files = {"images/a.png": png(1), "labels/a.txt": "0 0.5 0.5 0.1 0.1\n", "classes.txt": "cat\n"}
+    import_data(write(tmp_path / "boxes", files), root.with_name("set"), rename={"image": "picture", "boxes": "places"}, columns=["image", "boxes", "labels"], types={"places": ps.Boxes("xyxy", of="picture")})  # fmt: skip
+    ds = ps.open(root.with_name("set"))
+    assert ds.schema["places"] == ps.Boxes("xyxy", of="picture") and ds.schema["labels"].of == "places" and "path" not in ds.schema
+    import_data(tmp_path / "boxes", root.with_name("alone"), drop=["image", "boxes"])
+    assert ps.open(root.with_name("alone")).schema["labels"].of is None
+
+
+def test_two_columns_of_one_name_are_named_with_their_places(tmp_path, root):
+    (tmp_path / "t.csv").write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(ps.InvalidInputError, match=r"t\.csv.*columns 1 and 3 have the same name, `a`"):
+        import_data(tmp_path / "t.csv", root)
+
+
+def test_a_dropped_column_may_have_any_type(tmp_path, root):
+    table = pa.table({"n": [1], "odd": pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "b": pa.array([{"x": b"1"}])})
+    with pytest.raises(ps.UnsupportedError):
+        import_data(table, root)
+    assert import_data(table, root, drop=["odd", "b"]).samples == 1
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"n": row, "x": "text" if row > 1500 else row}) + "\n" for row in range(3000)))
+    assert import_data(tmp_path / "t.jsonl", root.with_name("lines"), drop=["x"]).samples == 3000
+    (tmp_path / "u.jsonl").write_text(
+        "".join(json.dumps({"n": row, "x": 1, **({"late": 1} if row > 2000 else {})}) + "\n" for row in range(3000))
+    )
+    with pytest.raises(ps.InvalidInputError, match=r"line 2002.*`late`"):
+        import_data(tmp_path / "u.jsonl", root.with_name("late"), drop=["x"])
+    assert import_data(tmp_path / "u.jsonl", root.with_name("late"), columns=["n"]).samples == 3000
+
+
+ARRAY = [{"n": row, "text": "ü" * (row % 7) + '\u2028\\"]}', "deep": {"list": [1, {"x": [row]}]}} for row in range(300)]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_read_an_element_at_a_time(tmp_path, root, monkeypatch, piece, indent):
+    monkeypatch.setattr(json_importer, "PIECE_BYTES", piece)
+    path = tmp_path / "t.json"
+    path.write_bytes(
+        b"\xef\xbb\xbf \n" + json.dumps(ARRAY[: 30 if piece == 1 else 300], indent=indent, ensure_ascii=False).encode() + b"\n"
+    )
+    report = import_data(path, root)
+    assert report.samples == (30 if piece == 1 else 300) and list(ps.open(root)[:].values())[1] == [
+        row["text"] for row in ARRAY[: report.samples]
+    ]
+    assert ps.open(root)["deep"][:] == [row["deep"] for row in ARRAY[: report.samples]]
+
+
+def test_other_forms_of_json_arrays(tmp_path, root):
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(json.dumps(ARRAY).encode()))
+    (tmp_path / "t.jsonl").write_text(json.dumps(ARRAY))
+    (tmp_path / "u.json").write_bytes(json.dumps(ARRAY).encode("utf-16"))
+    for place, (name, options) in enumerate({"t.json.gz": {}, "t.jsonl": {}, "u.json": {"encoding": "utf-16", "format": "json"}}.items()):
+        assert import_data(tmp_path / name, root.with_name(str(place)), **options).samples == 300
+    (tmp_path / "odd.json").write_text('[{"n": 1}, 5, {"n": 2}, [], {"n": "x"}]')
+    report = import_data(tmp_path / "odd.json", root.with_name("odd"), on_error="skip", types={"n": "int64"})
+    assert report.samples == 2 and [refusal.path.rpartition(": ")[2] for refusal in report.refused] == [
+        "element 1",
+        "element 3",
+        "element 4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "there are no rows"), ('[{"a": 1}', "element 0 is followed by ''"), ('[{"a": 1} {"a": 2}]', "element 0 is followed by '{'"), ('[{"a": 1},]', "element 1 is not JSON"),
+        ('[{"a": 1}, {"a": ]', "element 1 is not JSON"), ('[{"a": 1}] x', "text follows the end"), ('[{"a": 1, "a": 2}]', "two values have the name"), ('[{"a": 1e999}]', "outside the range"),
+        ('[{"a": "\xff"}]', "not UTF-8"), ("[" * 100_000, "is not JSON"),
+    ],
+)  # fmt: skip
+def test_broken_json_arrays_are_refused(tmp_path, root, text, says):
+    (tmp_path / "t.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ps.InvalidInputError, match=says) as caught:
+        import_data(tmp_path / "t.json", root)
+    assert "t.json" in str(caught.value) or says == "there are no rows"
+    assert left_empty(root)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow", "table", "rows"])
+@pytest.mark.parametrize("lists", [[[1, None], [2], None], [[1.5], [None, 2.0], []], [[True, None], [False], []]])
+def test_lists_with_nulls_become_json_in_every_form(tmp_path, root, form, lists):
+    table = pa.table({"v": lists, "n": range(3)})
+    path = tmp_path / f"t.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    elif form == "json":
+        path.write_text(json.dumps(table.to_pylist()))
+    elif form == "parquet":
+        pq.write_table(table, path, row_group_size=1)
+    elif form == "arrow":
+        with pa.ipc.new_file(str(path), table.schema) as out:
+            out.write_table(table, max_chunksize=1)
+    import_data({"table": table, "rows": table.to_pylist()}.get(form, path), root)
+    assert ps.open(root).schema["v"] == ps.Json() and ps.open(root)["v"][:] == lists
+
+
+def test_lists_without_nulls_remain_tensors(tmp_path, root):
+    pq.write_table(pa.table({"v": [[1, 2], None, []]}), tmp_path / "t.parquet")
+    import_data(tmp_path / "t.parquet", root)
+    assert ps.open(root).schema["v"] == ps.Tensor((None,), "int64") and np.array_equal(ps.open(root)["v"][0], [1, 2])

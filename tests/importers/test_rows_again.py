@@ -1,0 +1,88 @@
+"""Rows in memory that are imported again, and datasets given as the source of an import."""
+
+import numpy as np
+import pandas as pd
+import penstock as ps
+import pyarrow as pa
+import pytest
+import torch
+from penstock.cli import app
+from penstock.importers import import_data
+from PIL import Image as Pillow
+from typer.testing import CliRunner
+
+ROWS = [{"n": row, "text": f"row {row}"} for row in range(1200)]
+FORMS = {
+    "list": lambda: ROWS,
+    "generator": lambda: (row for row in ROWS),
+    "columns": lambda: {"n": np.arange(1200), "text": [row["text"] for row in ROWS]},
+    "frame": lambda: pd.DataFrame(ROWS),
+    "arrow": lambda: pa.Table.from_pylist(ROWS),
+    "reader": lambda: pa.Table.from_pylist(ROWS).to_reader(),
+    "stream": lambda: iter([pd.DataFrame(ROWS[:600]), pd.DataFrame(ROWS[600:])]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_rows_again_ask_for_a_key_or_a_name(root, form):
+    made = FORMS[form]
+    first = import_data(made(), root)
+    with pytest.raises(ps.AlreadyExistsError, match=f"commit {first.snapshot} .* imported rows that begin with the same ones") as caught:
+        import_data(made(), root)
+    assert caught.value.code == "already-imported" and 'key="id"' in caught.value.hint and 'name="' in caught.value.hint
+    assert len(ps.open(root)) == 1200
+    with pytest.raises(ps.AlreadyExistsError, match="the dataset has a sample with this n"):
+        import_data(made(), root, key="n")
+    assert import_data(made(), root, key="n", mode="skip-existing").skipped == 1200
+    assert import_data(made(), root, name="part 2").samples == 1200
+    with pytest.raises(ps.AlreadyExistsError, match="imported rows of the name 'part 2' already"):
+        import_data(made(), root, name="part 2")
+    assert import_data(made(), root, name="part 2", mode="skip-existing").skipped == 1200
+    assert import_data(made(), root, mode="append").samples == 1200
+    with pytest.raises(ps.InvalidInputError, match="nothing tells whether it was imported already"):
+        import_data(made(), root, mode="skip-existing")
+
+
+def test_other_rows_are_imported(root):
+    import_data(ROWS, root)
+    changed = [{**ROWS[0], "text": "another"}, *ROWS[1:]]
+    for rows in (changed, ROWS[:1000], [*ROWS, {"n": 1, "text": "x"}], list(reversed(ROWS))):
+        assert import_data(rows, root).samples == len(rows)
+
+
+def test_values_of_every_kind_are_compared(root):
+    rows = [
+        {
+            "array": np.arange(3.0) + row, "tensor": torch.arange(4) + row, "image": Pillow.new("RGB", (4, 3), (row, 0, 0)),
+            "bytes": bytes([row]), "deep": {"list": [row, None, True]}, "when": np.datetime64("2026-01-01") + row,
+        }
+        for row in range(3)
+    ]  # fmt: skip
+    pictures = [{**row, "image": np.asarray(row["image"])} for row in rows]
+    types = {"image": ps.Image()}
+    import_data(pictures, root, types=types)
+    with pytest.raises(ps.AlreadyExistsError):
+        import_data([{**row, "array": row["array"].copy()} for row in pictures], root, types=types)
+    for name, value in {
+        "array": np.arange(3.0) - 1,
+        "tensor": torch.zeros(4, dtype=torch.int64),
+        "bytes": b"x",
+        "deep": {},
+        "image": np.zeros((3, 4, 3), np.uint8),
+    }.items():
+        assert import_data([*pictures[:2], {**pictures[2], name: value}], root, types=types).samples == 3, name
+
+
+def test_a_dataset_as_the_source_says_what_to_do_instead(tmp_path, root):
+    ps.create(tmp_path / "one", {"n": "int64"}).append({"n": [1, 2]})
+    with pytest.raises(ps.InvalidInputError, match="is a dataset already") as caught:
+        import_data(tmp_path / "one", root)
+    assert "copy its folder or bucket" in caught.value.hint and "append" in caught.value.hint
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "one"), str(tmp_path / "two")])
+    assert done.exit_code == 1 and "is a dataset already" in str(done.exception)
+    with pytest.raises(ps.InvalidInputError) as caught:
+        import_data("s3://bucket/dataset", root)
+    assert "append" in caught.value.hint
+    # What the hint says.
+    ps.create(root, {"n": "int64"}).append(ps.open(tmp_path / "one"))
+    assert ps.open(root)["n"][:].tolist() == [1, 2]
