@@ -126,7 +126,7 @@ impl Default for RowIds {
 impl RowIds {
     /// Join sets. The result takes no more memory than the sets, however many row ids their runs have.
     pub fn union<'a>(sets: impl Iterator<Item = &'a RowIds>) -> RowIds {
-        let (mut bitmaps, mut runs) = (RoaringTreemap::new(), Vec::new());
+        let (mut bitmaps, mut runs) = (RoaringTreemap::new(), Vec::<Run>::new());
         for set in sets {
             match set {
                 RowIds::Bitmap(bitmap) => bitmaps |= bitmap,

@@ -131,8 +131,10 @@ pub fn check_leftover(
     each(&ids, &mut |file| match columns.iter().find(|spec| file.columns.contains(&spec.id)) {
         None => Ok(()),
         Some(spec) => {
-            let text =
-                format!("found conflicts: column `{}` was dropped on one side earlier, and would come back with old values", spec.name);
+            let text = format!(
+                "found conflicts: column `{}` was dropped on one side earlier, or left out of a copy, and would come back with old values",
+                spec.name
+            );
             let hint = "merge the other way round first, or drop the column on the other side as well";
             Err(Error::new("conflict", text).column(&spec.name).hint(hint))
         }

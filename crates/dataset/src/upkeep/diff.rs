@@ -275,8 +275,8 @@ fn exact(bytes: &[u8], dtype: Dtype) -> Result<Vec<(i128, u64)>> {
         widen(bytes, dtype, wide, &mut numbers)?;
     }
     let number = |bytes: &[u8; 8]| match wide {
-        Dtype::Int64 => (i64::from_le_bytes(*bytes).into(), 0),
-        Dtype::Uint64 => (u64::from_le_bytes(*bytes).into(), 0),
+        Dtype::Int64 => (i128::from(i64::from_le_bytes(*bytes)), 0),
+        Dtype::Uint64 => (i128::from(u64::from_le_bytes(*bytes)), 0),
         _ => match f64::from_le_bytes(*bytes) {
             float if float.fract() == 0.0 && float.to_bits() != (-0.0f64).to_bits() && float.abs() < 1e30 => (float as i128, 0),
             float => (0, float.to_bits()),

@@ -345,7 +345,7 @@ impl Snapshot {
         })
         .or_raise(py)?;
         let changed = overlays.iter().filter(|overlay| !overlay.hides());
-        let count = |is: fn(&Overlay) -> bool| overlays.iter().filter(|overlay| is(overlay)).map(|overlay| overlay.rows.ids()).sum();
+        let count = |is: fn(&Overlay) -> bool| overlays.iter().filter(|overlay| is(overlay)).map(|overlay| overlay.rows.ids()).sum::<u64>();
         Ok(vec![
             ("samples", record.live),
             ("deleted_samples", count(Overlay::is_deletion)),
