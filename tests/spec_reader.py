@@ -415,7 +415,7 @@ class Dataset:
                 self.overlays.append(part)
                 part.ids = self._row_set(part.rows)
                 good = distinct_columns(part) <= set(part.columns) and len(set(part.columns)) == len(part.columns)
-                good = good and (0 not in part.columns or part.columns == [0] and not part.files)
+                good = good and (0 not in part.columns or (part.columns == [0] and not part.files))
                 need(good and now.read & OVERLAYS_FEATURE, "an overlay with other columns, or feature 1 is not set")
             elif hasattr(part, "base"):
                 self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))

@@ -67,7 +67,7 @@ def merged_columns(base, ours, theirs, policy):
             if column in kept.columns and column not in dropper.columns and policy(column) != word:
                 for row in kept.alive():
                     is_new = base.what(row) == UNKNOWN and column in kept.rows[row][1]
-                    if is_new or base.what(row) == ALIVE and base.cell(row, column) != kept.cell(row, column):
+                    if is_new or (base.what(row) == ALIVE and base.cell(row, column) != kept.cell(row, column)):
                         raise Refused("values of a dropped column", column)
     columns = {}
     for column, (name, dtype) in ours.columns.items():
@@ -223,7 +223,10 @@ class Program:
     def upsert(self, tx, state, own, names, values):
         """Upsert a sample or two by column `key`, if each key has at most one sample. Returns their row ids and values."""
         key = next((column for column, name in names.items() if name == "key"), None)
-        alive = {**{row: cells for row, (what, cells) in state.rows.items() if what == ALIVE}, **{r: c for r, c in own.items() if c is not None}}
+        alive = {
+            **{row: cells for row, (what, cells) in state.rows.items() if what == ALIVE},
+            **{r: c for r, c in own.items() if c is not None},
+        }
         keys = [cells.get(key, FILLS.get(key)) for cells in alive.values()]
         if key is None or len(set(keys)) < len(keys) or None in keys:
             return None, None
@@ -249,7 +252,7 @@ class Program:
                 tx.add_column(text, "int16", fill=fill)
                 state.columns[self.column(fill)] = (text, "int16")
             elif what == "drop" and len(state.columns) > 1:
-                tx.drop_column(text)
+                tx.drop_column(text, force=True)
                 del state.columns[column]
             elif what == "widen" and dtype != "int64":
                 wider = rng.choice(DTYPES[DTYPES.index(dtype) + 1 :])

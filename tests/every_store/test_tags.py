@@ -126,7 +126,7 @@ def test_a_deletion_that_ended_after_its_first_half_is_completed(tmp_path, again
         ds.create_tag("exp")
         assert ds.tags() == {"exp": ds.snapshot}
     else:
-        assert ds.create_branch("exp", exp)["n"][:].tolist() == [1]
+        assert ds.create_branch("exp", exp.snapshot)["n"][:].tolist() == [1]
     assert ("exp" in ds.branches()) == (again == "branch") and not ds.verify()["problems"]
 
 

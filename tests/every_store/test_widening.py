@@ -189,9 +189,10 @@ def test_a_column_that_one_side_dropped_and_the_other_one_widened(root, merges, 
     exp = ds.create_branch("exp")
     with exp.transaction() as tx:
         tx.widen_column("n", dtype)
-    exp.update({"n": [2, 1 << 20]}, row_ids=ids[1:])
+    with exp.transaction() as tx:
+        tx.update({"n": [2, 1 << 20]}, row_ids=ids[1:])
     with ds.transaction() as tx:
-        tx.drop_column("n")
+        tx.drop_column("n", force=True)
     one, other, word = (ds, "exp", "ours") if merges == "dropper" else (exp, "main", "theirs")
     with pytest.raises(ps.ConflictError, match="one side dropped column `n`, and the other one changed or added 1 values") as caught:
         one.merge(other)
@@ -200,7 +201,9 @@ def test_a_column_that_one_side_dropped_and_the_other_one_widened(root, merges, 
     assert list(one.schema) == ["m"] and one["m"][:].tolist() == [4, 5, 6] and not one.verify()["problems"]
 
 
-@pytest.mark.parametrize(("narrow", "dtypes"), [("int32", ("int64", "float64")), ("uint32", ("uint64", "int64")), ("int16", ("int64", "float32"))])
+@pytest.mark.parametrize(
+    ("narrow", "dtypes"), [("int32", ("int64", "float64")), ("uint32", ("uint64", "int64")), ("int16", ("int64", "float32"))]
+)
 @pytest.mark.parametrize("kind", ["scalar", "tensor"])
 def test_values_of_two_dtypes_without_a_common_one_are_compared(root, narrow, dtypes, kind):
     shaped = (lambda value: value) if kind == "scalar" else (lambda value: np.full((2,), value))
@@ -211,8 +214,9 @@ def test_values_of_two_dtypes_without_a_common_one_are_compared(root, narrow, dt
         branch = ds.create_branch(dtype)
         with branch.transaction() as tx:
             tx.widen_column("n", dtype)
-        branch.update({"n": [shaped(value) for value in own]}, row_ids=ids[2:])
-        branch.update({"n": [None]}, row_ids=ids[:1])
+        with branch.transaction() as tx:
+            tx.update({"n": [shaped(value) for value in own]}, row_ids=ids[2:])
+            tx.update({"n": [None]}, row_ids=ids[:1])
         snapshots.append(branch.snapshot)
     for one, other in (snapshots, snapshots[::-1]):
         found = [(entry.kind, entry.column, entry.row_ids.tolist()) for entry in ds.diff(one, other) if len(entry.row_ids)]

@@ -161,12 +161,16 @@ def test_overlays_and_fragments_that_claim_2_to_the_40_samples(tmp_path, verb, w
     before = ds.append({"n": range(113)}).snapshot
     exp = ds.create_branch("exp")
     exp.append({"n": [1]})
-    exp.update({"n": [5]}, row_ids=[5])
-    after = {
-        "update": lambda: ds.update({"n": range(77)}, row_ids=range(20, 97)),
-        "delete": lambda: ds.delete(row_ids=range(20, 97)),
-        "append": lambda: ds.append({"n": range(77)}),
-    }[what]().snapshot
+    with exp.transaction() as tx:
+        tx.update({"n": [5]}, row_ids=[5])
+    with ds.transaction() as tx:
+        if what == "append":
+            tx.append({"n": range(77)})
+        elif what == "update":
+            tx.update({"n": range(77)}, row_ids=range(20, 97))
+        else:
+            tx.delete(row_ids=range(20, 97))
+    after = ds.snapshot
     first = {"append": 113}.get(what, 20).to_bytes(8, "little")
     path = tmp_path / "set" / "log" / f"{0:016x}" / f"{(1 << 64) - 3:020d}"
     body = path.read_bytes()
