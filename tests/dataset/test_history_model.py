@@ -4,6 +4,7 @@ The model follows one sentence of section 10 of the spec: a sample that never li
 fragments nor overlays. Per snapshot, a sample is alive, deleted or unknown; a merge compares these three and the cells of live samples.
 """
 
+import contextlib
 import os
 import random
 import shutil
@@ -179,7 +180,10 @@ class Program:
         names = {column: text for column, (text, _) in state.columns.items()}
         only_appends = rng.random() < 0.3
         tx = ds.transaction(f"commit {len(self.commits)}")
-        with tx:
+        dropped = lambda: names.keys() - self.heads[name].state.columns.keys()  # noqa: E731
+        with contextlib.ExitStack() as stack:
+            stack.push(lambda kind, error, _: bool(kind and issubclass(kind, ps.ConflictError) and dropped()))
+            stack.enter_context(tx)
             for _ in range(rng.randint(1, 3)):
                 known = [*state.alive(), *(row for row in own if own[row] is not None)]
                 what = "append" if only_appends or not known else rng.choice(["append", "update", "update", "delete", "upsert"])
@@ -212,6 +216,9 @@ class Program:
                         cells.update({column: of[place] for column, of in values.items()})
             if only_appends and rng.random() < 0.5:
                 self.combine(name, rng.random() < 0.5, ps.open(self.root, branch=name))
+        if dropped():  # A merge or a copy dropped a column in the meantime, so the transaction was refused.
+            assert only_appends and ds.refresh().snapshot == self.heads[name].snapshot
+            return
         head, later = self.heads[name], self.heads[name].state.copy() if only_appends else state
         final = dict(zip(new, tx.receipt.row_ids.tolist(), strict=True))
         for row in new:

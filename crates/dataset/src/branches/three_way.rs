@@ -246,7 +246,9 @@ impl<'a> Comparison<'a> {
         if self.hides_shared(&values)? {
             return Ok(None);
         }
-        let overlays: Vec<Overlay> = values.into_iter().filter(|(_, is_new)| *is_new).map(|(overlay, _)| overlay.clone()).collect();
+        let exists = |column: &u64| ours.schema.columns.iter().any(|spec| spec.id == *column);
+        let wanted = |(overlay, is_new): &(&Overlay, bool)| *is_new && overlay.columns.iter().any(exists);
+        let overlays: Vec<Overlay> = values.into_iter().filter(wanted).map(|(overlay, _)| overlay.clone()).collect();
         let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
         let absent = self.lacking.minus(linked);
         let on_both = self.ours.added.and(&self.theirs.added).or(&RowIds::union(self.died.iter()));
