@@ -194,7 +194,8 @@ def root(r, now):
     need(
         r.dataset == now.dataset and (r.branch != now.branch or r.number <= now.number), "the root belongs to another dataset, or is newer"
     )
-    need(sum(not overlay.columns for overlay in r.overlays) <= 1, "the root has several deletions")
+    hidden = [overlay.columns for overlay in r.overlays]
+    need(hidden.count([]) <= 1 and hidden.count([0]) <= 1, "the root has several deletions or absences")
     r.schema = schema(json.loads(r.schema))
     return r
 
@@ -414,6 +415,7 @@ class Dataset:
                 self.overlays.append(part)
                 part.ids = self._row_set(part.rows)
                 good = distinct_columns(part) <= set(part.columns) and len(set(part.columns)) == len(part.columns)
+                good = good and (0 not in part.columns or (part.columns == [0] and not part.files))
                 need(good and now.read & OVERLAYS_FEATURE, "an overlay with other columns, or feature 1 is not set")
             elif hasattr(part, "base"):
                 self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))
@@ -425,7 +427,8 @@ class Dataset:
             else:
                 self.fragments.append(fragment(part))
         ids = self._physical()
-        self.deleted = [id for overlay in self.overlays for id in overlay.ids if not overlay.columns]
+        # Deleted samples, and absent ones, which never lived on the branch.
+        self.deleted = [id for overlay in self.overlays for id in overlay.ids if overlay.columns in ([], [0])]
         gone, known = set(self.deleted), set(ids)
         need(len(known) == len(ids) == now.physical, f"{len(ids)} row ids, expected {now.physical} distinct ones")
         need(len(gone) == len(self.deleted) == now.physical - now.live, f"{len(gone)} deleted samples, expected {now.physical - now.live}")

@@ -99,7 +99,8 @@ def open(
     `snapshot` is an id, or a beginning of it with the number (`0-12` or `0-12-9f3a`), or what has one: a receipt, a commit of `log()`, or a view.
 
     `as_of` opens the newest snapshot that was committed at or before a time. It is a datetime with a time zone, or text such as
-    "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC.
+    "2026-11-20T12:00:00Z" or "2026-11-20", which is midnight in UTC. Times are those of the clocks of the writers. If later commits have times in the
+    future, a RuntimeWarning says so: they may be older than they claim.
 
     `uri` is a path, file:// (with `%20` for a space), memory://, s3://, gs://, az://, or http(s):// for reading. `io` selects how local files are read:
     "auto" and "mapped" map them, "buffered" reads only the ranges that a call to `take` needs, and "direct" does the same without
@@ -336,6 +337,7 @@ class Dataset(Versions):
     def structure(self) -> dict[str, int]:
         """Return what this snapshot consists of: numbers of samples, fragments, data files and overlays, and their bytes.
 
+        `absent_samples` are those that a copied commit brought in its files, although they never lived on this branch.
         Cost: reads the manifest pages. No data file is read.
 
         >>> import penstock as ps

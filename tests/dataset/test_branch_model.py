@@ -27,14 +27,21 @@ FILLS = {}
 
 
 class State:
-    """The samples of a commit: all of them in physical order, those that are alive, and the values of all of them. Also the columns."""
+    """The samples of a commit: all of them in physical order, those that are alive, the values of all of them, and those that never lived on the
+    branch. Also the columns."""
 
-    def __init__(self, columns, physical=(), alive=(), cells=None):
-        self.columns = list(columns)
+    def __init__(self, columns, physical=(), alive=(), cells=None, absent=()):
+        self.columns, self.absent = list(columns), set(absent)
         self.physical, self.alive, self.cells = list(physical), set(alive), {row: dict(of) for row, of in (cells or {}).items()}
 
     def copy(self):
-        return State(self.columns, self.physical, self.alive, self.cells)
+        return State(self.columns, self.physical, self.alive, self.cells, self.absent)
+
+    def known(self):
+        return set(self.physical) - self.absent
+
+    def dead(self):
+        return self.known() - self.alive
 
     def cell(self, row, name):
         return self.cells[row].get(name, FILLS.get(name))
@@ -63,11 +70,10 @@ class Refused(Exception):
     pass
 
 
-def three_way(base, ours, theirs, fragments, policy, known):
-    """Merge states cell by cell. `fragments` are groups of samples that were appended together. Raises Refused for a conflict.
-
-    `known` are the samples, deleted ones included, that a common ancestor has.
-    """
+def three_way(base, ours, theirs, fragments, policy, bases, pick):
+    """Merge states cell by cell. `fragments` are groups of samples that were appended together. Raises Refused for a conflict."""
+    physical = {row for one in bases for row in one.physical}
+    learned = set() if pick else theirs.dead() - ours.known() - {row for one in bases for row in one.known()}
     merged, refused, revived = ours.copy(), [], set()
     differs = lambda one, other, row, name: one.cell(row, name) != other.cell(row, name)  # noqa: E731
     for name in base.columns:
@@ -91,10 +97,11 @@ def three_way(base, ours, theirs, fragments, policy, known):
         elif chosen == {"theirs"}:
             (revived if row in ours.physical else added).add(row)
     for fragment in fragments:
-        gone = not (added | known | theirs.alive) & set(fragment)  # It may be a stage, so it is not forgotten.
-        if (gone or added & set(fragment)) and not set(fragment) & set(ours.physical) and set(fragment) <= set(theirs.physical):
+        gone = not (added | physical | theirs.alive) & set(fragment)  # It may be a stage, so it is not forgotten.
+        if (gone or (added | learned) & set(fragment)) and not set(fragment) & set(ours.physical) and set(fragment) <= set(theirs.physical):
             merged.cells.update({row: dict(theirs.cells[row]) for row in fragment})
             merged.alive |= added & set(fragment)
+            merged.absent |= set(fragment) - added - learned
     # The new fragments follow in their order in `theirs`.
     merged.physical += [row for row in theirs.physical if row in merged.cells and row not in ours.physical]
     for row in sorted(added & set(ours.physical)):
@@ -106,8 +113,20 @@ def three_way(base, ours, theirs, fragments, policy, known):
                         refused.append((row, name))
                     elif policy(name) == "theirs":
                         merged.cells[row][name] = theirs.cell(row, name)
-        elif row in base.physical:
+        elif row in ours.absent or row in base.known():
             revived.add(row)
+        elif not pick:
+            chosen = {policy(name) for name in columns if differs(ours, theirs, row, name)}
+            if "fail" in chosen or len(chosen) == 2:
+                refused.append((row, "deleted by ours, without an ancestor"))
+            elif chosen == {"theirs"}:
+                revived.add(row)
+    for row in set() if pick else (ours.alive & theirs.dead()) - base.known():
+        chosen = {policy(name) for name in columns if differs(theirs, ours, row, name)}
+        if "fail" in chosen or len(chosen) == 2:
+            refused.append((row, "deleted by theirs, without an ancestor"))
+        elif chosen != {"ours"}:
+            merged.alive.discard(row)
     for row in base.alive & theirs.alive & ours.alive:
         merged.cells[row].update({name: theirs.cell(row, name) for name in of_theirs})
         for name in of_both:
@@ -131,6 +150,7 @@ def three_way(base, ours, theirs, fragments, policy, known):
     if refused:
         raise Refused(refused)
     merged.alive |= revived
+    merged.absent -= revived | learned
     for row in revived:
         own = {name: ours.cell(row, name) for name in columns if name not in theirs.columns}
         merged.cells[row] = {**theirs.cells[row], **own}
@@ -225,7 +245,11 @@ class Program:
         final = dict(zip(added, tx.receipt.row_ids.tolist(), strict=True))
         of = lambda row: final.get(row, row)  # noqa: E731
         state = State(
-            state.columns, [*state.physical, *map(of, added)], map(of, state.alive), {of(row): cells for row, cells in state.cells.items()}
+            state.columns,
+            [*state.physical, *map(of, added)],
+            map(of, state.alive),
+            {of(row): cells for row, cells in state.cells.items()},
+            state.absent,
         )
         self.fragments.update({tuple(of(row) for row in rows): listed for rows, listed in groups if rows})
         self.heads[name] = self.made(state, [head], tx.receipt.snapshot)
@@ -275,8 +299,8 @@ class Program:
             if not pick and ours in bases and given is not ours:
                 state = given.state.copy()
             else:
-                known = {row for base in bases for row in base.state.physical}
-                states = [three_way(base.state, ours.state, given.state, self.fragments, policy, known) for base in bases]
+                past = [base.state for base in bases]
+                states = [three_way(base, ours.state, given.state, self.fragments, policy, past, pick) for base in past]
                 state = states[0]
                 if any(set(other.columns) != set(state.columns) for other in states):
                     raise Refused([(row, "columns") for row in ours.state.physical])

@@ -1,11 +1,14 @@
 """Test tags and time travel on every store: names made at once, thousands of operations, and what opening by a name costs."""
 
 import datetime
+import shutil
+import warnings
 
 import penstock as ps
 import pytest
 import waiting
 from conftest import newest
+from google_crc32c import value as crc32c
 
 
 def test_a_tag_names_one_snapshot_until_it_is_deleted(root):
@@ -68,6 +71,87 @@ def test_a_dataset_as_of_a_time(root):
         assert ps.open(root, as_of=(commit.time + moment).isoformat()).snapshot == commit.snapshot or commit is log[0]
     assert ps.open(root, as_of=log[0].time + datetime.timedelta(days=900)).snapshot == newest(ds, 20).snapshot
     assert ps.open(root, as_of=log[5].time - moment).snapshot == log[6].snapshot
+
+
+def test_a_name_is_not_the_beginning_of_a_snapshot_id(root):
+    ds = ps.create(root, {"n": "int32"})
+    ds.append({"n": [1]})
+    branch = ds.create_branch("exp")
+    log = branch.snapshot.split("-")[0]
+    for name in ("0-1", "0-7", f"{log}-0", "0-1-", "0-1-abc", ds.snapshot):
+        for create in (ds.create_tag, ds.create_branch):
+            with pytest.raises(ps.InvalidInputError, match="snapshot id") as caught:
+                create(name)
+            assert caught.value.hint and caught.value.code == "invalid-argument"
+    for name in ("2026-11-28", "2026-01", "00-1", "0-01", "0-1-z", "0", "v0-1", "a-b"):
+        ds.create_tag(name)
+        assert ps.open(root, tag=name).snapshot == ds.snapshot
+    assert not ds.verify()["problems"]
+
+
+@pytest.mark.local
+def test_a_name_without_its_snapshot_is_reported(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    lost = ds.append({"n": [1]}).snapshot
+    ds.create_tag("v1")
+    ds.create_branch("exp").delete_branch("exp")
+    shutil.copytree(tmp_path / "set", tmp_path / "copy")
+    newest_record = (tmp_path / "copy" / "log" / f"{0:016x}") / f"{(1 << 64) - 2:020d}"
+    newest_record.unlink()
+    (tmp_path / "copy" / "log" / f"{0:016x}" / "hint").unlink()
+    [problem] = ps.open(tmp_path / "copy").verify()["problems"]
+    assert "tag `v1`" in str(problem) and lost in str(problem)
+    assert not ds.verify()["problems"]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("again", ["branch", "tag", "delete"])
+def test_a_deletion_that_ended_after_its_first_half_is_completed(tmp_path, again):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    exp = ds.create_branch("exp")
+    exp.append({"n": [1]})
+    before = {path: path.read_bytes() for path in (tmp_path / "set" / "refs").iterdir()}
+    ds.delete_branch("exp")
+    for path in (tmp_path / "set" / "refs").iterdir():
+        path.unlink()
+    for path, body in before.items():
+        path.write_bytes(body)  # The log has ended, but the name is still there.
+    ds = ps.open(tmp_path / "set")
+    assert ds.branches() == {"main": ds.snapshot} and not ds.verify()["problems"]
+    with pytest.raises(ps.NotFoundError, match="was deleted"):
+        ps.open(tmp_path / "set", branch="exp")
+    if again == "delete":
+        ds.delete_branch("exp")
+    elif again == "tag":
+        ds.create_tag("exp")
+        assert ds.tags() == {"exp": ds.snapshot}
+    else:
+        assert ds.create_branch("exp", exp.snapshot)["n"][:].tolist() == [1]
+    assert ("exp" in ds.branches()) == (again == "branch") and not ds.verify()["problems"]
+
+
+@pytest.mark.local
+def test_a_clock_that_was_ahead_is_reported(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    first = ds.append({"n": [1]})
+    moment = datetime.datetime.now(datetime.UTC)
+    ds.append({"n": [2]})
+    path = tmp_path / "set" / "log" / f"{0:016x}" / f"{(1 << 64) - 3:020d}"
+    body, time = path.read_bytes(), ds.log()[0].time
+    made = (time - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(microseconds=1)
+    ahead = made + 3650 * 86_400 * 10**6
+    assert body.count(made.to_bytes(8, "little")) == 1
+    body = body.replace(made.to_bytes(8, "little"), ahead.to_bytes(8, "little"))[:-4]
+    path.write_bytes(body + crc32c(body).to_bytes(4, "little"))
+    ps.open(tmp_path / "set").append({"n": [3]})
+    for time in (moment, datetime.datetime.now(datetime.UTC)):
+        with pytest.warns(RuntimeWarning, match="later commits have times up to 36[45]. days ahead of this machine's clock") as caught:
+            opened = ps.open(tmp_path / "set", as_of=time)
+        assert opened.snapshot == first.snapshot and first.snapshot in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(ps.open(tmp_path / "set", as_of=moment + datetime.timedelta(days=4000))) == 3
+        assert len(ps.open(tmp_path / "set")) == 3
 
 
 def make_tag(uri, name, go, answers):

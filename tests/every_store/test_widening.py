@@ -181,6 +181,48 @@ def test_both_branches_may_widen(root):
         ds.merge("exp")
 
 
+@pytest.mark.parametrize("merges", ["dropper", "widener"])
+@pytest.mark.parametrize("dtype", ["int32", "float64"])
+def test_a_column_that_one_side_dropped_and_the_other_one_widened(root, merges, dtype):
+    ds = ps.create(root, {"n": "int16", "m": "int32"})
+    ids = ds.append({"n": [1, 2, 3], "m": [4, 5, 6]}).row_ids
+    exp = ds.create_branch("exp")
+    with exp.transaction() as tx:
+        tx.widen_column("n", dtype)
+    with exp.transaction() as tx:
+        tx.update({"n": [2, 1 << 20]}, row_ids=ids[1:])
+    with ds.transaction() as tx:
+        tx.drop_column("n", force=True)
+    one, other, word = (ds, "exp", "ours") if merges == "dropper" else (exp, "main", "theirs")
+    with pytest.raises(ps.ConflictError, match="one side dropped column `n`, and the other one changed or added 1 values") as caught:
+        one.merge(other)
+    assert caught.value.row_ids == [2] and word in caught.value.hint
+    one.merge(other, on_conflict=word)
+    assert list(one.schema) == ["m"] and one["m"][:].tolist() == [4, 5, 6] and not one.verify()["problems"]
+
+
+@pytest.mark.parametrize(
+    ("narrow", "dtypes"), [("int32", ("int64", "float64")), ("uint32", ("uint64", "int64")), ("int16", ("int64", "float32"))]
+)
+@pytest.mark.parametrize("kind", ["scalar", "tensor"])
+def test_values_of_two_dtypes_without_a_common_one_are_compared(root, narrow, dtypes, kind):
+    shaped = (lambda value: value) if kind == "scalar" else (lambda value: np.full((2,), value))
+    ds = ps.create(root, {"n": narrow if kind == "scalar" else ps.Tensor((None,), narrow), "m": "int8"})
+    ids = ds.append({"n": [shaped(value) for value in range(6)], "m": [0] * 6}).row_ids
+    snapshots = []
+    for dtype, own in zip(dtypes, ([3, 9, 7, 1 << 40 if "64" in dtypes[0] else 0], [3, 8, 7, 4]), strict=True):
+        branch = ds.create_branch(dtype)
+        with branch.transaction() as tx:
+            tx.widen_column("n", dtype)
+        with branch.transaction() as tx:
+            tx.update({"n": [shaped(value) for value in own]}, row_ids=ids[2:])
+            tx.update({"n": [None]}, row_ids=ids[:1])
+        snapshots.append(branch.snapshot)
+    for one, other in (snapshots, snapshots[::-1]):
+        found = [(entry.kind, entry.column, entry.row_ids.tolist()) for entry in ds.diff(one, other) if len(entry.row_ids)]
+        assert found == [("changed", "n", [3, 5])]
+
+
 def test_fill_values_and_keys_are_widened(root):
     ds = ps.create(root, {"key": "uint8", "n": "int8"})
     ids = ds.append({"key": [1, 2, 3], "n": [1, 2, 3]}).row_ids

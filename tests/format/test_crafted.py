@@ -134,3 +134,61 @@ def test_random_takes_of_changed_tails(tmp_path):
                 refused -= 1
             refused += 1
     assert refused > 10
+
+
+# Read a crafted dataset as `diff`, `merge` and `cherry_pick` do, and print the code of the error and the peak of memory in MiB.
+CHILD = """
+import resource, sys
+import penstock as ps
+path, verb, before, after = sys.argv[1:]
+ds = ps.open(path, branch="exp")
+try:
+    list(ds.diff(before, after)) if verb == "diff" else getattr(ds, verb)(after, on_conflict="theirs")
+    print("none", end=" ")
+except ps.Error as error:
+    print(error.code, end=" ")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("verb", ["diff", "merge", "cherry_pick"])
+@pytest.mark.parametrize("what", ["update", "delete", "append"])
+def test_overlays_and_fragments_that_claim_2_to_the_40_samples(tmp_path, verb, what):
+    """Their counts are refused, or cost no memory, whatever compares snapshots."""
+    varint, many = crafted_runner.varint, 1 << 40
+    ds = ps.create(tmp_path / "set", {"n": "int64"})
+    before = ds.append({"n": range(113)}).snapshot
+    exp = ds.create_branch("exp")
+    exp.append({"n": [1]})
+    with exp.transaction() as tx:
+        tx.update({"n": [5]}, row_ids=[5])
+    with ds.transaction() as tx:
+        if what == "append":
+            tx.append({"n": range(77)})
+        elif what == "update":
+            tx.update({"n": range(77)}, row_ids=range(20, 97))
+        else:
+            tx.delete(row_ids=range(20, 97))
+    after = ds.snapshot
+    first = {"append": 113}.get(what, 20).to_bytes(8, "little")
+    path = tmp_path / "set" / "log" / f"{0:016x}" / f"{(1 << 64) - 3:020d}"
+    body = path.read_bytes()
+    pairs = [(b"\1" + first + varint(77), b"\1" + first + varint(many))]
+    if what == "append":
+        # The samples of the fragment, and the counters of the transaction and of the record.
+        pairs.append((varint(77) + pairs[0][1], varint(many) + pairs[0][1]))
+        pairs.append((varint(113) + varint(77) + varint(77) + varint(0), varint(113) + varint(many) + varint(many) + varint(0)))
+        pairs.append((varint(0) + 3 * varint(190), varint(0) + 3 * varint(113 + many)))
+    for old, new in pairs:
+        assert old in body
+        body = body.replace(old, new)
+    body = body[:-4]
+    path.write_bytes(body + crc32c(body).to_bytes(4, "little"))
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "set"), verb, before, after]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert answer.returncode == 0, answer.stderr
+    code, peak = answer.stdout.split()
+    assert int(peak) < 250, answer.stdout
+    if what != "append":
+        assert code == "object-malformed", answer.stdout

@@ -151,6 +151,9 @@ impl Schema {
                 return conflict(&column.name, "each side has a column of this name");
             }
         }
+        if merged.columns == ours.columns {
+            return Ok(ours.clone()); // Both sides made the same changes.
+        }
         merged.check()?;
         Ok(merged)
     }

@@ -1,4 +1,4 @@
-//! Overlays: later values of some samples in some columns, or the deletion of samples (spec section 7).
+//! Overlays: later values of some samples in some columns, or samples that a snapshot does not have (spec section 7).
 
 use std::collections::HashSet;
 
@@ -8,9 +8,12 @@ use crate::cursor::{Cursor, Writer, malformed};
 use crate::files::FileRef;
 use crate::rows::RowSet;
 
+/// No column has this id. An overlay of it lists absent samples.
+const ABSENT: u64 = 0;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlay {
-    /// The columns that have new values. If empty, the samples are deleted.
+    /// The columns that have new values. If empty, the samples are deleted. If it is column 0 alone, they are absent.
     pub columns: Vec<u64>,
     pub rows: RowSet,
     /// Sample k of these files is the sample with the k-th smallest row id.
@@ -25,8 +28,22 @@ impl Overlay {
         Overlay { columns: Vec::new(), rows, files: Vec::new() }
     }
 
+    /// Return the overlay of samples that never lived on the branch, although their fragment is linked.
+    pub fn without(rows: RowSet) -> Overlay {
+        Overlay { columns: vec![ABSENT], rows, files: Vec::new() }
+    }
+
     pub fn is_deletion(&self) -> bool {
         self.columns.is_empty()
+    }
+
+    pub fn is_absence(&self) -> bool {
+        self.columns == [ABSENT]
+    }
+
+    /// Return whether the snapshot does not have these samples.
+    pub fn hides(&self) -> bool {
+        self.is_deletion() || self.is_absence()
     }
 
     pub fn parse(cursor: &mut Cursor) -> Result<Overlay> {
@@ -40,6 +57,9 @@ impl Overlay {
             None if own.len() < columns.len() => Err(malformed("an overlay lists a column twice")),
             None if rows.ids() == 0 => Err(malformed("an overlay has no row ids")),
             None if own.is_empty() && !files.is_empty() => Err(malformed("a deletion has data files")),
+            None if own.contains(&ABSENT) && (own.len() > 1 || !files.is_empty()) => {
+                Err(malformed("an overlay of absent samples has other columns or data files"))
+            }
             None => Ok(Overlay { columns, rows, files }),
         }
     }

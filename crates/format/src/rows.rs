@@ -94,11 +94,27 @@ impl RowSet {
     }
 }
 
-/// A set of row ids in memory.
-#[derive(Debug, Clone, PartialEq)]
+/// A union of at most this many runs stays a list of runs.
+const FEW_RUNS: usize = 64;
+
+/// A bitmap has a part for each 2^16 numbers. A union whose runs meet many more parts than there are runs stays a list of runs.
+const MANY_PARTS: u64 = 1 << 16;
+
+/// A set of row ids in memory. Its runs ascend and do not meet.
+#[derive(Debug, Clone)]
 pub enum RowIds {
     Runs(Vec<Run>),
     Bitmap(RoaringTreemap),
+}
+
+/// Sets with the same row ids are equal, whatever their forms.
+impl PartialEq for RowIds {
+    fn eq(&self, other: &RowIds) -> bool {
+        match (self, other) {
+            (RowIds::Bitmap(one), RowIds::Bitmap(other)) => one == other,
+            _ => self.runs_in(0..u64::MAX) == other.runs_in(0..u64::MAX),
+        }
+    }
 }
 
 impl Default for RowIds {
@@ -108,19 +124,30 @@ impl Default for RowIds {
 }
 
 impl RowIds {
-    /// Join sets.
+    /// Join sets. The result takes no more memory than the sets, however many row ids their runs have.
     pub fn union<'a>(sets: impl Iterator<Item = &'a RowIds>) -> RowIds {
-        let mut all = RoaringTreemap::new();
+        let (mut bitmaps, mut runs) = (RoaringTreemap::new(), Vec::<Run>::new());
         for set in sets {
             match set {
-                RowIds::Bitmap(bitmap) => all |= bitmap,
-                RowIds::Runs(runs) => runs.iter().for_each(|run| {
-                    all.insert_range(run.first..run.end());
-                }),
+                RowIds::Bitmap(bitmap) => bitmaps |= bitmap,
+                RowIds::Runs(others) => runs.extend(others),
             }
         }
-        all.optimize();
-        RowIds::Bitmap(all)
+        let runs = joined(runs);
+        let parts: u64 = runs.iter().map(|run| (run.end() >> 16) - (run.first >> 16) + 1).fold(0, u64::saturating_add);
+        if bitmaps.is_empty() && runs.len() <= FEW_RUNS {
+            return RowIds::Runs(runs);
+        }
+        if parts > 2 * runs.len() as u64 + MANY_PARTS {
+            let others = RowIds::Bitmap(bitmaps).runs_in(0..u64::MAX).into_iter().map(|(run, _)| run);
+            return RowIds::Runs(joined(runs.into_iter().chain(others).collect()));
+        }
+        RowIds::Bitmap(bitmap_of(&runs, bitmaps))
+    }
+
+    /// Join runs in any order.
+    pub fn of_runs(runs: Vec<Run>) -> RowIds {
+        RowIds::Runs(joined(runs))
     }
 
     /// Return the row ids of both sets.
@@ -184,7 +211,11 @@ impl RowIds {
     /// Return how many row ids are in a range.
     pub fn count_in(&self, range: Range<u64>) -> u64 {
         match self {
-            RowIds::Runs(runs) => clipped(runs, range).iter().map(|(run, _)| run.count).sum(),
+            RowIds::Runs(runs) => {
+                let meeting = &runs[runs.partition_point(|run| run.end() <= range.start)..];
+                let meeting = meeting.iter().take_while(|run| run.first < range.end);
+                meeting.map(|run| run.end().min(range.end) - run.first.max(range.start)).sum()
+            }
             RowIds::Bitmap(bitmap) => bitmap.range_cardinality(range),
         }
     }
@@ -216,7 +247,10 @@ impl RowIds {
         if runs.len() <= INLINE_RUNS {
             return (RowSet::Runs(runs), None);
         }
-        let RowIds::Bitmap(bitmap) = self else { return RowIds::union([self].into_iter()).encode(id) };
+        let bitmap = match self {
+            RowIds::Bitmap(bitmap) => bitmap,
+            RowIds::Runs(runs) => &bitmap_of(runs, RoaringTreemap::new()),
+        };
         let body = seal(Magic::RowIds, |writer| {
             // Writing to a Vec does not fail.
             let _ = bitmap.serialize_into(&mut writer.0);
@@ -273,6 +307,29 @@ fn shifted(stored: &RoaringTreemap, base: u64) -> Result<RoaringTreemap> {
         ids.insert_range(run.first..run.end());
     }
     Ok(ids)
+}
+
+/// Return runs in order. Those that meet become one.
+fn joined(mut runs: Vec<Run>) -> Vec<Run> {
+    runs.retain(|run| run.count > 0);
+    runs.sort_unstable_by_key(|run| run.first);
+    runs.dedup_by(|next, last| {
+        let meets = next.first <= last.end();
+        if meets {
+            last.count = last.count.max(next.end() - last.first);
+        }
+        meets
+    });
+    runs
+}
+
+/// Return a bitmap with the row ids of runs and of another bitmap.
+fn bitmap_of(runs: &[Run], mut bitmap: RoaringTreemap) -> RoaringTreemap {
+    for run in runs {
+        bitmap.insert_range(run.first..run.end());
+    }
+    bitmap.optimize();
+    bitmap
 }
 
 fn clipped(runs: &[Run], range: Range<u64>) -> Vec<(Run, u64)> {

@@ -139,7 +139,7 @@ class Versions(View):
     def create_tag(self, name: str, snapshot: Which | None = None) -> None:
         """Name this handle's snapshot, or another one, until the tag is deleted. `ps.open(tag=)` opens it.
 
-        `snapshot` is an id, a branch, a tag or a handle. A name has 1 to 255 bytes. If several processes create one tag, one of them succeeds. Cost: a few requests and one put, however many tags there are.
+        `snapshot` is an id, a branch, a tag or a handle. A name has 1 to 255 bytes, and is not the beginning of a snapshot id, such as `0-1`. If several processes create one tag, one of them succeeds. Cost: a few requests and one put, however many tags there are.
         Raises: AlreadyExistsError (name-exists), NotFoundError (snapshot-not-found), InvalidInputError (invalid-argument).
 
         >>> import penstock as ps
@@ -214,7 +214,7 @@ class Versions(View):
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch. Its snapshots remain, and a merge of them is not affected. Later commits to the branch are refused. If several processes
-        delete it at once, all of them succeed.
+        delete it at once, all of them succeed. If a fault interrupts it, the branch has ended, and its name is free for another branch or tag.
 
         Raises: NotFoundError (branch-not-found), InvalidInputError (invalid-argument) for "main".
         """
@@ -234,7 +234,8 @@ class Versions(View):
 
         The branch gets the samples that the other side added since both were one, without those that it deleted, and its new values. Row
         ids remain the same. A value that both sides changed differently is a conflict. So is a sample that one side changed and the other
-        one deleted. A sample that was deleted before a merge brought it remains deleted. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
+        one deleted. A sample that never lived on this branch was not deleted here, so a merge brings it. One that either side had and deleted is deleted,
+        unless the other side has other values of it: then it is a conflict. `on_conflict` is "fail", "ours" (this branch) or "theirs", or a dict of columns to these; "*" means all other columns.
         Returns the new snapshot and the row ids of the samples that the branch got. If the branch has all commits of the other side already,
         no commit is made. Unique keys of `upsert` are not checked: if both sides added one key, both samples remain. If both
         sides added one stage, one of them must delete its samples first.
@@ -276,8 +277,10 @@ class Versions(View):
     ) -> Receipt:
         """Copy the changes of one commit to this handle's branch: what differs between it and its first parent.
 
-        The samples that the commit added keep their row ids, so that a later merge does not add them again. See `merge` for
-        `on_conflict`, errors and costs. If the branch has all of the changes already, no commit is made.
+        The samples that the commit added keep their row ids, so that a later merge does not add them again. Nothing else comes with them: samples
+        beside them that never lived on this branch come with a later merge or copy. A sample that the commit changed and this branch
+        lacks is a conflict. `on_conflict="theirs"` brings it, and "ours" leaves it out. A sample that this branch deleted remains deleted.
+        See `merge` for `on_conflict`, errors and costs. If the branch has all of the changes already, no commit is made.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://cherry-pick", {"n": "int32"})

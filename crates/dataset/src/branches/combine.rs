@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::cursor::{Writer, malformed};
 use penstock_format::files::FileRef;
@@ -23,6 +23,7 @@ use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
+use crate::snapshot::overlays::Overlays;
 use crate::upkeep::diff::Group;
 use crate::write::pending::Pending;
 
@@ -67,8 +68,10 @@ pub struct Linked {
 pub struct Wanted<'a> {
     /// Samples of `theirs` that the merge adds.
     pub added: &'a RowIds,
-    /// Row ids that `ours` lacks.
-    pub unknown: &'a RowIds,
+    /// Samples that `theirs` deleted, and of whose deletion `ours` learns.
+    pub learned: &'a RowIds,
+    /// Row ids that `ours` has in no fragment.
+    pub lacking: &'a RowIds,
     /// Row ids in fragments that `theirs` got since all common ancestors.
     pub new: &'a RowIds,
 }
@@ -81,10 +84,10 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
     let count = |fragment: &Fragment, ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
     let gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
     let own = names_in(ours, theirs, &known, gone)?;
-    let needed = |fragment: &Fragment| match count(fragment, wanted.unknown) {
+    let needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {
         0 => Ok(false),
         all if all == fragment.samples && gone(fragment) => Ok(fragment.files.first().is_some_and(|file| !own.contains(&file.id))),
-        all if all == fragment.samples => Ok(count(fragment, wanted.added) > 0),
+        all if all == fragment.samples => Ok(count(fragment, wanted.added) + count(fragment, wanted.learned) > 0),
         some => Err(malformed(format!("{some} of the {} samples of a fragment are in another fragment as well", fragment.samples))),
     };
     for (index, part) in theirs.parts.iter().enumerate() {
@@ -221,16 +224,40 @@ pub fn deletion(snapshot: &Snapshot, rows: &RowIds, puts: &mut Vec<String>) -> R
     }
 }
 
-/// Return a snapshot with the additions. If samples are revived, its deletions are written again without them.
-pub fn combined(ours: &Snapshot, additions: &Additions, revived: &RowIds, puts: &mut Vec<String>) -> Result<Snapshot> {
-    let mut overlays: Vec<Overlay> = ours.overlays.all().iter().chain(&additions.overlays).cloned().collect();
-    if !revived.is_empty() {
-        let sets = ours
-            .context
-            .row_ids(&overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
-        let deleted = RowIds::union(sets.iter().map(AsRef::as_ref)).minus(revived);
-        overlays.retain(|overlay| !overlay.is_deletion());
-        overlays.extend(deletion(ours, &deleted, puts)?);
+/// Return the overlay of samples that never lived on the branch, or None if there are none. Cost: at most one put.
+pub fn absence(snapshot: &Snapshot, rows: &RowIds, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
+    match rows.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(Overlay::without(write_rows(&snapshot.context, rows, puts)?))),
+    }
+}
+
+/// What becomes of samples that are hidden in fragments of `ours`.
+#[derive(Default)]
+pub struct Unhidden {
+    /// Samples that get a position.
+    pub revived: RowIds,
+    /// Absent samples of whose deletion the branch learns.
+    pub settled: RowIds,
+}
+
+impl Unhidden {
+    pub fn is_empty(&self) -> bool {
+        self.revived.is_empty() && self.settled.is_empty()
+    }
+}
+
+/// Return a snapshot with the additions. If hidden samples change, the deletions and the absences are written again.
+pub fn combined(ours: &Snapshot, additions: &Additions, unhidden: &Unhidden, puts: &mut Vec<String>) -> Result<Snapshot> {
+    let all = Overlays::new(ours.overlays.all().iter().chain(&additions.overlays).cloned().collect());
+    let Unhidden { revived, settled } = unhidden;
+    let mut overlays = all.all().to_vec();
+    if !unhidden.is_empty() {
+        let union = |sets: Vec<&RowSet>| Ok::<_, Error>(RowIds::union(ours.context.row_ids(&sets)?.iter().map(AsRef::as_ref)));
+        let (deleted, absent) = (union(all.deletions().collect())?, union(all.absences().collect())?);
+        overlays.retain(|overlay| !overlay.hides());
+        overlays.extend(deletion(ours, &deleted.minus(revived).or(settled), puts)?);
+        overlays.extend(absence(ours, &absent.minus(revived).minus(settled), puts)?);
     }
     Ok(ours.combined(additions.parts.clone(), overlays, &additions.words))
 }

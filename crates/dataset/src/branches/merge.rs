@@ -8,11 +8,13 @@ use penstock_format::record::{Change, ChangeKind, FEATURE_MERGES, FEATURE_OVERLA
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::{Id, SnapshotId};
 
-use super::combine::{Additions, Linked, Wanted, combined, copied_values, deletion, linked, linked_files, new_parts, new_words};
+use super::combine::{
+    Additions, Linked, Unhidden, Wanted, absence, combined, copied_values, deletion, linked, linked_files, new_parts, new_words,
+};
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
-use super::three_way::{Comparison, Samples, Sides, Values};
+use super::three_way::{Comparison, Samples, Sides, Taken, Values};
 use super::written::{Texts, Written};
 use crate::commit::changes::{Proposal, State, Theirs, schema_change};
 use crate::commit::objects::{folders_of, write_rows};
@@ -50,7 +52,7 @@ pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, t
         }
         let (mut proposal, added) = match is_base(ours.id()) {
             true => fast_forward(written, &theirs, texts)?,
-            false => three_way(written, RecordKind::Merge, &bases, &theirs, &policies, texts)?,
+            false => three_way(written, Taken::Merged, &bases, &theirs, &policies, texts)?,
         };
         proposal.features |= FEATURE_MERGES;
         proposal.theirs.parent = Some((theirs.as_parent(), theirs.record.time_us));
@@ -73,7 +75,7 @@ pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Polic
         let parent = SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid };
         let base = records::named(store, &parent)?;
         let policies = policies.resolved(&written.base, &theirs, &base)?;
-        let (proposal, added) = three_way(written, RecordKind::Data, &[base], &theirs, &policies, texts)?;
+        let (proposal, added) = three_way(written, Taken::Copied, &[base], &theirs, &policies, texts)?;
         Ok((!proposal.own.changes.writes.is_empty()).then_some((proposal, added)))
     });
     merged.context(|| format!("cannot copy commit {commit}"))
@@ -105,7 +107,7 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
         schema_change(written.base.schema.columns.iter().map(|spec| spec.id).filter(|id| !kept(id)).collect())
     });
     let sides = Sides::new(written.base.clone(), written.base.clone(), theirs);
-    let found = Comparison::of(&sides)?;
+    let found = Comparison::of(&sides, Taken::Merged)?;
     let (added, removed) = (found.added().clone(), found.removed().clone());
     let mut proposal = written.proposal(RecordKind::Merge, texts, (added.len(), removed.len()))?;
     proposal.own.changes.writes.extend(altered);
@@ -123,27 +125,28 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
 /// Apply the changes between a common ancestor and `theirs` to the branch. If there are several common ancestors, they must agree.
 fn three_way(
     written: &mut Written,
-    kind: RecordKind,
+    taken: Taken,
     bases: &[LogEntry],
     theirs: &LogEntry,
     policies: &Policies,
     texts: Texts,
 ) -> Result<(Proposal, RowIds)> {
-    let Compared { all, altered, dropped, new_there } = compared(&written.base, bases, theirs, policies)?;
+    let Compared { all, altered, dropped, new_there } = compared(&written.base, bases, theirs, policies, taken)?;
     let sides = &all[0];
     let ours = sides.ours.clone();
     let puts = &mut written.puts;
-    let found = Comparison::of(sides)?;
-    let others = all[1..].iter().map(Comparison::of).collect::<Result<Vec<Comparison>>>()?;
+    let found = Comparison::of(sides, taken)?;
+    let others = all[1..].iter().map(|sides| Comparison::of(sides, taken)).collect::<Result<Vec<Comparison>>>()?;
     let new = others.iter().fold(found.new_there().clone(), |new, other| new.and(other.new_there()));
-    let choose = |added: &RowIds| linked(&ours, &sides.theirs, &Wanted { added, unknown: &found.unknown, new: &new });
+    let learned = others.iter().fold(found.learned(), |learned, other| learned.and(&other.learned()));
+    let choose = |added: &RowIds| linked(&ours, &sides.theirs, &Wanted { added, learned: &learned, lacking: &found.lacking, new: &new });
     let mut chosen = choose(found.added())?;
     let (Samples { added, removed, revived }, values) = match others.is_empty() {
         true => found.decide(&chosen.row_ids, policies)?,
         false => found.decide_among(&others, policies)?,
     };
     // A policy may have changed which samples are added.
-    if added.len() != found.added().and(&found.unknown).len() || !added.minus(&chosen.row_ids).is_empty() {
+    if added.len() != found.added().and(&found.lacking).len() || !added.minus(&chosen.row_ids).is_empty() {
         chosen = choose(&added)?;
     }
     let linked = check_stages(&ours, &sides.theirs, &chosen, &revived)?;
@@ -164,10 +167,16 @@ fn three_way(
     columns.dedup();
     let changed = ours.context.row_ids(&additions.overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
     let changed = RowIds::union(changed.iter().map(AsRef::as_ref));
-    // Samples that the other side deleted lie in the fragments that the branch gets.
-    additions.overlays.extend(deletion(&ours, &chosen.row_ids.minus(&added).or(&removed), puts)?);
+    // The fragments that the branch gets may have samples that it does not get.
+    let hidden = chosen.row_ids.minus(&added);
+    additions.overlays.extend(deletion(&ours, &hidden.and(&learned).or(&removed), puts)?);
+    additions.overlays.extend(absence(&ours, &hidden.minus(&learned), puts)?);
     let (more, fewer) = (added.len() + revived.len(), removed.len());
-    let kind = if altered && kind == RecordKind::Data { RecordKind::Schema } else { kind };
+    let kind = match taken {
+        Taken::Merged => RecordKind::Merge,
+        Taken::Copied if altered => RecordKind::Schema,
+        Taken::Copied => RecordKind::Data,
+    };
     let mut proposal = written.proposal(kind, texts, (more, fewer))?;
     proposal.own.changes.writes.extend(altered.then(|| schema_change(dropped)));
     let overlays = if additions.overlays.is_empty() { 0 } else { FEATURE_OVERLAYS };
@@ -175,17 +184,18 @@ fn three_way(
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some(chosen.row_ids.len());
     proposal.own.changes.staged = Arc::new(linked);
-    match additions.deltas().filter(|_| revived.is_empty() && !altered) {
+    let unhidden = Unhidden { settled: learned.minus(&found.lacking), revived };
+    match additions.deltas().filter(|_| unhidden.is_empty() && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {
             let puts = &mut written.puts;
-            let whole = combined(&ours, &additions, &revived, puts)?;
+            let whole = combined(&ours, &additions, &unhidden, puts)?;
             let (root, _) = write_root(&whole, puts)?;
             let record = whole.record();
             proposal.theirs.state = Some(State { root, samples: record.samples, live: record.live });
         }
     }
-    Ok((proposal, added.or(&revived)))
+    Ok((proposal, added.or(&unhidden.revived)))
 }
 
 /// Refuse to link or revive samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.
@@ -208,7 +218,7 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
     }
     let known = ours.fragments_with(&theirs.pages(), &files)?;
     let known: Vec<RowIds> = known.into_iter().map(|(_, fragment)| RowIds::Runs(fragment.runs)).collect();
-    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&ours.deleted()?);
+    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&ours.hidden()?);
     if twice.is_empty() {
         return Ok(linked);
     }

@@ -8,11 +8,11 @@ use penstock_format::rows::RowIds;
 use penstock_format::schema::{ColumnSpec, Schema};
 
 use super::policy::{Policies, Policy};
-use super::three_way::Sides;
+use super::three_way::{Sides, Taken};
 use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::file_of;
-use crate::upkeep::diff::{Unshared, changed_rows, changed_values};
+use crate::upkeep::diff::{Unshared, changed_between, changed_rows, read_as};
 
 /// Snapshots with the merged schema, and how it differs from the schemas of both sides.
 pub struct Compared {
@@ -28,13 +28,13 @@ pub struct Compared {
 
 /// Read the snapshots, and give them the merged schema. Cost: reads their roots. If both sides changed the schema, reads the values that one side
 /// changed in columns that the other one dropped.
-pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, policies: &Policies) -> Result<Compared> {
+pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, policies: &Policies, taken: Taken) -> Result<Compared> {
     let theirs = Arc::new(ours.near(theirs.clone())?);
     let sides = |base: &LogEntry| Ok(Sides::new(Arc::new(ours.near(base.clone())?), ours.clone(), theirs.clone()));
     let all = bases.iter().map(sides).collect::<Result<Vec<Sides>>>()?;
-    let (mut schema, dropped) = merged_schema(&all[0], policies)?;
+    let (mut schema, dropped) = merged_schema(&all[0], policies, taken)?;
     for other in &all[1..] {
-        if merged_schema(other, policies)?.1 != dropped {
+        if merged_schema(other, policies, taken)?.1 != dropped {
             let text = "found conflicts: an older merge leaves unclear which columns were dropped";
             return Err(Error::new("conflict", text).hint("drop them on both sides, then merge again"));
         }
@@ -58,7 +58,7 @@ pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, pol
 
 /// Return the merged schema, and the columns of `ours` that it lacks. If one side dropped a column in which the other one changed values, the
 /// policy must be that of the side that dropped it: the other side's root may lack the older values.
-fn merged_schema(sides: &Sides, policies: &Policies) -> Result<(Schema, Vec<u64>)> {
+fn merged_schema(sides: &Sides, policies: &Policies, taken: Taken) -> Result<(Schema, Vec<u64>)> {
     let Sides { base, ours, theirs, .. } = sides;
     let has = |snapshot: &Snapshot, spec: &ColumnSpec| snapshot.schema.columns.iter().any(|column| column.id == spec.id);
     for spec in &base.schema.columns {
@@ -70,18 +70,13 @@ fn merged_schema(sides: &Sides, policies: &Policies) -> Result<(Schema, Vec<u64>
         if policies.of(spec.id) == policy {
             continue;
         }
-        let changed = changed_values(base, kept, spec, &changed_rows(base, kept, spec.id)?)?;
+        let changed = match read_as(base, kept, spec.id) {
+            Some(specs) => changed_between(base, kept, &specs, &changed_rows(base, kept, spec.id)?)?,
+            None => RowIds::default(),
+        };
         let changed = changed.or(&given(base, kept, spec)?);
         if !changed.is_empty() {
-            let text = format!(
-                "found conflicts: one side dropped column `{}`, and the other one changed or added {} values",
-                spec.name,
-                changed.len()
-            );
-            return Err(Error::new("conflict", text)
-                .column(&spec.name)
-                .row_ids(changed.first(0, 10).into_iter().map(u64::cast_signed).collect())
-                .hint(format!("on_conflict=\"{word}\", for this column or for all, drops it; nothing was committed")));
+            return Err(lost_values(spec, &changed, word, taken));
         }
     }
     let merged = Schema::merged(&base.schema, &ours.schema, &theirs.schema)?;
@@ -90,18 +85,35 @@ fn merged_schema(sides: &Sides, policies: &Policies) -> Result<(Schema, Vec<u64>
     Ok((merged, gone))
 }
 
-/// Return the samples that were added since the ancestor with a value in a column. Cost: reads the pages that the ancestor lacks.
+/// Make the error for values of a column that only one side has. `word` is the policy that drops them.
+fn lost_values(spec: &ColumnSpec, changed: &RowIds, word: &str, taken: Taken) -> Error {
+    let (name, count) = (&spec.name, changed.len());
+    let text = match (taken, word) {
+        (Taken::Copied, "ours") => format!("the commit changed or added {count} values of column `{name}`, which this branch lacks"),
+        _ => format!("one side dropped column `{name}`, and the other one changed or added {count} values"),
+    };
+    let hint = match (taken, word) {
+        (Taken::Copied, "ours") => "leaves these values out; or copy the commit that added the column first",
+        _ => "drops it",
+    };
+    Error::new("conflict", format!("found conflicts: {text}"))
+        .column(name)
+        .row_ids(changed.first(0, 10).into_iter().map(u64::cast_signed).collect())
+        .hint(format!("on_conflict=\"{word}\", for this column or for all, {hint}; nothing was committed"))
+}
+
+/// Return the samples that were added since the ancestor with a value in a column. Cost: reads the pages with new samples.
 fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
-    let Unshared { added, rows, .. } = Unshared::between(base, kept)?;
-    let (mut found, known) = (RowIds::default(), base.pages());
+    let Unshared { added, known, .. } = Unshared::between(base, kept)?;
+    let (mut found, new) = (RowIds::default(), added.and(&known));
     for (index, part) in kept.parts.iter().enumerate() {
-        if part.page().is_some_and(|page| known.contains(&page)) {
+        if part.page().is_some_and(|page| new.count_in(page.least..page.least + page.span) == 0) {
             continue;
         }
         let fragments = kept.fragments(index)?;
         for fragment in fragments.as_slice().iter().filter(|fragment| file_of(&fragment.files, spec.id).is_some()) {
             let own = RowIds::union(fragment.runs.iter().map(|run| RowIds::Runs(vec![*run])).collect::<Vec<RowIds>>().iter());
-            found = found.or(&own.and(&rows).and(&added));
+            found = found.or(&own.and(&new));
         }
     }
     Ok(found)
@@ -119,8 +131,10 @@ pub fn check_leftover(
     each(&ids, &mut |file| match columns.iter().find(|spec| file.columns.contains(&spec.id)) {
         None => Ok(()),
         Some(spec) => {
-            let text =
-                format!("found conflicts: column `{}` was dropped on one side earlier, and would come back with old values", spec.name);
+            let text = format!(
+                "found conflicts: column `{}` was dropped on one side earlier, or left out of a copy, and would come back with old values",
+                spec.name
+            );
             let hint = "merge the other way round first, or drop the column on the other side as well";
             Err(Error::new("conflict", text).column(&spec.name).hint(hint))
         }

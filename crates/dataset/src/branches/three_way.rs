@@ -28,8 +28,17 @@ pub struct Samples {
     /// Samples whose fragments `ours` lacks.
     pub added: RowIds,
     pub removed: RowIds,
-    /// Samples that `ours` has deleted, and gets back.
+    /// Samples that are hidden in a fragment of `ours`, and get a position.
     pub revived: RowIds,
+}
+
+/// Which changes of `theirs` the branch gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// All of them. The branch then knows which samples `theirs` had and deleted.
+    Merged,
+    /// Those of one commit, whose ancestor need not be an ancestor of the branch.
+    Copied,
 }
 
 /// The values that a merge takes from `theirs`: overlays that apply unchanged, or samples by column.
@@ -41,10 +50,15 @@ pub enum Values {
 /// What both sides did to samples and to values since the ancestor.
 pub struct Comparison<'a> {
     sides: &'a Sides,
+    taken: Taken,
     ours: Unshared,
     theirs: Unshared,
     /// Row ids that `ours` has in no fragment.
-    pub unknown: RowIds,
+    pub lacking: RowIds,
+    /// Samples that only `theirs` knows. They never lived in `ours`.
+    unknown: RowIds,
+    /// Samples that no ancestor and only one side knows, and that this side deleted. The other side has them under the same row ids.
+    died: [RowIds; 2],
     /// Samples that only `ours` has. `theirs` may have deleted them.
     own: RowIds,
     /// Samples that only `theirs` has. `ours` may have deleted them.
@@ -69,11 +83,19 @@ enum AddedBy {
     Both,
 }
 
-/// A conflict: samples that both sides changed, in a column, or that one side changed and the other one deleted.
+/// A conflict: samples that both sides changed, in a column, or that one side changed and the other one lacks.
 struct Clash {
     column: String,
     rows: RowIds,
-    deleted: bool,
+    what: Clashing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Clashing {
+    Changed,
+    Deleted,
+    /// The branch lacks samples that a copied commit changed.
+    Lacking,
 }
 
 impl Sides {
@@ -93,7 +115,7 @@ impl Sides {
 
 impl<'a> Comparison<'a> {
     /// Cost: reads the manifest pages and sets of row ids in which the snapshots differ.
-    pub fn of(sides: &'a Sides) -> Result<Comparison<'a>> {
+    pub fn of(sides: &'a Sides, taken: Taken) -> Result<Comparison<'a>> {
         let Sides { base, ours, theirs, .. } = sides;
         let candidates = |spec: &'a ColumnSpec| {
             let [before, own, other] = [0, 1, 2].map(|side| sides.columns[side].contains(&spec.id));
@@ -109,21 +131,27 @@ impl<'a> Comparison<'a> {
             };
             Ok(Candidates { spec, ours: own, theirs: other, added })
         };
-        let Unshared { rows: unknown, removed: own, added: missing } = Unshared::between(ours, theirs)?;
-        Ok(Comparison {
-            sides,
-            unknown,
-            own,
-            missing,
-            ours: Unshared::between(base, ours)?,
-            theirs: Unshared::between(base, theirs)?,
-            columns: ours.schema.columns.iter().map(candidates).collect::<Result<_>>()?,
-        })
+        let Unshared { rows: lacking, known: unknown, removed: own, added: missing } = Unshared::between(ours, theirs)?;
+        let columns = ours.schema.columns.iter().map(candidates).collect::<Result<_>>()?;
+        let (ours, theirs) = (Unshared::between(base, ours)?, Unshared::between(base, theirs)?);
+        let died = match taken {
+            Taken::Merged => [ours.died().and(&theirs.added), theirs.died().and(&ours.added)],
+            Taken::Copied => Default::default(),
+        };
+        Ok(Comparison { sides, taken, lacking, unknown, died, own, missing, ours, theirs, columns })
     }
 
-    /// Return the row ids in fragments that `theirs` got since the ancestor, deleted ones included.
+    /// Return the row ids in fragments that `theirs` got since the ancestor, hidden ones included.
     pub fn new_there(&self) -> &RowIds {
         &self.theirs.rows
+    }
+
+    /// Return the samples that `theirs` got and deleted since the ancestor, and that never lived in `ours`. The branch learns of their deletion.
+    pub fn learned(&self) -> RowIds {
+        match self.taken {
+            Taken::Merged => self.theirs.died().and(&self.unknown),
+            Taken::Copied => RowIds::default(),
+        }
     }
 
     /// Return the samples that `theirs` has added since the ancestor.
@@ -161,13 +189,13 @@ impl<'a> Comparison<'a> {
                     Policy::Theirs => *rows = rows.or(&others),
                     Policy::Ours => *rows = rows.minus(&differing),
                     Policy::Fail if differing.is_empty() => {}
-                    Policy::Fail => clashes.push(Clash { column: spec.name.clone(), rows: differing, deleted: false }),
+                    Policy::Fail => clashes.push(Clash { column: spec.name.clone(), rows: differing, what: Clashing::Changed }),
                 }
             }
         }
         match policies.others {
             _ if unclear.is_empty() => {}
-            Policy::Fail => clashes.push(Clash { column: String::new(), rows: unclear, deleted: true }),
+            Policy::Fail => clashes.push(Clash { column: String::new(), rows: unclear, what: Clashing::Deleted }),
             Policy::Ours => {
                 let Samples { added, removed, revived } = samples;
                 samples = Samples { added: added.minus(&unclear), removed: removed.minus(&unclear), revived: revived.minus(&unclear) };
@@ -175,8 +203,8 @@ impl<'a> Comparison<'a> {
             }
             Policy::Theirs => {
                 let gained = unclear.and(&self.missing);
-                samples.added = samples.added.or(&gained.and(&self.unknown));
-                samples.revived = samples.revived.or(&gained.minus(&self.unknown));
+                samples.added = samples.added.or(&gained.and(&self.lacking));
+                samples.revived = samples.revived.or(&gained.minus(&self.lacking));
                 samples.removed = samples.removed.minus(&unclear).or(&unclear.and(&self.own));
                 values.iter_mut().for_each(|(_, rows)| *rows = rows.or(&gained));
             }
@@ -202,10 +230,11 @@ impl<'a> Comparison<'a> {
 
     /// Return the samples that the merge adds or removes, if no policy decides otherwise.
     fn samples(&self) -> Samples {
-        let (ours, theirs) = (&self.ours, &self.theirs);
-        // A sample that `ours` copied earlier and then deleted remains deleted.
-        let revived = theirs.added.minus(&self.unknown).minus(&ours.added).minus(&ours.rows);
-        Samples { added: theirs.added.and(&self.unknown), removed: theirs.removed.minus(&ours.removed), revived }
+        let (ours, theirs, [_, died]) = (&self.ours, &self.theirs, &self.died);
+        // A sample that `ours` got from elsewhere and then deleted remains deleted. One that never lived in `ours` was not deleted there.
+        let back = theirs.added.minus(&self.unknown).minus(&ours.added).minus(&ours.known);
+        let revived = theirs.added.and(&self.unknown).minus(&self.lacking).or(&back);
+        Samples { added: theirs.added.and(&self.lacking), removed: theirs.removed.minus(&ours.removed).or(died), revived }
     }
 
     /// Return the overlays of `theirs` if they apply unchanged: no sample has changes on both sides, and `ours` gets all of their samples.
@@ -213,14 +242,16 @@ impl<'a> Comparison<'a> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let is_new = |overlay: &Overlay| !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
         let values: Vec<(&Overlay, bool)> =
-            theirs.overlays.all().iter().filter(|overlay| !overlay.is_deletion()).map(|overlay| (overlay, is_new(overlay))).collect();
+            theirs.overlays.all().iter().filter(|overlay| !overlay.hides()).map(|overlay| (overlay, is_new(overlay))).collect();
         if self.hides_shared(&values)? {
             return Ok(None);
         }
-        let overlays: Vec<Overlay> = values.into_iter().filter(|(_, is_new)| *is_new).map(|(overlay, _)| overlay.clone()).collect();
+        let exists = |column: &u64| ours.schema.columns.iter().any(|spec| spec.id == *column);
+        let wanted = |(overlay, is_new): &(&Overlay, bool)| *is_new && overlay.columns.iter().any(exists);
+        let overlays: Vec<Overlay> = values.into_iter().filter(wanted).map(|(overlay, _)| overlay.clone()).collect();
         let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
-        let absent = self.unknown.minus(linked);
-        let on_both = self.ours.added.and(&self.theirs.added);
+        let absent = self.lacking.minus(linked);
+        let on_both = self.ours.added.and(&self.theirs.added).or(&RowIds::union(self.died.iter()));
         let apart = |one: &RowIds, other: &RowIds| one.common(other, 1).is_empty();
         let simple = |column: &Candidates| {
             let own = overlays.iter().zip(&sets).filter(|(overlay, _)| overlay.columns.contains(&column.spec.id));
@@ -269,7 +300,8 @@ impl<'a> Comparison<'a> {
         let on_both = self.ours.added.and(&self.theirs.added);
         let (mut clashes, mut values) = (Vec::new(), Vec::new());
         // Samples that one side deleted and the other one changed, by the policy of the changed column.
-        let (mut kept_by_ours, mut kept_by_theirs) = (ByPolicy::default(), ByPolicy::default());
+        let lacking = if self.taken == Taken::Copied { Clashing::Lacking } else { Clashing::Deleted };
+        let (mut kept_by_ours, mut kept_by_theirs) = (ByPolicy::new(Clashing::Deleted), ByPolicy::new(lacking));
         for Candidates { spec, ours: own, theirs: other, added } in &self.columns {
             let policy = policies.of(spec.id);
             let either = either_side(own, other, *added);
@@ -292,13 +324,16 @@ impl<'a> Comparison<'a> {
                     changed_values(base, side, spec, &changed_rows(base, side, spec.id)?.and(removed))
                 }
             };
-            kept_by_ours.add(policy, &spec.name, kept(ours, &self.theirs.removed)?);
-            kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?);
+            let [died_here, died_there] = self.changed_before(spec)?;
+            kept_by_ours.add(policy, &spec.name, kept(ours, &self.theirs.removed)?.or(&died_there));
+            kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?.or(&died_here));
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
             taken.extend([either.and(&samples.added), either.and(&samples.revived)]);
             match policy {
                 Policy::Theirs => taken.push(unclear),
-                Policy::Fail if !unclear.is_empty() => clashes.push(Clash { column: spec.name.clone(), rows: unclear, deleted: false }),
+                Policy::Fail if !unclear.is_empty() => {
+                    clashes.push(Clash { column: spec.name.clone(), rows: unclear, what: Clashing::Changed });
+                }
                 _ => {}
             }
             values.push(((*spec).clone(), RowIds::union(taken.iter())));
@@ -306,8 +341,8 @@ impl<'a> Comparison<'a> {
         let (ours_wins, _) = kept_by_ours.decide(&mut clashes);
         samples.removed = samples.removed.minus(&ours_wins);
         let (_, theirs_wins) = kept_by_theirs.decide(&mut clashes);
-        samples.revived = samples.revived.or(&theirs_wins.minus(&self.unknown));
-        samples.added = samples.added.or(&theirs_wins.and(&self.unknown));
+        samples.revived = samples.revived.or(&theirs_wins.minus(&self.lacking));
+        samples.added = samples.added.or(&theirs_wins.and(&self.lacking));
         for ((_, taken), Candidates { ours: own, theirs: other, added, .. }) in values.iter_mut().zip(&self.columns) {
             *taken = taken.or(&either_side(own, other, *added).and(&theirs_wins));
         }
@@ -315,6 +350,18 @@ impl<'a> Comparison<'a> {
             return Err(error(&clashes));
         }
         Ok((samples, values))
+    }
+
+    /// Return the samples that one side deleted, although no ancestor knows them, and that have another value in the other side: those that `ours`
+    /// deleted, and those that `theirs` deleted. The values before the deletion count.
+    fn changed_before(&self, spec: &ColumnSpec) -> Result<[RowIds; 2]> {
+        let Sides { ours, theirs, .. } = self.sides;
+        let changed = |died: &RowIds, there: &Arc<Snapshot>, other: &Arc<Snapshot>| match died.is_empty() {
+            true => Ok(RowIds::default()),
+            false => changed_values(&Arc::new(there.with_hidden()), other, spec, &changed_rows(ours, theirs, spec.id)?.and(died)),
+        };
+        let [here, there] = &self.died;
+        Ok([changed(here, ours, theirs)?, changed(there, theirs, ours)?])
     }
 }
 
@@ -324,18 +371,22 @@ fn either_side(ours: &RowIds, theirs: &RowIds, added: AddedBy) -> RowIds {
 }
 
 /// Samples that one side deleted and the other one changed, by the policies of the columns.
-#[derive(Default)]
 struct ByPolicy {
+    what: Clashing,
     fail: Vec<Clash>,
     ours: RowIds,
     theirs: RowIds,
 }
 
 impl ByPolicy {
+    fn new(what: Clashing) -> ByPolicy {
+        ByPolicy { what, fail: Vec::new(), ours: RowIds::default(), theirs: RowIds::default() }
+    }
+
     fn add(&mut self, policy: Policy, column: &str, rows: RowIds) {
         match policy {
             _ if rows.is_empty() => {}
-            Policy::Fail => self.fail.push(Clash { column: column.into(), rows, deleted: true }),
+            Policy::Fail => self.fail.push(Clash { column: column.into(), rows, what: self.what }),
             Policy::Ours => self.ours = self.ours.or(&rows),
             Policy::Theirs => self.theirs = self.theirs.or(&rows),
         }
@@ -343,11 +394,11 @@ impl ByPolicy {
 
     /// Return the samples for which `ours` wins, and those for which `theirs` wins. Policies that disagree are a conflict.
     fn decide(self, clashes: &mut Vec<Clash>) -> (RowIds, RowIds) {
-        let ByPolicy { fail, ours, theirs } = self;
+        let ByPolicy { what, fail, ours, theirs } = self;
         clashes.extend(fail);
         let disagree = ours.and(&theirs);
         if !disagree.is_empty() {
-            clashes.push(Clash { column: String::new(), rows: disagree, deleted: true });
+            clashes.push(Clash { column: String::new(), rows: disagree, what });
         }
         (ours, theirs)
     }
@@ -358,17 +409,20 @@ const NAMED: usize = 10;
 
 /// Make the error for conflicts that no policy decides.
 fn error(clashes: &[Clash]) -> Error {
-    let text = |Clash { column, rows, deleted }: &Clash| {
+    let text = |Clash { column, rows, what }: &Clash| {
         let (count, named) = (rows.len(), rows.first(0, NAMED));
         let more = if count as usize > named.len() { ", …" } else { "" };
         let named = named.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
         let samples = if count == 1 { "1 sample" } else { &format!("{count} samples") };
-        match (column.as_str(), deleted) {
+        match (column.as_str(), what) {
             ("", _) => format!("{samples} (row ids {named}{more}), which one side deleted: the other side or an older merge changed them"),
-            (column, true) => {
+            (column, Clashing::Lacking) => {
+                format!("{samples} (row ids {named}{more}) that this branch lacks and the commit changed in column `{column}`")
+            }
+            (column, Clashing::Deleted) => {
                 format!("{samples} (row ids {named}{more}) that one side deleted and the other one changed in column `{column}`")
             }
-            (column, false) => format!("{samples} (row ids {named}{more}) in column `{column}`, which both sides changed"),
+            (column, Clashing::Changed) => format!("{samples} (row ids {named}{more}) in column `{column}`, which both sides changed"),
         }
     };
     let all = RowIds::union(clashes.iter().map(|clash| &clash.rows));

@@ -16,23 +16,26 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::store::context::Context;
 
-/// Return a snapshot's overlays as its root lists them: all deletions are joined into the first overlay.
+/// Return a snapshot's overlays as its root lists them: all deletions are joined into one overlay, and all absent samples into another one. They
+/// come first.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
     let exists = |column: &u64| snapshot.schema.columns.iter().any(|spec| spec.id == *column);
     // No reader needs an overlay whose columns were all dropped.
     let values = snapshot.overlays.all().iter().filter(|overlay| overlay.columns.iter().any(exists)).cloned().collect();
-    let mut overlays = folded(snapshot, values, puts)?;
-    let deletions: Vec<&RowSet> = snapshot.overlays.deletions().collect();
-    let rows = match deletions[..] {
-        [] => return Ok(overlays),
-        [one] => one.clone(),
-        _ => {
-            let sets = snapshot.context.row_ids(&deletions)?;
-            write_rows(&snapshot.context, &RowIds::union(sets.iter().map(AsRef::as_ref)), puts)?
-        }
+    let values = folded(snapshot, values, puts)?;
+    let mut joined = |sets: Vec<&RowSet>| -> Result<Option<RowSet>> {
+        Ok(match sets[..] {
+            [] => None,
+            [one] => Some(one.clone()),
+            _ => {
+                let sets = snapshot.context.row_ids(&sets)?;
+                Some(write_rows(&snapshot.context, &RowIds::union(sets.iter().map(AsRef::as_ref)), puts)?)
+            }
+        })
     };
-    overlays.insert(0, Overlay::deleting(rows));
-    Ok(overlays)
+    let deleted = joined(snapshot.overlays.deletions().collect())?.map(Overlay::deleting);
+    let absent = joined(snapshot.overlays.absences().collect())?.map(Overlay::without);
+    Ok(deleted.into_iter().chain(absent).chain(values).collect())
 }
 
 /// Copy data files of fragments from records; see `copy_from_records`.

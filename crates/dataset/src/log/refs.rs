@@ -6,11 +6,11 @@ use std::sync::PoisonError;
 
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{NAMES_FOLDER, names_name, numbered, sealed_crc};
+use penstock_format::ids::{NAMES_FOLDER, names_name, numbered, record_name, sealed_crc};
 use penstock_format::names::{Folded, NameKind, Names, Operation, parse_entries};
 use penstock_storage::{Created, create_certainly};
 
-use super::newest::{leave_hint, newest_number};
+use super::newest::{leave_hint, newest, newest_number};
 use super::records;
 use crate::config::now_us;
 use crate::store::context::{Context, replaced};
@@ -63,7 +63,7 @@ fn fold(folded: &mut Folded, context: &Context, names: Names) -> Result<()> {
 }
 
 /// Return the names of a kind. Cost: a read of commit 0, a call to `newest_number`, and at most two requests.
-fn all(context: &Context, kind: NameKind) -> Result<BTreeMap<String, SnapshotId>> {
+pub fn all(context: &Context, kind: NameKind) -> Result<BTreeMap<String, SnapshotId>> {
     context.check_dataset()?;
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
     catch_up(&mut folded, context, None)?;
@@ -126,22 +126,26 @@ pub fn create_name(
 ) -> Result<SnapshotId> {
     let what = if kind == NameKind::Branch { "branch" } else { "tag" };
     let uri = context.storage.uri();
-    check_name(name).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
-    let (mut own, mut taken) = (None, None);
-    let set = |here: &Context, folded: &Folded| {
-        taken = [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
-        if taken.is_some() {
-            return Ok(None);
+    check_name(name).and_then(|()| check_apart(context, name)).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
+    let found = loop {
+        let (mut own, mut taken) = (None, None);
+        let set = |here: &Context, folded: &Folded| {
+            taken = [NameKind::Branch, NameKind::Tag].into_iter().find_map(|kind| Some((kind, folded.get(kind, name)?)));
+            if taken.is_some() {
+                return Ok(None);
+            }
+            let target = target(here, folded.next)?;
+            own = Some(target);
+            Ok(Some(Operation { removes: false, kind, name: name.into(), target }))
+        };
+        append(context, set).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
+        match (taken, own) {
+            (None, Some(own)) => return Ok(own),
+            (Some((NameKind::Tag, target)), _) => break format!("there is a tag of this name already, for snapshot {target}"),
+            // Its deletion was interrupted.
+            (Some((_, first)), _) if has_ended(context, first.branch)? => remove_branch(context, name, first.branch)?,
+            _ => break "there is a branch of this name already".to_owned(),
         }
-        let target = target(here, folded.next)?;
-        own = Some(target);
-        Ok(Some(Operation { removes: false, kind, name: name.into(), target }))
-    };
-    append(context, set).context(|| format!("cannot create {what} `{name}` of `{uri}`"))?;
-    let found = match (taken, own) {
-        (None, Some(own)) => return Ok(own),
-        (Some((NameKind::Tag, target)), _) => format!("there is a tag of this name already, for snapshot {target}"),
-        _ => "there is a branch of this name already".to_owned(),
     };
     Err(Error::new("name-exists", format!("cannot create {what} `{name}` of `{uri}`: {found}"))
         .hint("use another name, or delete that one first; branches and tags share one set of names"))
@@ -165,6 +169,25 @@ fn check_name(name: &str) -> Result<()> {
             .hint("a name has 1 to 255 bytes, no control characters, and not the form of a snapshot id")),
         false => Ok(()),
     }
+}
+
+/// Refuse a name that is also the beginning of the id of a snapshot. Another form of number, such as the month of a date, is not. Cost: a look-up
+/// for such a name only.
+fn check_apart(context: &Context, name: &str) -> Result<()> {
+    let Ok((branch, number)) = SnapshotId::parse_beginning(name) else { return Ok(()) };
+    let beginning = format!("{branch:x}-{number}");
+    let is_id = name.strip_prefix(&beginning).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+    match is_id && context.storage.exists(&record_name(branch, 0))? {
+        false => Ok(()),
+        true => Err(Error::new("invalid-argument", format!("`{name}` is the beginning of a snapshot id, and would mean two things"))
+            .hint("use a name of another form, such as v1")),
+    }
+}
+
+/// Return whether a branch was deleted, although its name may remain. Cost: a call to `newest_number`, and a read.
+fn has_ended(context: &Context, branch: u64) -> Result<bool> {
+    let newest = newest(context.storage.as_ref(), branch, None)?;
+    Ok(newest.is_some_and(|newest| newest.check_open().is_err()))
 }
 
 /// Pin a snapshot under this name until `unpin` is called. Costs one more put than `pins`, unless the pin already exists.

@@ -9,9 +9,9 @@ use super::values::file_of;
 
 impl Snapshot {
     /// Return the samples to which no update gave a value in a column: those in fragments that lack the column, and those in other fragments,
-    /// whose values may be null. Cost: reads the manifest, and the row ids of deletions and of overlays with the column.
+    /// whose values may be null. Cost: reads the manifest, and the row ids of hidden samples and of overlays with the column.
     pub fn without_value(&self, column: &ColumnSpec) -> Result<(RowIds, RowIds)> {
-        let hides = self.overlays.all().iter().filter(|overlay| overlay.is_deletion() || overlay.columns.contains(&column.id));
+        let hides = self.overlays.all().iter().filter(|overlay| overlay.hides() || overlay.columns.contains(&column.id));
         let hidden = self.context.row_ids(&hides.map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
         let hidden = RowIds::union(hidden.iter().map(AsRef::as_ref));
         let (mut lacking, mut others): (Vec<RowIds>, Vec<RowIds>) = Default::default();

@@ -1,4 +1,4 @@
-//! Map a position to its part, fragment and physical row. A deleted sample keeps its physical row, but has no position.
+//! Map a position to its part, fragment and physical row. A deleted or absent sample keeps its physical row, but has no position.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub struct Live {
     deleted: Option<Deleted>,
 }
 
-/// The deleted samples of a snapshot.
+/// The deleted and absent samples of a snapshot.
 struct Deleted {
     sets: Vec<Arc<RowIds>>,
     /// The deleted rows of each part.
@@ -72,7 +72,7 @@ const KEPT_PARTS: usize = 1024;
 impl Live {
     /// Cost: nothing without deletions. Otherwise, reads their row ids, and the pages with gaps in their row ids.
     fn of(snapshot: &Snapshot) -> Result<Live> {
-        let sets = snapshot.context.row_ids(&snapshot.overlays.deletions().collect::<Vec<_>>())?;
+        let sets = snapshot.context.row_ids(&snapshot.overlays.hidden().collect::<Vec<_>>())?;
         let mut starts = vec![0];
         for part in 0..snapshot.parts.len() {
             let live = snapshot.parts[part].samples().checked_sub(deleted_in(snapshot, part, &sets)?);
@@ -222,9 +222,9 @@ impl Snapshot {
         Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments)?, fragments })
     }
 
-    /// Return the row ids of all deleted samples. Cost: reads the sets of row ids.
-    pub fn deleted(&self) -> Result<RowIds> {
-        let sets = self.context.row_ids(&self.overlays.deletions().collect::<Vec<_>>())?;
+    /// Return the row ids of all samples that are deleted or absent. Cost: reads the sets of row ids.
+    pub fn hidden(&self) -> Result<RowIds> {
+        let sets = self.context.row_ids(&self.overlays.hidden().collect::<Vec<_>>())?;
         Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
     }
 

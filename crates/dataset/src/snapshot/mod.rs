@@ -87,7 +87,7 @@ impl Snapshot {
         }
         let overlays = Overlays::new(overlays);
         let found = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.samples()));
-        let deleted = overlays.deletions().map(RowSet::ids).try_fold(0u64, u64::checked_add);
+        let deleted = overlays.hidden().map(RowSet::ids).try_fold(0u64, u64::checked_add);
         if found != Some(record.samples) || deleted != Some(record.samples - record.live) {
             return Err(malformed(format!(
                 "commit {} has {} samples ({} live), but its manifest has {}, of which {} are deleted",
@@ -97,6 +97,11 @@ impl Snapshot {
                 counted(found),
                 counted(deleted)
             )));
+        }
+        if let Some(overlay) = overlays.all().iter().find(|overlay| overlay.rows.ids() > record.samples) {
+            let (ids, samples) = (overlay.rows.ids(), record.samples);
+            let text = format!("an overlay of commit {} has {ids} row ids, but the commit has only {samples} samples", record.snapshot());
+            return Err(malformed(text));
         }
         let mut words: HashMap<u64, Vec<WordsSegment>> = HashMap::new();
         for segment in segments {
@@ -185,10 +190,10 @@ impl Snapshot {
     /// Return this snapshot with more parts and words, and with these overlays instead of its own. All row ids are final.
     pub fn combined(&self, more: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
         let mut entry = self.entry.clone();
-        let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
+        let hidden: u64 = overlays.iter().filter(|overlay| overlay.hides()).map(|overlay| overlay.rows.ids()).sum();
         let record = Arc::make_mut(&mut entry.record);
         record.samples += more.iter().map(Part::samples).sum::<u64>();
-        record.live = record.samples.saturating_sub(deleted);
+        record.live = record.samples.saturating_sub(hidden);
         let mut segments = self.words.clone();
         for segment in words {
             let first_code = self.word_count(segment.column);
@@ -204,6 +209,11 @@ impl Snapshot {
             words: segments,
             tables: Arc::new(PerProcess::new(tables)),
         }
+    }
+
+    /// Return this snapshot with the samples that are deleted or absent. Their values are those before the deletion.
+    pub fn with_hidden(&self) -> Snapshot {
+        self.combined(Vec::new(), self.overlays.all().iter().filter(|overlay| !overlay.hides()).cloned().collect(), &[])
     }
 
     /// Return this snapshot with another schema. `others` have the words of category columns that this snapshot lacks.

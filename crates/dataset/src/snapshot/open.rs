@@ -11,6 +11,7 @@ use penstock_format::names::NameKind;
 use penstock_storage::Storage;
 
 use super::{Snapshot, copies};
+use crate::config::now_us;
 use crate::log::records::LogEntry;
 use crate::log::refs::{self, MAIN};
 use crate::log::{newest, records};
@@ -28,11 +29,12 @@ impl Snapshot {
         Snapshot::at_whole(context.clone(), entry, newest.written_in)
     }
 
-    /// Open the newest snapshot of the branch with this name, or the newest one at a time. Cost: as for `open` or `open_as_of`, and `branch_id`.
-    pub fn open_branch(context: Arc<Context>, name: &str, time_us: Option<i64>) -> Result<Snapshot> {
+    /// Open the newest snapshot of the branch with this name, or the newest one at a time. `warn` is called with a text if later commits may
+    /// be as old. Cost: as for `open` or `open_as_of`, and `branch_id`.
+    pub fn open_branch(context: Arc<Context>, name: &str, time_us: Option<i64>, warn: impl FnOnce(String)) -> Result<Snapshot> {
         let branch = branch_id(&context, name).map_err(|error| absent(&context, error))?;
         match time_us {
-            Some(time_us) => Snapshot::open_as_of(context, branch, time_us),
+            Some(time_us) => Snapshot::open_as_of(context, branch, time_us, warn),
             None => Snapshot::open(context, branch),
         }
     }
@@ -75,12 +77,15 @@ impl Snapshot {
 
     /// Open the newest snapshot of a branch that was committed at or before a time, in microseconds since 1970 UTC. If the branch began
     /// later, its parent counts. Cost: as for `open`, and a search of the log, with a read for each doubling of the number of commits.
-    pub fn open_as_of(context: Arc<Context>, branch: u64, time_us: i64) -> Result<Snapshot> {
+    fn open_as_of(context: Arc<Context>, branch: u64, time_us: i64, warn: impl FnOnce(String)) -> Result<Snapshot> {
         let store = context.storage.as_ref();
         let newest = newest::newest_number(store, &log_folder(branch), None)?.ok_or_else(|| without_log(store, branch))?;
         let (mut at, mut last) = (branch, newest.whole(store, &log_folder(branch))?);
+        let mut newest_us = i64::MIN;
         let entry = loop {
-            if let Some(found) = as_of(store, at, last, time_us)? {
+            let end = records::read_record(store, at, last)?;
+            newest_us = newest_us.max(end.record.time_us);
+            if let Some(found) = as_of(store, end, time_us)? {
                 break found;
             }
             let first = records::read_record(store, at, 0)?;
@@ -89,6 +94,16 @@ impl Snapshot {
                 Error::new("snapshot-not-found", text).hint("see `penstock log` for the times of commits")
             })?;
         };
+        let ahead_us = newest_us.saturating_sub(now_us());
+        if ahead_us > 0 && entry.record.time_us < newest_us {
+            warn(format!(
+                "`{}` was opened at snapshot {}, but later commits have times up to {} ahead of this machine's clock: some of them may have been made \
+                 before the given time, on a machine with a wrong clock; see `penstock log`, and open such a snapshot by its id",
+                store.uri(),
+                entry.record.snapshot(),
+                span(ahead_us)
+            ));
+        }
         let written_in = if at == branch { newest.written_in } else { written_in(store, at) };
         Snapshot::at_whole(context.clone(), entry, written_in)
     }
@@ -168,15 +183,26 @@ pub fn branch_id(context: &Context, name: &str) -> Result<u64> {
     })
 }
 
+/// Return a time span for messages.
+fn span(us: i64) -> String {
+    let (minutes, days) = (us / 60_000_000, us / 86_400_000_000);
+    match days {
+        0 if minutes == 0 => format!("{} seconds", us / 1_000_000),
+        0 => format!("{minutes} minutes"),
+        _ => format!("{days} days"),
+    }
+}
+
 /// Return the newest record of a log, up to record `last`, that is not later than a time. Returns None if record 0 is later.
-fn as_of(store: &dyn Storage, branch: u64, last: u64, time_us: i64) -> Result<Option<LogEntry>> {
+fn as_of(store: &dyn Storage, last: LogEntry, time_us: i64) -> Result<Option<LogEntry>> {
+    let (branch, number) = (last.record.branch, last.record.number);
     let read =
         |number: u64| records::read_record(store, branch, number).map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us));
-    if let Some(newest) = read(last)? {
-        return Ok(Some(newest));
+    if last.record.time_us <= time_us {
+        return Ok(Some(last));
     }
     let Some(mut found) = read(0)? else { return Ok(None) };
-    let mut later = last;
+    let mut later = number;
     while later - found.record.number > 1 {
         let middle = found.record.number + (later - found.record.number) / 2;
         match read(middle)? {

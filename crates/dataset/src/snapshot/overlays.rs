@@ -34,7 +34,8 @@ impl Overlays {
     pub fn new(all: Vec<Overlay>) -> Overlays {
         let mut by_column: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (index, overlay) in all.iter().enumerate() {
-            overlay.columns.iter().for_each(|column| by_column.entry(*column).or_default().push(index));
+            let columns = overlay.columns.iter().filter(|_| !overlay.hides());
+            columns.for_each(|column| by_column.entry(*column).or_default().push(index));
         }
         Overlays { all, by_column }
     }
@@ -46,6 +47,16 @@ impl Overlays {
     /// Return the row sets of all deletions.
     pub fn deletions(&self) -> impl Iterator<Item = &RowSet> {
         self.all.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| &overlay.rows)
+    }
+
+    /// Return the row sets of samples that never lived on the branch.
+    pub fn absences(&self) -> impl Iterator<Item = &RowSet> {
+        self.all.iter().filter(|overlay| overlay.is_absence()).map(|overlay| &overlay.rows)
+    }
+
+    /// Return the row sets of all samples that are deleted or absent. They have a physical row, but no position.
+    pub fn hidden(&self) -> impl Iterator<Item = &RowSet> {
+        self.all.iter().filter(|overlay| overlay.hides()).map(|overlay| &overlay.rows)
     }
 
     /// Return whether any sample has a newer value in this column.

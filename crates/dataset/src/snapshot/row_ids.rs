@@ -64,7 +64,8 @@ const POSITIONS: usize = 1 << 16;
 /// Where the sample with a row id is.
 enum Found {
     At(u64),
-    Deleted,
+    /// The sample was deleted, or is absent.
+    Hidden,
     Nowhere,
 }
 
@@ -90,7 +91,7 @@ impl OpenPart {
         let at = self.runs.partition_point(|(run, _)| run.first <= row_id).checked_sub(1)?;
         let (run, first) = self.runs[at];
         let live = || self.fragments.live_row(first + (row_id - run.first));
-        (row_id < run.end()).then(|| live().map_or(Found::Deleted, |live| Found::At(self.start + live)))
+        (row_id < run.end()).then(|| live().map_or(Found::Hidden, |live| Found::At(self.start + live)))
     }
 }
 
@@ -100,11 +101,13 @@ impl Snapshot {
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
         let found = |(place, row_id): (usize, Found)| match row_id {
             Found::At(position) => Ok(position),
-            Found::Deleted => Err((place, "its sample was deleted in")),
-            Found::Nowhere => Err((place, "no such sample exists in")),
+            Found::Hidden => Err((place, true)),
+            Found::Nowhere => Err((place, false)),
         };
-        let missing = |(place, why): (usize, &str)| {
+        let missing = |(place, is_hidden): (usize, bool)| {
             let row_id = row_ids[place];
+            let why =
+                if is_hidden && !self.is_absent(row_id.cast_unsigned()) { "its sample was deleted in" } else { "no such sample exists in" };
             // What a transaction sees has no id of its own.
             let here =
                 if self.tables.get().kept.get().is_some() { "this transaction".to_owned() } else { format!("snapshot {}", self.id()) };
@@ -114,6 +117,12 @@ impl Snapshot {
                 .row_ids(vec![row_id])
         };
         self.look_up(row_ids)?.into_iter().enumerate().map(found).collect::<std::result::Result<_, _>>().map_err(missing)
+    }
+
+    /// Return whether a sample never lived on the branch, although its fragment is linked.
+    fn is_absent(&self, row_id: u64) -> bool {
+        let sets = self.context.row_ids(&self.overlays.absences().collect::<Vec<_>>());
+        sets.is_ok_and(|sets| sets.iter().any(|set| set.count_in(row_id..row_id + 1) > 0))
     }
 
     /// Return the positions of row ids, with None for those without a sample. Costs the same as `positions_of`.

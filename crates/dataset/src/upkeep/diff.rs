@@ -5,19 +5,20 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use penstock_error::Result;
-use penstock_format::ids::Run;
+use penstock_codec::widen;
+use penstock_error::{Error, Result};
 use penstock_format::manifest::PageRef;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
-use penstock_tensor::Column;
+use penstock_tensor::{Column, Dtype};
 
 use crate::commit::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
+use crate::snapshot::overlays::Overlays;
 use crate::write::pending::own_value;
 
 /// What happened to samples between two snapshots.
@@ -61,8 +62,10 @@ pub struct Unshared {
     pub added: RowIds,
     /// Samples that only the first snapshot has.
     pub removed: RowIds,
-    /// Row ids in parts that only the second snapshot has, deleted ones included. The first snapshot may have some of them in other parts.
+    /// Row ids in parts that only the second snapshot has, hidden ones included. The first snapshot may have some of them in other parts.
     pub rows: RowIds,
+    /// Row ids that only the second snapshot knows: it has or deleted these samples, and the first one never had them.
+    pub known: RowIds,
 }
 
 impl Unshared {
@@ -70,10 +73,17 @@ impl Unshared {
     pub fn between(one: &Snapshot, other: &Snapshot) -> Result<Unshared> {
         let (ours, theirs) = unshared_rows(one, other)?;
         let (new, gone) = (theirs.minus(&ours), ours.minus(&theirs));
-        let (deleted, deleted_later) = unshared_deletions(one, other)?;
-        let added = new.minus(&deleted_later).or(&deleted.minus(&deleted_later).minus(&gone));
-        let removed = gone.minus(&deleted).or(&deleted_later.minus(&deleted).minus(&new));
-        Ok(Unshared { added, removed, rows: new })
+        let (hidden, hidden_later) = unshared_sets(one, other, |overlays| overlays.hidden().collect())?;
+        let added = new.minus(&hidden_later).or(&hidden.minus(&hidden_later).minus(&gone));
+        let removed = gone.minus(&hidden).or(&hidden_later.minus(&hidden).minus(&new));
+        let (absent, absent_later) = unshared_sets(one, other, |overlays| overlays.absences().collect())?;
+        let known = new.or(&absent.minus(&gone)).minus(&absent_later);
+        Ok(Unshared { added, removed, rows: new, known })
+    }
+
+    /// Return the samples that only the second snapshot knows, because it had and deleted them.
+    pub fn died(&self) -> RowIds {
+        self.known.minus(&self.added)
     }
 }
 
@@ -110,15 +120,9 @@ impl Diff {
                 return Ok(Some(Difference { what, row_ids: found }));
             };
             *from = last + 1;
-            // Both snapshots are read with the wider dtype.
-            let of = |snapshot: &Snapshot, column: u64| snapshot.schema.columns.iter().find(|spec| spec.id == column).cloned();
-            let spec = |column: u64| {
-                let mut spec = of(&self.other, column)?;
-                of(&self.one, column).is_none_or(|known| spec.take_wider(&known)).then_some(spec)
-            };
             found.extend(match what {
-                Happened::Changed(column) => match spec(column) {
-                    Some(spec) => differing(&self.one, &self.other, &spec, row_ids, &mut self.group)?,
+                Happened::Changed(column) => match read_as(&self.one, &self.other, column) {
+                    Some(specs) => differing(&self.one, &self.other, &specs, row_ids, &mut self.group)?,
                     None => Vec::new(),
                 },
                 _ => row_ids,
@@ -167,28 +171,55 @@ impl Group {
     }
 }
 
+/// Return the column as both snapshots are read, so that its values can be compared: with the wider dtype, or with their own dtypes if neither
+/// represents all values of the other one. None if one of them lacks the column.
+pub fn read_as(one: &Snapshot, other: &Snapshot, column: u64) -> Option<[ColumnSpec; 2]> {
+    let of = |snapshot: &Snapshot| snapshot.schema.columns.iter().find(|spec| spec.id == column).cloned();
+    let (mut before, mut after) = (of(one)?, of(other)?);
+    if before.take_wider(&after) {
+        after.take_wider(&before);
+    }
+    Some([before, after])
+}
+
 /// Return those of some samples that both snapshots have, with different values in a column. Cost: reads their values in both.
 pub fn changed_values(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnSpec, ids: &RowIds) -> Result<RowIds> {
+    changed_between(one, other, &[spec.clone(), spec.clone()], ids)
+}
+
+/// Do the same as `changed_values`, with the column as each snapshot is read.
+pub fn changed_between(one: &Arc<Snapshot>, other: &Arc<Snapshot>, specs: &[ColumnSpec; 2], ids: &RowIds) -> Result<RowIds> {
     let (mut from, mut found, mut group) = (0, Vec::new(), Group::default());
     loop {
         let row_ids = ids.first(from, group.samples);
         let Some(last) = row_ids.last() else { return Ok(found.into_iter().collect()) };
         from = last + 1;
-        found.extend(differing(one, other, spec, row_ids, &mut group)?);
+        found.extend(differing(one, other, specs, row_ids, &mut group)?);
     }
 }
 
 /// Return the samples that both snapshots have, with different values in a column.
-fn differing(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnSpec, row_ids: Vec<u64>, group: &mut Group) -> Result<Vec<u64>> {
+fn differing(
+    one: &Arc<Snapshot>,
+    other: &Arc<Snapshot>,
+    [spec_before, spec_after]: &[ColumnSpec; 2],
+    row_ids: Vec<u64>,
+    group: &mut Group,
+) -> Result<Vec<u64>> {
     let signed: Vec<i64> = row_ids.iter().map(|row_id| row_id.cast_signed()).collect();
     let (ours, theirs) = (one.find_positions(&signed)?, other.find_positions(&signed)?);
     let both: Vec<(u64, (u64, u64))> =
         row_ids.into_iter().zip(ours.into_iter().zip(theirs)).filter_map(|(id, (one, other))| Some((id, (one?, other?)))).collect();
-    let before = Values::read(one, both.iter().map(|(_, (one, _))| *one).collect(), spec)?;
-    let after = Values::read(other, both.iter().map(|(_, (_, other))| *other).collect(), spec)?;
+    let before = Values::read(one, both.iter().map(|(_, (one, _))| *one).collect(), spec_before)?;
+    let after = Values::read(other, both.iter().map(|(_, (_, other))| *other).collect(), spec_after)?;
     group.note(both.len(), before.column.value_bytes() + after.column.value_bytes());
-    let differs = |(place, (row_id, _)): (usize, (u64, (u64, u64)))| (before.get(place) != after.get(place)).then_some(row_id);
-    Ok(both.into_iter().enumerate().filter_map(differs).collect())
+    let mut found = Vec::new();
+    for (place, (row_id, _)) in both.into_iter().enumerate() {
+        if !before.equals(&after, place)? {
+            found.push(row_id);
+        }
+    }
+    Ok(found)
 }
 
 /// Values of a column that can be compared.
@@ -196,6 +227,8 @@ struct Values {
     column: Column,
     words: WordList,
     category: bool,
+    /// The dtype of numbers.
+    dtype: Option<Dtype>,
 }
 
 impl Values {
@@ -204,7 +237,18 @@ impl Values {
         reader.fetch(&[spec], Purpose::Take)?;
         let mut words = WordList::default();
         let column = reader.stored(spec, &mut words)?;
-        Ok(Values { column, words, category: matches!(spec.kind, penstock_format::schema::ColumnKind::Category) })
+        let dtype = spec.kind.dtype().and_then(Dtype::from_name);
+        Ok(Values { column, words, category: matches!(spec.kind, penstock_format::schema::ColumnKind::Category), dtype })
+    }
+
+    /// Return whether a value is the same in both. Numbers of different dtypes are compared exactly.
+    fn equals(&self, other: &Values, place: usize) -> Result<bool> {
+        match (self.get(place), other.get(place), self.dtype, other.dtype) {
+            (Some((one, free)), Some((two, other_free)), Some(from), Some(to)) if from != to => {
+                Ok(free == other_free && exact(one, from)? == exact(two, to)?)
+            }
+            (one, two, ..) => Ok(one == two),
+        }
     }
 
     /// Return the bytes of a value, or its word, and its free sizes. None for a null.
@@ -218,6 +262,29 @@ impl Values {
     }
 }
 
+/// Return numbers in a form in which those of all dtypes can be compared: a whole number, or the bits of a float. A float that is a whole number
+/// becomes one, except for negative zero.
+fn exact(bytes: &[u8], dtype: Dtype) -> Result<Vec<(i128, u64)>> {
+    let wide = [Dtype::Int64, Dtype::Uint64, Dtype::Float64].into_iter().find(|wide| *wide == dtype || dtype.widens_to(*wide));
+    let Some(wide) = wide else {
+        return Err(Error::new("internal", format!("values of {} are not compared with other dtypes", dtype.name())));
+    };
+    let mut numbers = bytes.to_vec();
+    if wide != dtype {
+        numbers = vec![0; bytes.len() / dtype.size() * wide.size()];
+        widen(bytes, dtype, wide, &mut numbers)?;
+    }
+    let number = |bytes: &[u8; 8]| match wide {
+        Dtype::Int64 => (i128::from(i64::from_le_bytes(*bytes)), 0),
+        Dtype::Uint64 => (i128::from(u64::from_le_bytes(*bytes)), 0),
+        _ => match f64::from_le_bytes(*bytes) {
+            float if float.fract() == 0.0 && float.to_bits() != (-0.0f64).to_bits() && float.abs() < 1e30 => (float as i128, 0),
+            float => (0, float.to_bits()),
+        },
+    };
+    Ok(numbers.as_chunks().0.iter().map(number).collect())
+}
+
 /// Return the row ids of parts that only one of the snapshots has.
 fn unshared_rows(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
     let (ours, theirs) = (one.pages(), other.pages());
@@ -228,27 +295,14 @@ fn unshared_rows(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
                 runs.extend(snapshot.fragments(part)?.as_slice().iter().flat_map(|fragment| fragment.runs.clone()));
             }
         }
-        Ok(joined(runs))
+        Ok(RowIds::of_runs(runs))
     };
     Ok((rows(one, &theirs)?, rows(other, &ours)?))
 }
 
-/// Return runs as a set, whatever their order. Runs of intact snapshots are disjoint.
-fn joined(mut runs: Vec<Run>) -> RowIds {
-    runs.sort_unstable_by_key(|run| run.first);
-    runs.dedup_by(|next, last| {
-        let meets = next.first <= last.end();
-        if meets {
-            last.count = last.count.max(next.end() - last.first);
-        }
-        meets
-    });
-    RowIds::Runs(runs)
-}
-
-/// Return the deleted samples of both snapshots, less those deletions that both have.
-fn unshared_deletions(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
-    let (ours, theirs): (Vec<&RowSet>, Vec<&RowSet>) = (one.overlays.deletions().collect(), other.overlays.deletions().collect());
+/// Return the samples of some overlays of both snapshots, without those overlays that both have.
+fn unshared_sets(one: &Snapshot, other: &Snapshot, of: impl Fn(&Overlays) -> Vec<&RowSet>) -> Result<(RowIds, RowIds)> {
+    let (ours, theirs) = (of(&one.overlays), of(&other.overlays));
     let set = |snapshot: &Snapshot, sets: &[&RowSet], known: &[&RowSet]| {
         let unshared: Vec<&RowSet> = sets.iter().filter(|set| !known.contains(set)).copied().collect();
         Ok(RowIds::union(snapshot.context.row_ids(&unshared)?.iter().map(AsRef::as_ref)))

@@ -7,6 +7,7 @@ use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout
 use penstock_format::files::FileRef;
 use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id};
 use penstock_format::manifest::Fragment;
+use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Record;
 use penstock_format::rows::RowIds;
@@ -16,8 +17,7 @@ use penstock_tensor::Dtype;
 
 use crate::config::Config;
 use crate::log::history::History;
-use crate::log::newest;
-use crate::log::refs::pins;
+use crate::log::{newest, records, refs};
 use crate::read::fixed::check_bools;
 use crate::read::ragged::check_label_codes;
 use crate::snapshot::Snapshot;
@@ -56,7 +56,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     for error in newest::gaps(store, &snapshot.id())? {
         note(&mut report, "log".into(), Err(error))?;
     }
-    note(&mut report, NAMES_FOLDER.into(), pins(&snapshot.context).map(drop))?;
+    check_names(snapshot, &mut report)?;
     for column in &snapshot.schema.columns {
         check_words(snapshot, column, &mut report)?;
     }
@@ -84,10 +84,25 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
-    note(&mut report, "row ids".into(), check_deletions(snapshot))?;
+    note(&mut report, "row ids".into(), check_hidden(snapshot))?;
     let record = snapshot.record();
-    report.samples = report.samples.saturating_sub(record.samples - record.live); // Deleted samples were checked as well.
+    report.samples = report.samples.saturating_sub(record.samples - record.live); // Hidden samples were checked as well.
     Ok(report)
+}
+
+/// Check that the snapshots that have names exist. Cost: a read for each name.
+fn check_names(snapshot: &Snapshot, report: &mut Report) -> Result<()> {
+    for (what, kind) in [("branch", NameKind::Branch), ("tag", NameKind::Tag), ("pin", NameKind::Pin)] {
+        let names = match refs::all(&snapshot.context, kind) {
+            Err(error) => return note(report, NAMES_FOLDER.into(), Err(error)),
+            Ok(names) => names,
+        };
+        for (name, target) in names {
+            let found = records::named(snapshot.context.storage.as_ref(), &target).map(drop);
+            note(report, format!("{what} `{name}`"), found)?;
+        }
+    }
+    Ok(())
 }
 
 /// Check that each row id of an overlay belongs to a sample.
@@ -100,16 +115,16 @@ fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result
     }
 }
 
-/// Check that no sample is deleted twice, so that the number of samples is right.
-fn check_deletions(snapshot: &Snapshot) -> Result<()> {
-    let sets = match snapshot.context.row_ids(&snapshot.overlays.deletions().collect::<Vec<_>>()) {
+/// Check that no sample is deleted or absent twice, so that the number of samples is right.
+fn check_hidden(snapshot: &Snapshot) -> Result<()> {
+    let sets = match snapshot.context.row_ids(&snapshot.overlays.hidden().collect::<Vec<_>>()) {
         Err(error) if is_damage(&error) => return Ok(()), // `check_overlay` reports it.
         other => other?,
     };
     let (listed, distinct) = (sets.iter().map(|set| set.len()).sum::<u64>(), RowIds::union(sets.iter().map(AsRef::as_ref)).len());
     match listed == distinct {
         true => Ok(()),
-        false => Err(malformed(format!("deletions list {listed} row ids, but only {distinct} different ones"))),
+        false => Err(malformed(format!("deletions and absences list {listed} row ids, but only {distinct} different ones"))),
     }
 }
 

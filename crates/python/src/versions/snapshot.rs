@@ -7,6 +7,7 @@ use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
 use penstock_dataset::{CACHE_POLICY, Context, Incomplete, Part, Report, block_cache_bytes, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
+use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Io, Options, Storage};
@@ -78,16 +79,22 @@ pub fn open(
     branch: (String, Option<i64>),
 ) -> PyResult<Snapshot> {
     let options = options(storage_options, io).or_raise(py)?;
+    let mut early = None;
     let opened = py.detach(|| {
         let incomplete = if incomplete { Incomplete::Permit } else { Incomplete::Refuse };
         let context = Context::with(opened(uri, &options)?, incomplete);
         match (snapshot, tag, &branch) {
             (Some(id), ..) => penstock_dataset::Snapshot::open_at(context, id),
             (_, Some(tag), _) => penstock_dataset::Snapshot::open_tag(context, tag),
-            (_, _, (name, time_us)) => penstock_dataset::Snapshot::open_branch(context, name, *time_us),
+            (_, _, (name, time_us)) => penstock_dataset::Snapshot::open_branch(context, name, *time_us, |text| early = Some(text)),
         }
     });
-    Ok(Snapshot { inner: Arc::new(opened.or_raise(py)?), options })
+    let inner = Arc::new(opened.or_raise(py)?);
+    if let Some(text) = early {
+        // The warning names the caller of `ps.open`.
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &std::ffi::CString::new(text).unwrap_or_default(), 2)?;
+    }
+    Ok(Snapshot { inner, options })
 }
 
 /// Examine a location. Returns (name, good | None, (value, unit) | None, finding, advice) for each check.
@@ -343,10 +350,12 @@ impl Snapshot {
             })
         })
         .or_raise(py)?;
-        let changed = overlays.iter().filter(|overlay| !overlay.is_deletion());
+        let changed = overlays.iter().filter(|overlay| !overlay.hides());
+        let count = |is: fn(&Overlay) -> bool| overlays.iter().filter(|overlay| is(overlay)).map(|overlay| overlay.rows.ids()).sum::<u64>();
         Ok(vec![
             ("samples", record.live),
-            ("deleted_samples", record.samples - record.live),
+            ("deleted_samples", count(Overlay::is_deletion)),
+            ("absent_samples", count(Overlay::is_absence)),
             ("overlay_samples", changed.clone().map(|overlay| overlay.rows.ids()).sum()),
             ("fragments", fragments),
             ("pages", self.inner.parts.iter().filter(|part| matches!(part, Part::Page(_))).count() as u64),

@@ -20,14 +20,14 @@ use crate::store::datafile::DataFile;
 /// Return the row ids of the fragments with these data files. A merge may have added a fragment whose samples had been deleted under other
 /// row ids. Of such copies, the one with the most samples counts. Cost: reads the manifest.
 fn live_copies(snapshot: &Snapshot, files: &HashSet<Id>) -> Result<HashMap<Id, Vec<Run>>> {
-    let (mut known, mut deleted) = (HashMap::<Id, Vec<Run>>::new(), None);
+    let (mut known, mut hidden) = (HashMap::<Id, Vec<Run>>::new(), None);
     for (file, fragment) in snapshot.fragments_with(&HashSet::new(), files)? {
         let Some(runs) = known.insert(file, fragment.runs.clone()) else { continue };
-        let deleted = match &mut deleted {
-            Some(deleted) => deleted,
-            none => none.insert(snapshot.deleted()?),
+        let hidden = match &mut hidden {
+            Some(hidden) => hidden,
+            none => none.insert(snapshot.hidden()?),
         };
-        let live = |runs: &[Run]| runs.iter().map(|run| run.count - deleted.count_in(run.first..run.end())).sum::<u64>();
+        let live = |runs: &[Run]| runs.iter().map(|run| run.count - hidden.count_in(run.first..run.end())).sum::<u64>();
         if live(&runs) > live(&fragment.runs) {
             known.insert(file, runs);
         }
