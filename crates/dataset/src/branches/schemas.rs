@@ -40,10 +40,7 @@ pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, pol
         }
     }
     for other in &all[1..] {
-        if let Some(column) = schema.widen_to(&other.base.schema) {
-            let text = format!("found conflicts: no dtype has the values of column `{column}` in all common ancestors");
-            return Err(Error::new("conflict", text).column(column).hint("widen it on both sides, then merge again"));
-        }
+        schema.widen_to(&other.base.schema)?;
     }
     let lacks = |snapshot: &Snapshot| {
         let lacking = |spec: &&ColumnSpec| snapshot.schema.columns.iter().all(|column| column.id != spec.id);
@@ -90,10 +87,11 @@ fn merged_schema(sides: &Sides, policies: &Policies) -> Result<(Schema, Vec<u64>
     Ok((merged, gone))
 }
 
-/// Return the samples that were added since the ancestor with a value in a column. Cost: reads the pages that the ancestor lacks.
+/// Return the samples that were added since the ancestor and got a value in a column, when they were appended or later. Cost: reads the pages
+/// and the row ids of overlays that the ancestor lacks.
 fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
     let Unshared { added, rows, .. } = Unshared::between(base, kept)?;
-    let (mut found, known) = (RowIds::default(), base.pages());
+    let (mut found, known) = (changed_rows(base, kept, spec.id)?.and(&added), base.pages());
     for (index, part) in kept.parts.iter().enumerate() {
         if part.page().is_some_and(|page| known.contains(&page)) {
             continue;
