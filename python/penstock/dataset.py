@@ -201,7 +201,8 @@ class Dataset(Versions):
         its fill value (see `Transaction.add_column`), or is null.
 
         `columns` may also be a pandas or Polars frame, a pyarrow table, a Hugging Face dataset, or a list of dicts. It may be a stream: an
-        Arrow reader, or a generator that yields rows or tables. The index of a frame is not stored.
+        Arrow reader, or a generator that yields rows or tables. The index of a frame is not stored. A key that only some of the dicts lack is
+        a null in these.
 
         Cost: encodes on all threads, writes the bytes to data files once, then syncs four times (twice for up to 2 KiB). `validate="decode"` checks every pixel
         of media; `"header"` checks only their headers. Memory: up to `ps.configure(memory_bytes=…)`, in addition to the caller's data.
@@ -306,7 +307,7 @@ class Dataset(Versions):
     def stage(self, columns: Table, *, validate: str = "header") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.
 
-        `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape are refused. When this returns, the files are durable. They are not part of any snapshot.
+        `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape without a fill value are refused. When this returns, the files are durable. They are not part of any snapshot.
         Cost: as for `append`, without the commit. The stage is picklable, and has a few hundred bytes.
 
         >>> import penstock as ps

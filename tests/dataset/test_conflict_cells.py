@@ -85,7 +85,9 @@ class Side:
             return
         row, name = self.rng.choice(cells) if cells and (not gone or self.rng.random() < 0.8) else (gone[0], "a")
         how = self.rng.choice(["update", "update", "update", "take", "delete"])
-        {"update": lambda: self.update([name], [row]), "take": lambda: self.look([row], [name]), "delete": lambda: self.delete([row])}[how]()
+        {"update": lambda: self.update([name], [row]), "take": lambda: self.look([row], [name]), "delete": lambda: self.delete([row])}[
+            how
+        ]()
         if self.calls and how != "delete" and self.rng.random() < 0.5:  # Not always in the last call.
             self.calls.insert(self.rng.randrange(len(self.calls)), self.calls.pop())
 

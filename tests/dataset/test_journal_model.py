@@ -14,7 +14,14 @@ from anything import SEEDS
 
 pytestmark = pytest.mark.local
 
-SCHEMA = {"n": "int64", "k": ps.Text(), "c": ps.Category(), "v": ps.Tensor((2,), "float32"), "r": ps.Tensor((None, 2), "int16"), "m": ps.Image()}
+SCHEMA = {
+    "n": "int64",
+    "k": ps.Text(),
+    "c": ps.Category(),
+    "v": ps.Tensor((2,), "float32"),
+    "r": ps.Tensor((None, 2), "int16"),
+    "m": ps.Image(),
+}
 # The first two samples have the same key.
 KEYS = ["twice", "twice", *(f"k{number}" for number in range(8)), None]
 NUMBERS = itertools.count()

@@ -1,4 +1,4 @@
-"""A null that was given, a value, and a value that was left out are three things, in every layout and by every way in which samples get values.
+"""A null that was given, a value, and a value that was left out are three things. This holds in every layout, however samples get values.
 
 A column that is left out has its fill value, or is null without one. An explicit None is a null.
 """
@@ -206,7 +206,11 @@ def test_a_backfill_computes_what_no_update_gave(name, filled):
     values = {number for number, cell in table.cells.items() if number < table.count and cell is not None}
     count = table.ds.backfill(name, compute, columns=["n"], batch_size=3, commit_samples=5)
     found = {int(sample["n"]): sample[name] for sample in table.ds}
-    changed = {number for number in lacking if form(table.ds, name, found[number]) == (None if chosen[number] is None else table.forms[chosen[number]])}
+    changed = {
+        number
+        for number in lacking
+        if form(table.ds, name, found[number]) == (None if chosen[number] is None else table.forms[chosen[number]])
+    }
     assert count <= len(lacking)
     for number in table.cells:
         if number in table.given or (number in values and number not in changed):
@@ -225,7 +229,9 @@ def test_random_calls_keep_nulls_fills_and_values_apart(part):
             with table.ds.transaction() as tx:
                 for _ in range(rng.randint(1, 5)):
                     way = rng.choice([way for way in WAYS if way is not overwrite])
-                    cells = [LEFT_OUT] * 2 if rng.random() < 0.3 else [rng.choice([None, None, 0, 1, 2]) for _ in range(rng.choice([1, 2, 5]))]
+                    cells = (
+                        [LEFT_OUT] * 2 if rng.random() < 0.3 else [rng.choice([None, None, 0, 1, 2]) for _ in range(rng.choice([1, 2, 5]))]
+                    )
                     where.append((way.__name__, cells))
                     way(table, tx, cells)
                 table.check(tx._view(), (seed, table.name, where, "inside"))
