@@ -29,12 +29,14 @@ FILLS = {}
 class State:
     """The samples of a commit: all of them in physical order, those that are alive, and the values of all of them. Also the columns."""
 
-    def __init__(self, columns, physical=(), alive=(), cells=None):
+    def __init__(self, columns, physical=(), alive=(), cells=None, late=()):
         self.columns = list(columns)
+        # The cells that an update gave a value.
+        self.late = set(late)
         self.physical, self.alive, self.cells = list(physical), set(alive), {row: dict(of) for row, of in (cells or {}).items()}
 
     def copy(self):
-        return State(self.columns, self.physical, self.alive, self.cells)
+        return State(self.columns, self.physical, self.alive, self.cells, self.late)
 
     def cell(self, row, name):
         return self.cells[row].get(name, FILLS.get(name))
@@ -76,8 +78,10 @@ def three_way(base, ours, theirs, fragments, policy, known):
                 refused += [(row, name) for row in base.alive & kept.alive if differs(base, kept, row, name)]
                 new = (set(kept.physical) - set(base.physical)) & (kept.alive - base.alive)
                 refused += [(row, name) for rows, listed in fragments.items() if name in listed for row in new & set(rows)]
+                refused += [(row, name) for row in new if (row, name) in kept.late]
     if refused:
         raise Refused(refused)
+    merged.late |= theirs.late
     merged.columns = [name for name in ours.columns if name in theirs.columns or name not in base.columns]
     merged.columns += [name for name in theirs.columns if name not in ours.columns and name not in base.columns]
     columns = merged.columns
@@ -216,6 +220,7 @@ class Program:
                     rows = [rng.choice(known) for _ in range(rng.choice([1, 3, 40]))]
                     columns = {column: [self.value(column) for _ in rows] for column in rng.sample(state.columns, rng.randint(1, 2))}
                     tx.update(columns, row_ids=rows)
+                    state.late |= {(row, column) for row in rows for column in columns}
                     for place, row in enumerate(rows):
                         state.cells[row].update({column: self.plain(columns[column][place]) for column in columns})
                 else:
@@ -225,8 +230,9 @@ class Program:
         final = dict(zip(added, tx.receipt.row_ids.tolist(), strict=True))
         of = lambda row: final.get(row, row)  # noqa: E731
         state = State(
-            state.columns, [*state.physical, *map(of, added)], map(of, state.alive), {of(row): cells for row, cells in state.cells.items()}
-        )
+            state.columns, [*state.physical, *map(of, added)], map(of, state.alive), {of(row): cells for row, cells in state.cells.items()},
+            {(of(row), column) for row, column in state.late},
+        )  # fmt: skip
         self.fragments.update({tuple(of(row) for row in rows): listed for rows, listed in groups if rows})
         self.heads[name] = self.made(state, [head], tx.receipt.snapshot)
 

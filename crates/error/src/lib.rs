@@ -165,14 +165,9 @@ impl Error {
     }
 
     /// Add `first` to all row numbers, because the request was part of a larger request.
-    pub fn shift_rows(self, first: u64) -> Error {
-        self.map_rows(|row| row + first)
-    }
-
-    /// Replace all row numbers by those of a larger request.
-    pub fn map_rows(mut self, place: impl Fn(u64) -> u64) -> Error {
-        self.0.row = self.0.row.map(&place);
-        self.0.rows.iter_mut().for_each(|row| *row = place(*row));
+    pub fn shift_rows(mut self, first: u64) -> Error {
+        self.0.row = self.0.row.map(|row| row + first);
+        self.0.rows.iter_mut().for_each(|row| *row += first);
         self.compose()
     }
 

@@ -175,10 +175,16 @@ impl Schema {
     }
 }
 
+/// Return the smallest dtype that represents each number of both exactly.
+fn common(one: Dtype, other: Dtype) -> Option<Dtype> {
+    let has_both = |dtype: &Dtype| [one, other].iter().all(|narrow| narrow == dtype || narrow.widens_to(*dtype));
+    (0..).map_while(Dtype::from_code).filter(has_both).min_by_key(|dtype| dtype.size())
+}
+
 /// Make the error for a column that has two dtypes, neither of which represents the values of the other.
 fn unlike(one: &ColumnSpec, other: &ColumnSpec) -> Error {
     let [first, second] = [one, other].map(|spec| spec.kind.dtype().unwrap_or_default());
-    let common = Dtype::from_name(first).zip(Dtype::from_name(second)).and_then(|(one, other)| one.common(other));
+    let common = Dtype::from_name(first).zip(Dtype::from_name(second)).and_then(|(one, other)| common(one, other));
     let hint = match common {
         Some(common) => format!("widen it to {} on both sides, then merge again", common.name()),
         None => "no dtype has the values of both; rename or drop the column on one side, then merge again".to_owned(),

@@ -81,12 +81,6 @@ impl Dtype {
         }
     }
 
-    /// Return the smallest dtype that represents each number of both exactly.
-    pub fn common(self, other: Dtype) -> Option<Dtype> {
-        let has_both = |dtype: &Dtype| [self, other].iter().all(|one| one == dtype || one.widens_to(*dtype));
-        TABLE.iter().map(|row| row.0).filter(has_both).min_by_key(|dtype| dtype.size())
-    }
-
     /// Return whether numbers may be negative, the bits of their significand, and the bits of their exponent. None for other values.
     fn precision(self) -> Option<(bool, u32, u32)> {
         let bits = 8 * self.size() as u32;

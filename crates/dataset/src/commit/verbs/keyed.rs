@@ -43,9 +43,7 @@ impl Transaction {
             let picks: Vec<(usize, usize)> = known.iter().map(|row| (0, *row)).collect();
             others.iter_mut().for_each(|input| input.column = Column::gather(&[&input.column], &picks));
         }
-        let columns = self
-            .check(others, validate, "update")
-            .map_err(|error| error.map_rows(|row| known.get(row as usize).map_or(row, |row| *row as u64)))?;
+        let columns = self.check(others, validate, "update").map_err(|error| among(error, &known))?;
         if !known.is_empty() {
             let columns = columns.into_iter().map(|column| column.map(|stored| stored.column)).collect();
             self.update_stored(rows.iter().copied().flatten().collect(), columns)?;
@@ -97,6 +95,17 @@ impl Transaction {
         });
         &mut self.keys[at]
     }
+}
+
+/// Give an error about some of the rows of the input their numbers there.
+fn among(error: Error, rows: &[usize]) -> Error {
+    let number = |row: u64| rows.get(row as usize).map_or(row, |row| *row as u64);
+    let numbers = error.row_list().iter().map(|row| number(*row)).collect();
+    let error = match error.row() {
+        Some(row) => error.at_row(number(row)),
+        None => error,
+    };
+    error.rows(numbers)
 }
 
 /// Return whether equal values of a column have equal bytes, so that they can be keys.
