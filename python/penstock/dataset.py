@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes import backfill, inputs
@@ -187,10 +190,12 @@ class Dataset(Versions):
         return self
 
     def append(self, columns: Table, *, message: str = "append", validate: str = "header", boxes: str = "refuse") -> Receipt:
-        """Append samples as one commit. `columns` maps column names to one value per sample. None is a null; omitted columns are all null.
+        """Append samples as one commit. `columns` maps column names to one value per sample. None is a null. A column that is left out gets
+        its fill value (see `Transaction.add_column`), or is null.
 
         `columns` may also be a pandas or Polars frame, a pyarrow table, a Hugging Face dataset, or a list of dicts. It may be a stream: an
-        Arrow reader, or a generator that yields rows or tables. The index of a frame is not stored.
+        Arrow reader, or a generator that yields rows or tables. The index of a frame is not stored. A key that only some of the dicts lack is
+        a null in these.
 
         `boxes` says what happens to boxes that are not finite or have a negative size: "refuse"; "keep"; "clip" cuts boxes at the borders of
         the image that they are `of`, and makes negative sizes 0; "drop" leaves out the box, and its label in columns of labels that are `of`
@@ -232,6 +237,37 @@ class Dataset(Versions):
             transaction.append_parts(ready, parts, validate)
         return transaction.receipt
 
+    def update(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        row_ids: npt.ArrayLike | None = None,
+        on: str | None = None,
+        message: str = "update",
+        validate: str = "header",
+    ) -> Receipt:
+        """Give existing samples new values in some columns, as one commit. See `Transaction.update`, which takes the same arguments.
+
+        With `on`, the receipt's `not_found` lists the keys that no sample has, as they were given.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://ds-update", {"source": ps.Text(), "year": "int32"})
+        >>> receipt = ds.append({"source": ["a.png", "b.png"], "year": [2001, 2002]})
+        >>> ds.update({"source": ["b.png", "c.png"], "year": [2012, 2013]}, on="source").not_found
+        ['c.png']
+        >>> ds["year"][:].tolist()
+        [2001, 2012]
+        """
+        if (row_ids is None) == (on is None):
+            raise InvalidInputError("cannot update: expected either row_ids or on")
+        missing: list[Any] = []
+        with self.transaction(message) as transaction:
+            if on is not None:
+                missing = transaction.update(columns, on=on, validate=validate)
+            elif row_ids is not None:
+                transaction.update(columns, row_ids=row_ids, validate=validate)
+        return dataclasses.replace(transaction.receipt, not_found=missing)
+
     def transaction(
         self,
         message: str = "",
@@ -272,7 +308,7 @@ class Dataset(Versions):
     def stage(self, columns: Table, *, validate: str = "header") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.
 
-        `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape are refused. When this returns, the files are durable. They are not part of any snapshot.
+        `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape without a fill value are refused. When this returns, the files are durable. They are not part of any snapshot.
         Cost: as for `append`, without the commit. The stage is picklable, and has a few hundred bytes.
 
         >>> import penstock as ps

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Receipt:
-    """The result of a commit: its snapshot and the row ids of the added samples, in input order."""
+    """The result of a commit: its snapshot and the row ids of the added samples, in input order. `not_found` lists the keys that no sample
+    has, for `Dataset.update(on=…)`.
+    """
 
     snapshot: str
     row_ids: npt.NDArray[np.int64]
+    not_found: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Transaction(SchemaChanges):
@@ -144,15 +147,28 @@ class Transaction(SchemaChanges):
                 runs.append((self.append_slice(ready, start, end, validate, first_row), end - start))
         return runs
 
-    def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None:
+    @overload
+    def update(self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike, validate: str = "header") -> None: ...
+
+    @overload
+    def update(self, columns: Mapping[str, Any], *, on: str, validate: str = "header") -> list[Any]: ...
+
+    def update(
+        self, columns: Mapping[str, Any], *, row_ids: npt.ArrayLike | None = None, on: str | None = None, validate: str = "header"
+    ) -> list[Any] | None:
         """Give samples new values in some columns. `columns` maps column names to one value per row id; None is a null.
 
         If a row id is repeated, its last value counts. Columns that are left out keep their values. `row_ids` come from `_row_id`,
         a receipt, or `append` of this transaction. Other columns and samples are not rewritten: the new values are written to files
         of their own, together with the row ids (about 2 bytes each, or less).
 
-        Cost: finds the samples (a binary search each), then as for `append`. Raises: NotFoundError (row-id-not-found,
-        column-not-found), InvalidInputError (invalid-value, column-lengths-differ), CorruptError (media-undecodable).
+        With `on`, samples are found by their values in that column, as in `upsert`, and none are appended. Returns the keys that no sample
+        has, as they were given; other values in their rows are not looked at. If another commit adds or changes one of the keys in the
+        meantime, the commit is a ConflictError.
+
+        Cost: finds the samples (a binary search each, or a scan of the key column), then as for `append`. Raises: NotFoundError
+        (row-id-not-found, column-not-found), InvalidInputError (invalid-value, column-lengths-differ, key-not-unique), CorruptError
+        (media-undecodable).
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://update", {"label": ps.Label(["cat", "dog"]), "year": "int32"})
@@ -161,7 +177,15 @@ class Transaction(SchemaChanges):
         ...     tx.update({"label": ["dog", None]}, row_ids=ids[1:])
         >>> ds["label"][:2].tolist(), ds[2]["label"], ds["year"][:].tolist()
         ([0, 1], None, [2001, 2002, 2003])
+        >>> with ds.transaction("by year") as tx:
+        ...     missing = tx.update({"year": [2003, 1999], "label": ["cat", "cat"]}, on="year")
+        >>> missing, ds["label"][:].tolist()
+        ([1999], [0, 1, 0])
         """
+        if (row_ids is None) == (on is None):
+            raise InvalidInputError("cannot update: expected either row_ids or on")
+        if on is not None:
+            return self._update_on(columns, on, validate)
         ids = self._mark.inward(row_ids)
         ready, samples = inputs.ready(self._schema, columns, "update")
         if not ready or samples != len(ids):
@@ -174,6 +198,19 @@ class Transaction(SchemaChanges):
         with self._calls.begin(), self._mark.in_errors():
             for start, end in parts:
                 self._update_part(ids, ready, (start, end), validate)
+        return None
+
+    def _update_on(self, columns: Mapping[str, Any], key: str, validate: str) -> list[Any]:
+        ready, samples = inputs.ready(self._schema, columns, "update")
+        if text_of(key, "on", "update") not in ready or len(ready) == 1:
+            what = f"the key column `{key}` is not given" if key not in ready else "no column besides the key is given"
+            raise InvalidInputError(f"cannot update: {what}", hint="give the keys, and the new values of at least one column")
+        missing, parts = [], self._parts(ready, samples)
+        with self._calls.begin(), self._mark.in_errors():
+            for start, end in parts:
+                rows = self._core.update_on(key, inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
+                missing += [start + row for row in rows.tolist()]
+        return inputs.chosen(ready[key], missing)
 
     def _update_part(self, ids: npt.NDArray[np.int64], ready: Mapping[str, Any], part: tuple[int, int], validate: str) -> None:
         start, end = part
@@ -192,8 +229,9 @@ class Transaction(SchemaChanges):
         """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.
 
         Returns one row id per key; those of new samples are provisional. If a key is repeated, its last sample counts. Columns that are
-        left out keep their values, and are null in new samples. If another commit adds one of the keys in the meantime, the commit is a
-        ConflictError. A key is a whole number, bool, timestamp, text, bytes, label or category.
+        left out keep their values. New samples get the fill value of such a column (see `add_column`), or null; an explicit None is a null.
+        If another commit adds one of the keys in the meantime, the commit is a ConflictError. To change existing samples only, see `update`.
+        A key is a whole number, bool, timestamp, text, bytes, label or category.
 
         Cost: reads the whole key column, and closes the data file of the last append. Give many keys in one call.
         Raises: InvalidInputError (key-not-unique if two samples have a key, invalid-value for a null).

@@ -30,12 +30,14 @@ class State:
     """The samples of a commit: all of them in physical order, those that are alive, the values of all of them, and those that never lived on the
     branch. Also the columns."""
 
-    def __init__(self, columns, physical=(), alive=(), cells=None, absent=()):
+    def __init__(self, columns, physical=(), alive=(), cells=None, absent=(), late=()):
         self.columns, self.absent = list(columns), set(absent)
+        # The cells that an update gave a value.
+        self.late = set(late)
         self.physical, self.alive, self.cells = list(physical), set(alive), {row: dict(of) for row, of in (cells or {}).items()}
 
     def copy(self):
-        return State(self.columns, self.physical, self.alive, self.cells, self.absent)
+        return State(self.columns, self.physical, self.alive, self.cells, self.absent, self.late)
 
     def known(self):
         return set(self.physical) - self.absent
@@ -82,8 +84,10 @@ def three_way(base, ours, theirs, fragments, policy, bases, pick):
                 refused += [(row, name) for row in base.alive & kept.alive if differs(base, kept, row, name)]
                 new = (set(kept.physical) - set(base.physical)) & (kept.alive - base.alive)
                 refused += [(row, name) for rows, listed in fragments.items() if name in listed for row in new & set(rows)]
+                refused += [(row, name) for row in new if (row, name) in kept.late]
     if refused:
         raise Refused(refused)
+    merged.late |= theirs.late
     merged.columns = [name for name in ours.columns if name in theirs.columns or name not in base.columns]
     merged.columns += [name for name in theirs.columns if name not in ours.columns and name not in base.columns]
     columns = merged.columns
@@ -236,6 +240,7 @@ class Program:
                     rows = [rng.choice(known) for _ in range(rng.choice([1, 3, 40]))]
                     columns = {column: [self.value(column) for _ in rows] for column in rng.sample(state.columns, rng.randint(1, 2))}
                     tx.update(columns, row_ids=rows)
+                    state.late |= {(row, column) for row in rows for column in columns}
                     for place, row in enumerate(rows):
                         state.cells[row].update({column: self.plain(columns[column][place]) for column in columns})
                 else:
@@ -250,6 +255,7 @@ class Program:
             map(of, state.alive),
             {of(row): cells for row, cells in state.cells.items()},
             state.absent,
+            {(of(row), column) for row, column in state.late},
         )
         self.fragments.update({tuple(of(row) for row in rows): listed for rows, listed in groups if rows})
         self.heads[name] = self.made(state, [head], tx.receipt.snapshot)

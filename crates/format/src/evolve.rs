@@ -74,11 +74,11 @@ impl Schema {
         Ok(schema)
     }
 
-    /// Give columns the wider dtypes that they have in another schema, so that its snapshot can be read. Returns a column without a common dtype.
-    pub fn widen_to(&mut self, other: &Schema) -> Option<String> {
+    /// Give columns the wider dtypes that they have in another schema, so that its snapshot can be read. Refuses a column if neither dtype is wider.
+    pub fn widen_to(&mut self, other: &Schema) -> Result<()> {
         let find = |id: u64| other.columns.iter().find(|known| known.id == id);
-        let mut failed = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
-        failed.find_map(|(known, column)| (!column.take_wider(known)).then(|| column.name.clone()))
+        let mut both = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
+        both.try_for_each(|(known, column)| if column.take_wider(known) { Ok(()) } else { Err(unlike(column, known)) })
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
@@ -135,8 +135,10 @@ impl Schema {
                 _ if plain(column) == plain(their) => {}
                 _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
             }
-            if ![Some(&own), Some(their), base].into_iter().flatten().all(|other| column.take_wider(other)) {
-                return conflict(&column.name, "no dtype has the values of both");
+            for other in [Some(&own), Some(their), base].into_iter().flatten() {
+                if !column.take_wider(other) {
+                    return Err(unlike(column, other));
+                }
             }
         }
         merged
@@ -174,6 +176,24 @@ impl Schema {
         }
         None
     }
+}
+
+/// Return the smallest dtype that represents each number of both exactly.
+fn common(one: Dtype, other: Dtype) -> Option<Dtype> {
+    let has_both = |dtype: &Dtype| [one, other].iter().all(|narrow| narrow == dtype || narrow.widens_to(*dtype));
+    (0..).map_while(Dtype::from_code).filter(has_both).min_by_key(|dtype| dtype.size())
+}
+
+/// Make the error for a column that has two dtypes, neither of which represents the values of the other.
+fn unlike(one: &ColumnSpec, other: &ColumnSpec) -> Error {
+    let [first, second] = [one, other].map(|spec| spec.kind.dtype().unwrap_or_default());
+    let common = Dtype::from_name(first).zip(Dtype::from_name(second)).and_then(|(one, other)| common(one, other));
+    let hint = match common {
+        Some(common) => format!("widen it to {} on both sides, then merge again", common.name()),
+        None => "no dtype has the values of both; rename or drop the column on one side, then merge again".to_owned(),
+    };
+    let text = format!("found conflicts: column `{}` is {first} in one snapshot, and {second} in another one", one.name);
+    Error::new("conflict", text).column(&one.name).hint(hint)
 }
 
 impl ColumnSpec {

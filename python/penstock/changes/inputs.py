@@ -59,6 +59,12 @@ def parts(schema: Schema, found: Mapping[str, Any], samples: int) -> list[tuple[
     return list(slices(found.values(), samples, [schema[name].row_bytes() for name in found]))
 
 
+def chosen(values: Any, rows: list[int]) -> list[Any]:
+    """Return the values of some rows, as plain Python objects where there are such."""
+    found = [values[row] for row in rows]
+    return [value.as_py() if hasattr(value, "as_py") else value.item() if isinstance(value, np.generic) else value for value in found]
+
+
 def prepared(schema: Schema, found: Mapping[str, Any], start: int, end: int, verb: str, first_row: int = 0) -> dict[str, Any]:
     """Convert rows start…end to forms that the core accepts. `first_row` is the number of row 0 in the user's input, for errors."""
     made = {}

@@ -40,10 +40,7 @@ pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, pol
         }
     }
     for other in &all[1..] {
-        if let Some(column) = schema.widen_to(&other.base.schema) {
-            let text = format!("found conflicts: no dtype has the values of column `{column}` in all common ancestors");
-            return Err(Error::new("conflict", text).column(column).hint("widen it on both sides, then merge again"));
-        }
+        schema.widen_to(&other.base.schema)?;
     }
     let lacks = |snapshot: &Snapshot| {
         let lacking = |spec: &&ColumnSpec| snapshot.schema.columns.iter().all(|column| column.id != spec.id);
@@ -102,10 +99,12 @@ fn lost_values(spec: &ColumnSpec, changed: &RowIds, word: &str, taken: Taken) ->
         .hint(format!("on_conflict=\"{word}\", for this column or for all, {hint}; nothing was committed"))
 }
 
-/// Return the samples that were added since the ancestor with a value in a column. Cost: reads the pages with new samples.
+/// Return the samples that were added since the ancestor and got a value in a column, when they were appended or later. Cost: reads the pages
+/// with new samples, and the row ids of overlays that the ancestor lacks.
 fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
     let Unshared { added, known, .. } = Unshared::between(base, kept)?;
-    let (mut found, new) = (RowIds::default(), added.and(&known));
+    let new = added.and(&known);
+    let mut found = changed_rows(base, kept, spec.id)?.and(&added);
     for (index, part) in kept.parts.iter().enumerate() {
         if part.page().is_some_and(|page| new.count_in(page.least..page.least + page.span) == 0) {
             continue;

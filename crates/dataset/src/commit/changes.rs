@@ -88,7 +88,8 @@ pub struct ChangeSet {
 }
 
 impl ChangeSet {
-    /// Make the change set of an append. It has no rows, because the new row ids are unknown until the commit has a number.
+    /// Make the change set of an append that gave values in these columns. An empty list means all columns, and `NO_COLUMN` none. It has no
+    /// rows, because the new row ids are unknown until the commit has a number.
     pub fn append(columns: Vec<u64>) -> ChangeSet {
         let append = Change { kind: ChangeKind::Append, columns, rows: RowSet::Runs(Vec::new()) };
         ChangeSet { writes: vec![append], ..ChangeSet::default() }
@@ -207,6 +208,8 @@ impl Proposal {
 pub struct Altered {
     /// The ids and names of columns.
     pub dropped: Vec<(u64, String)>,
+    /// The fill values of new columns that can be keys, as keys.
+    pub fills: HashMap<u64, Vec<u8>>,
     /// Feature bits required to read the fill values.
     pub features: u64,
 }

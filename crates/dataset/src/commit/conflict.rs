@@ -142,8 +142,11 @@ fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> 
     }
 }
 
+/// Return whether two lists have a column in common. An empty list means all columns, and `NO_COLUMN` is none of them.
 fn columns_meet(ours: &[u64], theirs: &[u64]) -> bool {
-    ours.is_empty() || theirs.is_empty() || ours.iter().any(|column| theirs.contains(column))
+    let names_none = |columns: &[u64]| columns == [NO_COLUMN];
+    let in_both = || ours.is_empty() || theirs.is_empty() || ours.iter().any(|column| theirs.contains(column));
+    !names_none(ours) && !names_none(theirs) && in_both()
 }
 
 fn rows_meet(ours: &RowSet, theirs: &RowSet, known: &Known) -> Meets {
@@ -249,6 +252,27 @@ mod tests {
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
         assert_eq!((reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))), (None, Some(Delete)));
         assert_eq!(conflict(Vec::new(), Vec::new(), change(Schema, &[], 0)), None);
+    }
+
+    #[test]
+    fn a_change_of_no_column_meets_no_column() {
+        use ChangeKind::*;
+        for rows in [None, Some(Arc::new((0..10).collect()))] {
+            let counted = Read { columns: vec![NO_COLUMN], rows };
+            for columns in [&[][..], &[1], &[NO_COLUMN]] {
+                for kind in [Value, Schema] {
+                    assert_eq!(conflict(Vec::new(), vec![counted.clone()], change(kind, columns, 0)), None, "{kind:?} {columns:?}");
+                }
+                assert!(conflict(Vec::new(), vec![counted.clone()], change(Delete, columns, 0)).is_some());
+            }
+        }
+        for kind in [Append, Value] {
+            for columns in [&[][..], &[1]] {
+                assert!(!meets(change(Schema, &[NO_COLUMN], 0), change(kind, columns, 0)), "it dropped no column: {kind:?} {columns:?}");
+            }
+            assert!(!meets(change(Schema, &[1], 0), change(kind, &[NO_COLUMN], 0)), "it gave no value: {kind:?}");
+        }
+        assert!(meets(change(Schema, &[NO_COLUMN], 0), change(Schema, &[1], 0)), "two changes of the schema conflict");
     }
 
     #[test]

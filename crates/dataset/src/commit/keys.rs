@@ -13,32 +13,38 @@ use super::conflict::AGAIN;
 use super::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
+use crate::read::plan::Plan;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
 use crate::write::pending::own_value;
 
-/// Keys that a transaction inserted or updated, by their bytes. The key of a category is the word, not its code.
+/// Keys that a transaction inserted, found or did not find, by their bytes. The key of a category is the word, not its code.
 pub struct Keys {
     pub column: ColumnSpec,
     keys: HashMap<Vec<u8>, u64>,
+    /// The fill value, if the transaction added the column. Samples of other commits have it.
+    fill: Option<Vec<u8>>,
 }
+
+/// The row id of a key that no sample has.
+pub const NOBODY: u64 = u64::MAX;
 
 /// At most this many samples are read at once to look for keys.
 const SAMPLES: u64 = 1 << 16;
 
 impl Keys {
-    pub fn new(column: ColumnSpec) -> Keys {
-        Keys { column, keys: HashMap::new() }
+    pub fn new(column: ColumnSpec, fill: Option<Vec<u8>>) -> Keys {
+        Keys { column, keys: HashMap::new(), fill }
     }
 
-    /// Add a key and the sample that has it.
+    /// Add a key and the sample that has it, or `NOBODY`.
     pub fn insert(&mut self, key: Vec<u8>, row_id: u64) {
         self.keys.insert(key, row_id);
     }
 
     pub fn has(&self, key: &[u8]) -> bool {
-        self.keys.contains_key(key)
+        self.keys.get(key).is_some_and(|row_id| *row_id != NOBODY)
     }
 
     /// Return the row ids of existing samples that have the keys.
@@ -50,8 +56,10 @@ impl Keys {
     /// sample are left out. Cost: reads the key column of the samples.
     pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
         let (column, mut found) = (&self.column, None);
-        let now = snapshot.schema.columns.iter().find(|spec| spec.id == column.id);
-        if now.is_some_and(|now| now.kind.dtype() != column.kind.dtype()) {
+        let Some(now) = snapshot.schema.columns.iter().find(|spec| spec.id == column.id) else {
+            return self.other_with_fill(snapshot, row_ids);
+        };
+        if now.kind.dtype() != column.kind.dtype() {
             let text = format!("cannot commit: another commit, made in the meantime, widened the key column `{}`", column.name);
             return Err(Error::new("conflict", text).column(&column.name).hint(AGAIN));
         }
@@ -64,6 +72,20 @@ impl Keys {
             })
         })?;
         Ok(found)
+    }
+
+    /// Do the same for a column that only this transaction has: all samples there have its fill value.
+    fn other_with_fill(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
+        let with_own = self.fill.as_ref().and_then(|fill| Some((fill, *self.keys.get(fill)?)));
+        let Some((fill, own)) = with_own else { return Ok(None) };
+        let mut found = None;
+        snapshot.each_position_of(row_ids, |positions| {
+            let plan = Plan::new(snapshot, positions)?;
+            let other = plan.row_ids().into_iter().map(i64::cast_unsigned).find(|row_id| *row_id != own);
+            found = found.or(other);
+            Ok(())
+        })?;
+        Ok(found.map(|row_id| (row_id, text_of(&self.column, fill))))
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Written {
     pub overlays: Vec<Overlay>,
     pub writes: Vec<Change>,
     pub known: Known,
+    /// The columns in which samples that the transaction appended got new values.
+    pub of_appended: HashSet<u64>,
 }
 
 impl Written {
@@ -82,9 +84,10 @@ impl Written {
         if let RowSet::Object(reference) = overlay.rows {
             self.known.insert(reference, Arc::new(ids));
         }
-        // Nobody else knows the samples that this transaction appended, so changes of those are not listed.
-        if overlay.rows.range().start & PROVISIONAL == 0 {
-            self.writes.push(Change { kind, columns: summary(overlay.columns.clone()), rows: overlay.rows.clone() });
+        // Nobody else knows the samples that this transaction appended, so new values of those belong to the append.
+        match overlay.rows.range().start & PROVISIONAL {
+            0 => self.writes.push(Change { kind, columns: summary(overlay.columns.clone()), rows: overlay.rows.clone() }),
+            _ => self.of_appended.extend(&overlay.columns),
         }
         self.overlays.push(overlay);
     }

@@ -14,7 +14,7 @@ use penstock_format::transit::journal::Verb;
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 
-use super::changes::{Altered, ChangeSet, Member, Proposal, Read, ReadSet, Theirs};
+use super::changes::{Altered, ChangeSet, Member, NO_COLUMN, Proposal, Read, ReadSet, Theirs};
 use super::drive;
 use super::keys::Keys;
 use super::machine;
@@ -55,9 +55,9 @@ pub struct Transaction {
     pub(super) pending: Arc<Pending>,
     changed: Vec<Changed>,
     pub(super) deleted: HashSet<u64>,
-    isolation: Isolation,
+    pub(super) isolation: Isolation,
     pub(super) reads: ReadSet,
-    /// The unique keys that were added or matched.
+    /// The keys that were added, matched or looked for.
     pub(super) keys: Vec<Keys>,
     /// The column in which all appended samples have unique keys.
     pub(super) unique: Option<ColumnSpec>,
@@ -67,7 +67,7 @@ pub struct Transaction {
     seen: Option<([usize; 5], Arc<Snapshot>)>,
     /// The words of category columns.
     pub(super) words: Words,
-    /// The columns of new samples.
+    /// The columns in which new samples have values.
     pub(super) touched: HashSet<u64>,
     /// Changes of the schema. `base` has the new one.
     pub(super) altered: Option<Altered>,
@@ -234,12 +234,16 @@ impl Transaction {
     /// the meantime, unless the isolation is `Snapshot`.
     pub fn note_read(&mut self, columns: &[String], row_ids: Option<&[i64]>) -> Result<()> {
         let ids = columns.iter().map(|name| self.base.column(name).map(|spec| spec.id)).collect::<Result<Vec<u64>>>()?;
-        let row_ids: Option<Vec<u64>> = row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect());
-        if self.journal.is_some() && self.isolation == Isolation::Serializable {
-            self.unkept.note(ids.clone(), row_ids.clone());
-        }
-        self.reads.note(ids, row_ids);
+        self.note(ids, row_ids.map(|row_ids| row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect()));
         Ok(())
+    }
+
+    /// Record a read, as `note_read` does. Without columns, only the existence of the rows was read.
+    pub(super) fn note(&mut self, columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
+        if self.journal.is_some() && self.isolation == Isolation::Serializable {
+            self.unkept.note(columns.clone(), row_ids.clone());
+        }
+        self.reads.note(columns, row_ids);
     }
 
     /// Return the reads that count.
@@ -316,7 +320,9 @@ impl Transaction {
         let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
         let mut deltas = self.write_words()?;
         deltas.extend(self.write_fragments()?);
-        let Written { overlays, writes, known } = Written::write(&self.base.context, &self.changed, &self.deleted, &mut self.puts)?;
+        let Written { overlays, writes, known, of_appended } =
+            Written::write(&self.base.context, &self.changed, &self.deleted, &mut self.puts)?;
+        self.touched.extend(of_appended);
         let features = if overlays.is_empty() { self.features() } else { self.features() | FEATURE_OVERLAYS };
         deltas.extend(overlays.into_iter().map(Delta::Overlay));
         self.sync()?;
@@ -327,7 +333,8 @@ impl Transaction {
         let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys, staged, once: self.once.clone() };
         changes.writes.extend(self.altered.as_ref().map(Altered::change));
         if samples > 0 || changes.writes.is_empty() {
-            changes.writes.extend(ChangeSet::append(summary(self.touched.iter().copied().collect())).writes);
+            let touched = if self.touched.is_empty() { vec![NO_COLUMN] } else { summary(self.touched.iter().copied().collect()) };
+            changes.writes.extend(ChangeSet::append(touched).writes);
         }
         let named = |spec: &ColumnSpec| (spec.id, spec.name.clone());
         let dropped = self.altered.iter().flat_map(|altered| altered.dropped.iter().cloned());
@@ -348,7 +355,8 @@ impl Transaction {
         if self.began.elapsed() > SOON && process::interrupted() {
             return Err(Error::new("interrupted", "interrupted before the commit"));
         }
-        self.journal.as_mut().map_or(Ok(()), Kept::will_commit)?;
+        let unkept = self.unkept.all();
+        self.journal.as_mut().map_or(Ok(()), |kept| kept.will_commit(&unkept))?;
         let snapshot = match drive::commit(&self.home, &self.base, &mut self.puts, &self.keys, proposal) {
             Err(error) if error.code() == "commit-state-unknown" => {
                 self.state = State::Closed; // The transaction may have been committed, so nothing may be deleted.

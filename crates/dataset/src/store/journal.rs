@@ -43,9 +43,9 @@ impl Kept {
         self.journal.undo()
     }
 
-    /// Note that the record may be put from now on.
-    pub fn will_commit(&mut self) -> Result<()> {
-        self.add(&Call { verb: Verb::Commit, row_ids: &[], decode: false }, &[], &[])?;
+    /// Note that the record may be put from now on, and the reads since the last call.
+    pub fn will_commit(&mut self, reads: &[ReadFrame]) -> Result<()> {
+        self.add(&Call { verb: Verb::Commit, row_ids: &[], decode: false }, &[], reads)?;
         self.sync()
     }
 

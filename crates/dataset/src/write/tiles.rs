@@ -7,7 +7,7 @@ use penstock_format::datafile::MAX_BLOCKS;
 use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Pulled, counted, push_validity};
 
-use super::column::free_of;
+use super::column::{Stored, free_of};
 use super::encode;
 use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
@@ -24,6 +24,11 @@ impl FragmentWriter {
         if column.chunk.is_none() {
             let bytes = |row: &usize| elements(&whole(&pulled.shapes[*row])).unwrap_or(0);
             let Some(largest) = (0..pulled.shapes.len()).filter(|row| valid(*row)).max_by_key(bytes) else {
+                // A fragment that does not list the column would have its fill value instead.
+                if column.spec.fill.is_some() {
+                    let nulls = column.nulls(pulled.shapes.len())?;
+                    return column.push(Some(Stored { column: nulls, words: None }), pulled.shapes.len());
+                }
                 column.leading_nulls += pulled.shapes.len();
                 return Ok(());
             };

@@ -29,6 +29,10 @@ pub enum Verb {
     Delete,
     /// The record may have been put.
     Commit,
+    /// Update the samples that have these keys.
+    UpdateOn {
+        key: String,
+    },
 }
 
 /// Columns that were read, of these samples or of all.
@@ -93,8 +97,9 @@ pub fn encode<'a>(
         Verb::Upsert { .. } => 2,
         Verb::Delete => 3,
         Verb::Commit => 4,
+        Verb::UpdateOn { .. } => 5,
     });
-    if let Verb::Upsert { key } = verb {
+    if let Verb::Upsert { key } | Verb::UpdateOn { key } = verb {
         writer.string(key);
     }
     writer.u8(decode.into());
@@ -152,6 +157,7 @@ impl Frame {
             2 => Verb::Upsert { key: cursor.string()? },
             3 => Verb::Delete,
             4 => Verb::Commit,
+            5 => Verb::UpdateOn { key: cursor.string()? },
             other => return Err(malformed(format!("a journal has a call of the unknown kind {other}"))),
         };
         let (decode, row_ids) = (cursor.flag()?, cursor.list(8, Cursor::u64)?);
@@ -222,7 +228,8 @@ mod tests {
         let words = Ragged { data: b"catdog".to_vec(), ends: vec![3, 6], ..Ragged::default() };
         let ragged = Column::Ragged(Ragged { free: vec![7, 8], ..words.clone() });
         let reads = vec![(vec![1, 2], Some(vec![9, 1 << 63])), (vec![], None)];
-        for verb in [Verb::Append, Verb::Update, Verb::Upsert { key: "k".into() }, Verb::Delete, Verb::Commit] {
+        let keyed = [Verb::Upsert { key: "k".into() }, Verb::UpdateOn { key: "é".into() }];
+        for verb in [Verb::Append, Verb::Update, Verb::Delete, Verb::Commit].into_iter().chain(keyed) {
             let (head, values) = encode(&verb, true, &[5, 6], &[("a", &fixed, Some(&words)), ("b", &ragged, None)], &reads).unwrap();
             let body = [&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>().concat();
             for length in 0..body.len() {

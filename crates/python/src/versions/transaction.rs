@@ -205,6 +205,19 @@ impl Transaction {
         Ok(PyArray1::from_vec(py, row_ids))
     }
 
+    /// Update the samples with these keys. Returns the rows whose keys no sample has.
+    fn update_on<'py>(
+        &self,
+        py: Python<'py>,
+        key: &str,
+        columns: &Bound<'_, PyDict>,
+        validate: &str,
+        first_row: u64,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let missing = self.write(py, columns, validate, first_row, |inner, inputs, validate| inner.update_on(key, inputs, validate))?;
+        Ok(PyArray1::from_vec(py, missing))
+    }
+
     /// Let appended samples have unique keys in the column `key`, and let the commit fail if another one has the text `once`.
     fn begin_import(&self, py: Python<'_>, key: Option<&str>, once: Option<&str>) -> PyResult<()> {
         self.locked(py, |inner| {

@@ -6,6 +6,7 @@ use penstock_format::record::FEATURE_WIDENED;
 use penstock_format::schema::{ColumnSpec, Schema};
 
 use crate::commit::transaction::{Transaction, prepare};
+use crate::commit::verbs::keyed::keys_in;
 use crate::write::check::Input;
 use crate::write::column::Stored;
 use crate::write::fragments::FragmentsWriter;
@@ -25,7 +26,7 @@ impl Transaction {
         let random = self.base.context.new_id()?.0;
         let mut schema = self.base.schema.with_column(column, random.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))?;
         let spec = schema.columns[schema.columns.len() - 1].clone();
-        let mut features = 0;
+        let (mut features, mut key) = (0, None);
         if let Some(input) = fill {
             let mark = self.words.mark();
             let stored = prepare(&mut self.words, &self.base, &spec, input, validate);
@@ -33,8 +34,10 @@ impl Transaction {
                 self.words.return_to(&mark);
                 error.column(&spec.name).context(format!("cannot add column `{}`", spec.name))
             })?;
+            let stored = Stored { column, words: self.words.of(spec.id) };
+            key = keys_in(&spec, &stored).pop().flatten();
             let mut writer = FragmentsWriter::new(self.base.context.clone(), vec![spec.clone()]);
-            let written = writer.push(vec![Some(Stored { column, words: self.words.of(spec.id) })], 1).and_then(|()| writer.finish());
+            let written = writer.push(vec![Some(stored)], 1).and_then(|()| writer.finish());
             self.puts.extend(writer.fragments.iter().flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
             written?;
             features = writer.features;
@@ -42,7 +45,9 @@ impl Transaction {
                 schema.set_fill(file.clone());
             }
         }
-        self.altered.get_or_insert_default().features |= features;
+        let altered = self.altered.get_or_insert_default();
+        altered.features |= features;
+        altered.fills.extend(key.map(|key| (spec.id, key)));
         self.set_schema(schema)
     }
 

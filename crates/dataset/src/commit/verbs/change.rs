@@ -28,7 +28,7 @@ impl Transaction {
             let text = format!("cannot update: {} row ids for {samples} values in {} columns", row_ids.len(), inputs.len());
             return Err(Error::new("column-lengths-differ", text).hint("give at least one column, and one value for each row id"));
         }
-        self.check_row_ids(row_ids).map_err(|error| error.context("cannot update"))?;
+        self.find_row_ids(row_ids).map_err(|error| error.context("cannot update"))?;
         let columns = self.check(inputs, validate, "update")?;
         if samples == 0 {
             return Ok(());
@@ -53,11 +53,18 @@ impl Transaction {
     /// Delete existing or appended samples. A row id may be repeated.
     pub fn delete(&mut self, row_ids: &[i64]) -> Result<()> {
         self.check_open()?;
-        self.check_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
+        self.find_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
         let call = Call { verb: Verb::Delete, row_ids, decode: false };
         self.keeping(&call, Vec::new(), |transaction, _| {
             transaction.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
             Ok(())
+        })
+    }
+
+    /// Check that these samples exist in this transaction. If one does not, that was read: the caller may catch the error.
+    fn find_row_ids(&mut self, row_ids: &[i64]) -> Result<()> {
+        self.check_row_ids(row_ids).inspect_err(|error| {
+            self.note(Vec::new(), Some(error.row_id_list().iter().map(|row_id| row_id.cast_unsigned()).collect()));
         })
     }
 

@@ -80,6 +80,7 @@ impl Transaction {
             Verb::Append => self.append(inputs, validate).map(drop),
             Verb::Update => self.update(&row_ids, inputs, validate),
             Verb::Upsert { key } => self.upsert(&key, inputs, validate).map(drop),
+            Verb::UpdateOn { key } => self.update_on(&key, inputs, validate).map(drop),
             Verb::Delete => self.delete(&row_ids),
             Verb::Commit => Ok(()),
         }

@@ -3,5 +3,6 @@
 mod alter;
 mod change;
 mod journal;
+mod keyed;
 mod stage;
 mod upsert;

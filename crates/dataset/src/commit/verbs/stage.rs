@@ -36,10 +36,14 @@ fn live_copies(snapshot: &Snapshot, files: &HashSet<Id>) -> Result<HashMap<Id, V
 }
 
 /// Make the error for a stage whose column has another dtype.
-fn wider(spec: &ColumnSpec, staged: Dtype, here: Dtype) -> Error {
-    let (name, staged, here) = (&spec.name, staged.name(), here.name());
-    let text = format!("it has column `{name}` as {staged}, but here it is {here}");
-    Error::new("invalid-argument", text).column(name).hint(format!("widen column `{name}` to {staged} first, or stage the samples again"))
+fn unlike(spec: &ColumnSpec, staged: Dtype, here: Dtype) -> Error {
+    let name = &spec.name;
+    let text = format!("it has column `{name}` as {}, but here it is {}", staged.name(), here.name());
+    let hint = match here.widens_to(staged) {
+        true => format!("widen column `{name}` to {} first, or stage the samples again", staged.name()),
+        false => "stage the samples again".to_owned(),
+    };
+    Error::new("invalid-argument", text).column(name).hint(hint)
 }
 
 impl Transaction {
@@ -133,7 +137,7 @@ impl Transaction {
                 if let Err(error) = check_stored_as(&opened, chunk, spec) {
                     let (dtype, _) = spec.kind.stored()?;
                     // Another branch may have a wider dtype.
-                    return Err(if chunk.dtype == dtype { error } else { wider(spec, chunk.dtype, dtype) });
+                    return Err(if chunk.dtype == dtype { error } else { unlike(spec, chunk.dtype, dtype) });
                 }
             }
             Ok(opened)

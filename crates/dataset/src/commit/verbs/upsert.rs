@@ -1,14 +1,15 @@
 //! Upsert: update the samples that have given keys, and append the others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::PROVISIONAL;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::journal::Verb;
-use penstock_tensor::{Column, Dtype};
+use penstock_tensor::Column;
 
-use crate::commit::keys::{Keys, each_key, keys_of, not_unique, text_of};
+use super::keyed::given_keys;
+use crate::commit::keys::text_of;
 use crate::commit::transaction::Transaction;
 use crate::store::journal::Call;
 use crate::write::check::{Input, check_lengths};
@@ -36,7 +37,7 @@ impl Transaction {
                 .hint("give one key for each sample")
         })?;
         let keys = given_keys(spec, given, "upsert")?;
-        let (row_ids, is_new) = self.find_keys(spec, &keys)?;
+        let (row_ids, is_new) = self.rows_for(spec, &keys)?;
         let chosen = |new: bool| (0..samples).filter(|row| is_new[*row] == new).map(|row| (0, row)).collect::<Vec<(usize, usize)>>();
         let gather = |picks: &[(usize, usize)], stored: &Stored| Stored {
             column: Column::gather(&[&stored.column], picks),
@@ -60,20 +61,8 @@ impl Transaction {
     }
 
     /// Return the row id of each key, and whether its sample must be appended. New samples have the row ids that `append` will give.
-    fn find_keys(&mut self, spec: &ColumnSpec, keys: &[Vec<u8>]) -> Result<(Vec<u64>, Vec<bool>)> {
-        let (snapshot, own) = self.view()?;
-        let mut found: HashMap<&[u8], Option<u64>> = keys.iter().map(|key| (&key[..], None)).collect();
-        let mut twice = None;
-        each_key(&snapshot, &own, spec, (0..snapshot.len()).collect(), |row_id, key| {
-            let Some((key, known)) = key.and_then(|key| Some((key, found.get_mut(key)?))) else { return };
-            match known {
-                Some(other) => drop(twice.get_or_insert_with(|| not_unique(spec, key, *other, row_id))),
-                None => *known = Some(row_id),
-            }
-        })?;
-        if let Some(error) = twice {
-            return Err(error.context("cannot upsert"));
-        }
+    fn rows_for(&mut self, spec: &ColumnSpec, keys: &[Vec<u8>]) -> Result<(Vec<u64>, Vec<bool>)> {
+        let mut found = self.find_keys(spec, keys, "upsert")?;
         let mut next = PROVISIONAL | self.samples();
         let (mut row_ids, mut is_new) = (Vec::with_capacity(keys.len()), Vec::with_capacity(keys.len()));
         for key in keys {
@@ -121,43 +110,5 @@ impl Transaction {
             let known = self.keys_of_column(&spec);
             keys.into_iter().zip(first..).for_each(|(key, row_id)| known.insert(key, row_id));
         }
-    }
-
-    fn keys_of_column(&mut self, spec: &ColumnSpec) -> &mut Keys {
-        let known = self.keys.iter().position(|keys| keys.column.id == spec.id);
-        let at = known.unwrap_or_else(|| {
-            self.keys.push(Keys::new(spec.clone()));
-            self.keys.len() - 1
-        });
-        &mut self.keys[at]
-    }
-}
-
-/// Return the bytes of each key. Nulls, and columns whose values are not exact, are refused.
-fn given_keys(spec: &ColumnSpec, given: &Stored, verb: &str) -> Result<Vec<Vec<u8>>> {
-    let exact = match &spec.kind {
-        ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Label { .. } | ColumnKind::Category => true,
-        ColumnKind::Scalar { dtype } => {
-            let inexact = [Dtype::Float16, Dtype::Bfloat16, Dtype::Float32, Dtype::Float64, Dtype::Complex64, Dtype::Complex128];
-            Dtype::from_name(dtype).is_some_and(|dtype| !inexact.contains(&dtype))
-        }
-        _ => false,
-    };
-    if !exact {
-        let text = format!("column `{}` cannot be a key", spec.name);
-        return Err(Error::new("invalid-argument", text).hint("a key is a whole number, bool, timestamp, duration, time, text, bytes, label or category"));
-    }
-    let (mut keys, mut null) = (Vec::new(), None);
-    let none = std::sync::Arc::default();
-    keys_of(&given.column, given.words.as_ref().unwrap_or(&none), |key| match key {
-        Some(key) => keys.push(key.to_vec()),
-        None => drop(null.get_or_insert(keys.len())),
-    });
-    match null {
-        None => Ok(keys),
-        Some(row) => Err(Error::new("invalid-value", "is null, but a key must not be null")
-            .at_row(row as u64)
-            .column(&spec.name)
-            .context(format!("cannot {verb} column `{}`", spec.name))),
     }
 }
