@@ -26,7 +26,7 @@ ALL = {
     "memory": "memory", "larger_than_memory": "memory", "codecs": "memory", "minio": "stores.remote", "minio_rows": "stores.remote", "minio_epochs": "stores.remote",
     "direct": "direct", "slices": "slices", "rows": "rows", "import_rows": "rows", "overlays": "changes", "branches": "changes",
     "embeddings": "embeddings", "patterns": "embeddings", "beside": "changes", "loader_photos": "photos", "loader_augment": "photos",
-    "loader_functions": "training", "loader_transforms": "transforms", "loader_starting": "training", "loader_whole_direct": "training", "serve": "stores.tier", "tier": "stores.tier", "local_cache": "stores.tier",
+    "loader_functions": "training", "loader_transforms": "transforms", "loader_starting": "training", "loader_whole_direct": "training", "loader_crops": "training", "serve": "stores.tier", "tier": "stores.tier", "local_cache": "stores.tier",
     "foresight": "stores.foresight",
 }  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import gc
+import itertools
 import os
 import pathlib
 import statistics
@@ -11,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, evict, interleaved, rounds
+from harness import against_best, comparison, evict, fewer, interleaved, rounds
+from penstock import transforms as T
 from serving import device_bytes, touch
 
 Result = dict[str, Any]
@@ -150,4 +154,69 @@ def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> R
         "comparisons": [comparison(name, "GB/s", {"penstock": [v / 1e9 for v in rates[name]], "limit: fio at its best": [v / 1e9 for v in limits[name].values]}) for name in limits],
         "lines": [f"{name}: {value / 1e9:.2f} GB/s, fio {fio[name] / 1e9:.2f} with {limits[name].name(limits[name].best)}" for name, value in medians.items()],
         "bars": [{"what": f"{name} / fio", "value": medians[name] / fio[name], "at_least": 1.0} for name in limits],
+    }  # fmt: skip
+
+
+CROPS_OF, CROPS_SAMPLES, CROPS_BATCH = (96, 320, 320), 12, 4
+
+
+def loader_crops(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
+    """Load random boxes of volumes: from a dataset, and from NPY files by np.load with a map, one file per sample, in one thread and in two."""
+    rng = np.random.default_rng(0)
+    (folder / "npy").mkdir()
+    ds = ps.create(folder / "volumes", {"volume": ps.Tensor(CROPS_OF, "int16")})
+    with ds.transaction() as tx:
+        for number in range(CROPS_SAMPLES):
+            value = rng.integers(0, 1000, CROPS_OF, dtype=np.int16)
+            tx.append({"volume": value[None]})
+            np.save(folder / "npy" / f"{number}.npy", value)
+    os.sync()
+    ps.configure(threads=2)
+    files = [folder / "npy" / f"{number}.npy" for number in range(CROPS_SAMPLES)]
+    found: dict[str, dict[str, list[float]]] = {}
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+
+    def one(path: pathlib.Path, crop: tuple[int, ...]) -> Any:
+        lows = [int(rng.integers(size - side + 1)) for size, side in zip(CROPS_OF, crop, strict=True)]
+        return np.load(path, mmap_mode="r")[tuple(slice(low, low + side) for low, side in zip(lows, crop, strict=True))]
+
+    def with_numpy(crop: tuple[int, ...], threads: int, epochs: int) -> None:
+        for _ in range(epochs):
+            order = rng.permutation(CROPS_SAMPLES)
+            for begin in range(0, CROPS_SAMPLES, CROPS_BATCH):
+                chosen = [files[index] for index in order[begin : begin + CROPS_BATCH]]
+                copied = (one(path, crop) for path in chosen) if threads == 1 else pool.map(lambda path: np.array(one(path, crop)), chosen)
+                touch(np.stack(list(copied)))
+
+    def loader_of(crop: tuple[int, ...], threads: int) -> Any:
+        crops = [T.RandomCrop(crop, on="volume")]
+        return ps.open(folder / "volumes").loader(batch_size=CROPS_BATCH, shuffle=True, transform=crops, threads=threads)
+
+    def with_penstock(loader: Any, epochs: int) -> None:
+        for batch in loader.stream(epochs):
+            touch(batch["volume"])
+
+    cases = [((16, 16, 16), fewer(100, 2)), ((64, 256, 256), fewer(8, 2))]
+    for state, (crop, warm_epochs) in itertools.product(("cold", "warm"), cases):
+        name, epochs = f"{' × '.join(map(str, crop))}, {state}", 1 if state == "cold" else warm_epochs
+        loaders = {threads: loader_of(crop, threads) if state == "warm" else None for threads in (1, 2)}
+        found[name] = {"penstock": [], "penstock, one thread": [], "numpy": [], "numpy, two threads": []}
+        for number, (system, values) in itertools.product(range(rounds(9) + 1), found[name].items()):
+            threads = 1 if system in ("penstock, one thread", "numpy") else 2
+            if state == "cold":
+                gc.collect()  # Pages of a map that is open cannot be evicted.
+                evict(folder)
+            began = time.perf_counter()
+            if system.startswith("numpy"):
+                with_numpy(crop, threads, epochs)
+            else:
+                with_penstock(loaders[threads] or loader_of(crop, threads), epochs)
+            if number:  # A first turn is not timed.
+                values.append(epochs * CROPS_SAMPLES / (time.perf_counter() - began))
+    compared = {name: comparison(name, "samples/s", values) for name, values in found.items()}
+    return {
+        "what": f"random boxes of {CROPS_SAMPLES} volumes of {CROPS_OF} int16, batches of {CROPS_BATCH}; cold: evicted, with a fresh handle",
+        "comparisons": list(compared.values()),
+        "lines": [f"{name}, {system}: {statistics.median(values):,.0f} samples/s" for name, row in found.items() for system, values in row.items()],
+        "bars": [bar for name, one in compared.items() for bar in against_best(one, 1.0 if "cold" in name else 0.7)],
     }  # fmt: skip

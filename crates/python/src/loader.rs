@@ -1,13 +1,14 @@
 //! Creates a loader from JSON options and views, and converts its batches to Python values. The loader crate makes all decisions.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1};
 use penstock_error::Error;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::batch::{Array, Batch, Raw, Values};
+use penstock_loader::engine::parts::results_in_parts;
 use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
 use penstock_loader::engine::threads::{Budget, Engine, Stats};
 use penstock_loader::order::cut::{BatchCut, LastBatch};
@@ -57,8 +58,6 @@ struct Declared {
     on_corrupt: String,
     threads: usize,
     memory_bytes: u64,
-    /// Mean stored bytes per sample, if files are not mapped.
-    sample_bytes: u64,
     /// Upper limit on the bytes that windows hold.
     window_bytes: u64,
 }
@@ -171,9 +170,10 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         .map(|(source, order)| Window::of(order, source, declared.mix.is_some() || declared.joined))
         .collect();
     let base = declared.base;
-    let fetched_bytes = declared.sample_bytes * cut.batch();
+    let in_parts = results_in_parts(&pipeline, &specs, &sources);
     let (row_ids, window_bytes) = (declared.row_ids, declared.window_bytes);
-    Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, fetched_bytes, window_bytes })
+    let fetched_bytes = AtomicU64::new(0);
+    Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, in_parts, fetched_bytes, window_bytes })
 }
 
 /// Check that consecutive batches fit in the budget. Each batch is in memory together with the one delivered before it.
@@ -213,6 +213,17 @@ impl Loader {
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
         fits(&recipe, budget, recipe.cut.steps()).or_raise(py)?;
         Ok(Loader { recipe: Arc::new(recipe), budget, stats: Arc::default(), engine: Mutex::default() })
+    }
+
+    /// List the columns that are read in parts, if their samples have blocks of their own.
+    #[getter]
+    fn columns_in_parts(&self) -> Vec<String> {
+        self.recipe.columns_in_parts()
+    }
+
+    /// Set the mean bytes that are fetched for a sample, if files are not mapped.
+    fn expect(&self, sample_bytes: u64) {
+        self.recipe.fetched_bytes.store(sample_bytes * self.recipe.cut.batch(), Relaxed);
     }
 
     /// Count the steps in an epoch.
@@ -318,6 +329,11 @@ impl Loader {
     fn foreseen(&self, py: Python<'_>, begin: u64) -> PyResult<Option<(u64, u64, u64)>> {
         let foreseen = py.detach(|| penstock_loader::engine::ahead::foreseen(&self.recipe, begin)).or_raise(py)?;
         Ok(foreseen.map(|reads| (reads.memory_bytes, reads.cached_bytes, reads.cold_bytes)))
+    }
+
+    /// Return the requests and bytes of an epoch by source, if nothing is cached at first.
+    fn foreseen_requests(&self, py: Python<'_>) -> PyResult<Vec<(f64, f64)>> {
+        py.detach(|| penstock_loader::engine::foresee::foreseen_requests(&self.recipe)).or_raise(py)
     }
 
     /// Return the current counters, in nanoseconds and bytes.

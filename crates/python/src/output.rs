@@ -82,11 +82,11 @@ pub fn slices<'py>(
     snapshot: &Arc<Snapshot>,
     positions: Vec<u64>,
     spec: &ColumnSpec,
-    slices: &[Slice],
+    slices: &[Option<Slice>],
 ) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let (dtype, _) = spec.kind.stored().or_raise(py)?;
     let numpy = numpy_dtype(py, dtype)?;
-    let sizes = |slice: &Slice| slice.iter().map(|range| range.end - range.start).collect::<Vec<u64>>();
+    let sizes = |slice: &Option<Slice>| slice.iter().flatten().map(|range| range.end - range.start).collect::<Vec<u64>>();
     let mut arrays = slices.iter().map(|slice| empty(py, &sizes(slice), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
     let outs: Vec<&mut [u8]> = arrays
         .iter_mut()
@@ -209,11 +209,10 @@ impl Request<'_> {
         if dtype == Dtype::Bytes || matches!(spec.kind, ColumnKind::Labels { .. }) || !self.reader.has_tiles() {
             return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled. `ragged` checks labels.
         }
-        let Some(shapes) = py.detach(|| self.reader.shapes(spec)).or_raise(py)? else { return Ok(None) };
+        let Some(shapes) = py.detach(|| self.reader.shapes(spec, true)).or_raise(py)? else { return Ok(None) };
         let rank = spec.kind.stored().or_raise(py)?.1.0.len();
-        let slices: Vec<Slice> = shapes.iter().map(|shape| whole(shape.as_deref().unwrap_or_default())).collect();
-        let there = |index: usize| shapes[index].is_some();
-        let count = |index: usize| if there(index) { elements(&slices[index]).unwrap_or(0) } else { 0 };
+        let slices: Vec<Option<Slice>> = shapes.iter().map(|shape| shape.as_deref().map(whole)).collect();
+        let count = |index: usize| slices[index].as_ref().and_then(|slice| elements(slice)).unwrap_or(0);
         let mut offsets = vec![0i64];
         (0..shapes.len()).for_each(|index| offsets.push(offsets[index] + count(index) as i64));
         let total = offsets[shapes.len()] as u64;

@@ -140,20 +140,20 @@ impl View {
         Ok(Scan { inner: scan.or_raise(py)? })
     }
 
-    /// Return the shapes of tiled samples, with None for each null. Returns None instead of a list if any of these samples is not
-    /// tiled.
+    /// Return the shapes of samples that can be read in parts, with None for each null. Returns None instead of a list if any of these
+    /// samples cannot.
     fn shapes(&self, py: Python<'_>, positions: Positions<'_>, column: &str) -> PyResult<Option<Vec<Option<Vec<u64>>>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
         py.detach(|| {
             let mut reader = self.reader(positions, OnCorrupt::Raise)?;
             reader.open(&[spec])?;
-            reader.shapes(spec)
+            reader.shapes(spec, false)
         })
         .or_raise(py)
     }
 
-    /// Read a slice of each of these samples, which must all be tiled. A slice has one (low, high) pair per dimension.
+    /// Read a slice of each of these samples, which all have a shape in `shapes`. A slice has one (low, high) pair per dimension.
     fn slices<'py>(
         &self,
         py: Python<'py>,
@@ -163,8 +163,8 @@ impl View {
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
         let spec = self.snapshot.column(column).or_raise(py)?;
-        let slices: Vec<Slice> =
-            slices.into_iter().map(|slice| slice.into_iter().map(|(low, high)| low..high.max(low)).collect()).collect();
+        let slice = |slice: Vec<(u64, u64)>| slice.into_iter().map(|(low, high)| low..high.max(low)).collect::<Slice>();
+        let slices: Vec<Option<Slice>> = slices.into_iter().map(|one| Some(slice(one))).collect();
         if slices.len() != positions.len() {
             return Err(Error::new("invalid-argument", format!("{} slices for {} samples", slices.len(), positions.len()))).or_raise(py);
         }

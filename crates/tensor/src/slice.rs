@@ -115,24 +115,66 @@ pub fn default_tile(shape: &[u64], element_bytes: u64) -> Vec<u64> {
     }
 }
 
+/// Runs of bytes at equal distances, each of which is contiguous in two buffers.
+#[derive(Debug, Clone, Copy)]
+pub struct Runs {
+    /// The offset of the first run in both buffers, and the bytes of each run.
+    from: usize,
+    to: usize,
+    bytes: usize,
+    count: usize,
+    /// The distances between runs in both buffers.
+    from_step: usize,
+    to_step: usize,
+}
+
+impl Runs {
+    /// Copy the runs from one buffer to the other.
+    pub fn copy(&self, from: &[u8], to: &mut [u8]) {
+        // The compiler copies runs of known length without calls. Tiles often have such runs.
+        match self.bytes {
+            16 => self.copy_arrays::<16>(from, to),
+            32 => self.copy_arrays::<32>(from, to),
+            64 => self.copy_arrays::<64>(from, to),
+            128 => self.copy_arrays::<128>(from, to),
+            bytes => self.each(|begin, end| to[end..end + bytes].copy_from_slice(&from[begin..begin + bytes])),
+        }
+    }
+
+    fn copy_arrays<const BYTES: usize>(&self, from: &[u8], to: &mut [u8]) {
+        self.each(|begin, end| to[end..end + BYTES].copy_from_slice(&from[begin..begin + BYTES]));
+    }
+
+    /// Visit the offsets of each run.
+    fn each(&self, mut visit: impl FnMut(usize, usize)) {
+        (0..self.count).for_each(|at| visit(self.from + at * self.from_step, self.to + at * self.to_step));
+    }
+}
+
 /// Visit the overlap of two slices of an array as runs that are contiguous in both row-major buffers:
 /// (offset in `from`, offset in `to`, bytes).
 pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut each: impl FnMut(usize, usize, usize)) {
+    all_runs(from, to, element_bytes, |runs| runs.each(|begin, end| each(begin, end, runs.bytes)));
+}
+
+/// Visit the overlap of two slices of an array as `runs` does, with all runs along one axis together.
+pub fn all_runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut each: impl FnMut(&Runs)) {
     let shared: Slice = from.iter().zip(to).map(|(from, to)| from.start.max(to.start)..from.end.min(to.end)).collect();
     if shared.iter().any(|range| range.start >= range.end) {
         return;
     }
     let length = |range: &Range<u64>| (range.end - range.start) as usize;
     // The byte offset in each slice at which the overlap begins, and the byte steps along the current axis.
-    let (mut from_at, mut to_at, mut from_step, mut to_step) = (0, 0, element_bytes, element_bytes);
-    let mut axes = Vec::with_capacity(shared.len());
-    let (mut run, mut together) = (element_bytes, true);
+    let mut first = Runs { from: 0, to: 0, bytes: element_bytes, count: 1, from_step: 0, to_step: 0 };
+    let (mut from_step, mut to_step) = (element_bytes, element_bytes);
+    let (mut axes, mut together, mut is_first) = (Vec::with_capacity(shared.len()), true, true);
     for axis in (0..shared.len()).rev() {
-        from_at += (shared[axis].start - from[axis].start) as usize * from_step;
-        to_at += (shared[axis].start - to[axis].start) as usize * to_step;
-        match together {
-            true => run *= length(&shared[axis]),
-            false => axes.push((length(&shared[axis]), from_step, to_step, 0)),
+        first.from += (shared[axis].start - from[axis].start) as usize * from_step;
+        first.to += (shared[axis].start - to[axis].start) as usize * to_step;
+        match (together, is_first) {
+            (true, _) => first.bytes *= length(&shared[axis]),
+            (false, true) => (first.count, first.from_step, first.to_step, is_first) = (length(&shared[axis]), from_step, to_step, false),
+            (false, false) => axes.push((length(&shared[axis]), from_step, to_step, 0)),
         }
         together &= shared[axis] == from[axis] && shared[axis] == to[axis];
         from_step *= length(&from[axis]);
@@ -140,18 +182,18 @@ pub fn runs(from: &[Range<u64>], to: &[Range<u64>], element_bytes: usize, mut ea
     }
     // `axes` begins with the innermost axis. The last field of each entry counts the steps taken along that axis.
     loop {
-        each(from_at, to_at, run);
+        each(&first);
         let mut axis = 0;
         loop {
             let Some((count, from_step, to_step, at)) = axes.get_mut(axis) else { return };
             *at += 1;
-            from_at += *from_step;
-            to_at += *to_step;
+            first.from += *from_step;
+            first.to += *to_step;
             if *at < *count {
                 break;
             }
-            from_at -= *from_step * *count;
-            to_at -= *to_step * *count;
+            first.from -= *from_step * *count;
+            first.to -= *to_step * *count;
             *at = 0;
             axis += 1;
         }
@@ -175,23 +217,30 @@ mod tests {
 
     #[test]
     fn a_slice_put_together_from_tiles_equals_that_of_the_array() {
-        for (shape, tile) in
-            [(vec![7, 9, 5], vec![3, 4, 5]), (vec![40], vec![7]), (vec![6, 6], vec![1, 6]), (vec![2, 3, 4, 5], vec![2, 2, 3, 2])]
-        {
+        for (shape, tile) in [
+            (vec![7, 9, 5], vec![3, 4, 5]),
+            (vec![40], vec![7]),
+            (vec![6, 6], vec![1, 6]),
+            (vec![2, 3, 4, 5], vec![2, 2, 3, 2]),
+            (vec![5, 9, 70], vec![2, 4, 32]),
+        ] {
             let (array, grid) = (numbered(&shape), Grid::new(&shape, &tile));
             let tiles: Vec<Vec<u8>> = (0..grid.tiles().unwrap_or(0)).map(|index| cut(&array, &shape, &grid.tile(index))).collect();
             assert_eq!(tiles.iter().map(Vec::len).sum::<usize>(), array.len());
             for low in 0..4 {
                 let slice: Slice = shape.iter().map(|size| low.min(size - 1)..size - low.min(size - 1) / 2).collect();
                 let mut out = vec![0; elements(&slice).unwrap_or(0) as usize * 2];
+                let mut copied = out.clone();
                 let mut filled = 0;
                 for index in grid.meeting(&slice) {
                     runs(&grid.tile(index), &slice, 2, |from, to, bytes| {
                         out[to..to + bytes].copy_from_slice(&tiles[index as usize][from..from + bytes]);
                         filled += bytes;
                     });
+                    all_runs(&grid.tile(index), &slice, 2, |runs| runs.copy(&tiles[index as usize], &mut copied));
                 }
                 assert_eq!((&out, filled), (&cut(&array, &shape, &slice), out.len()), "{shape:?} {tile:?} {slice:?}");
+                assert_eq!(out, copied, "{shape:?} {tile:?} {slice:?}");
             }
         }
     }

@@ -411,7 +411,7 @@ class Loader:
         return {**self._totals.stats(counts, functions, processes, threads, step_seconds), "read": self._read()}
 
     def explain(self) -> str:
-        """Describe the cost of an epoch and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
+        """Describe the cost of an epoch and how well it is shuffled. Cost: plans up to 131,072 draws, and reads the tails of their data files."""
         return "\n".join(f"{what:<16}{text}" for what, text in explained(self).items())
 
     def ceiling(self) -> Iterator[Batch]:

@@ -71,11 +71,12 @@ class Recipe:
             "on_corrupt": self.on_corrupt,
             "threads": numbers.threads,
             "memory_bytes": numbers.memory_bytes,
-            "sample_bytes": int(max(source.fetched_bytes + self._tail_bytes(source) for source in self.sources)),
             "window_bytes": held + beside,
         }
         views, files = [source.view._view for source in self.sources], [source.view._files for source in self.sources]
         core = _core.Loader(views, files, [source.weights for source in self.sources], _json(declared))
+        in_parts = core.columns_in_parts
+        core.expect(int(max(source.fetched_bytes(in_parts) + self._tail_bytes(source) for source in self.sources)))
         workers = max(1, self.processes)  # Each worker holds its own windows.
         batches = 2 * core.least_bytes  # The current batch and the previously delivered batch.
         need = workers * (held + batches + beside)

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.loader.order import JOINED
 
 if TYPE_CHECKING:
+    from penstock import _core
     from penstock.loader.loader import Loader
 
 
@@ -18,7 +19,7 @@ def _samples(loader: Loader) -> int:
 
 
 def explained(loader: Loader) -> dict[str, str]:
-    """Describe the cost of an epoch and how well it is shuffled. Cost: reads the manifest and some data-file tails."""
+    """Describe the cost of an epoch and how well it is shuffled. Cost: plans up to 131,072 draws, and reads the tails of their data files."""
     steps, draws = len(loader), loader._core.epoch_samples
     mean = [source.sample_bytes for source in loader.recipe.sources]
     total = (
@@ -29,31 +30,12 @@ def explained(loader: Loader) -> dict[str, str]:
         else sum(m * draws * share for m, share in zip(mean, loader.recipe.mix["shares"], strict=True)) / sum(loader.recipe.mix["shares"])
     )
     looked = sorted({int(step) for step in np.linspace(0, max(0, steps - 2), 8)}) if steps else []
-    asked_of, quality = _sampled(loader, looked)
+    probe = loader.recipe.open((0, 0))
+    quality = _quality(loader, probe, looked)
     windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
     # A run in a window is read whole: once by one rank or, in a mixture, once by each rank that draws from it.
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
-    requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
-    asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
-    ranged = [(source, counts) for source, counts in zip(loader.recipe.sources, asked_of, strict=True) if not source.view._snapshot.mapped]
-    if windowed:
-        asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
-    elif ranged:
-        asked = moved = 0.0
-        for source, counts in ranged:
-            some, some_bytes = (number / max(1, len(looked)) * steps for number in counts)
-            gap, kept = source.view._snapshot.request_cost()
-            stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
-            if spanned <= kept:
-                # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
-                # neighbouring blocks or, if the ranges of a batch are longer, in ranges of that length.
-                some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
-            elif block:
-                # The cache holds some blocks. The hit rate is proportional to the cached share, but each block is read at least once.
-                missed = max(0.0, 1 - 2 * kept / max(1, decoded))
-                blocks = len(source.columns) * decoded / block
-                some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
-            asked, moved = asked + some, moved + some_bytes
+    requests, moved = (sum(counts) for counts in zip(*probe.foreseen_requests(), strict=True))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
     foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither.
     answer = {
@@ -61,7 +43,7 @@ def explained(loader: Loader) -> dict[str, str]:
         f"({loader.global_batch_size // loader.world_size} per rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader.recipe.sources),
         "bytes": f"about {size_text(total)} per epoch, up to {size_text(total / parts)} per rank",
-        "requests": f"about {asked:,.0f} per rank and epoch, which transfer {size_text(moved)} if the cache is empty at first"
+        "requests": f"about {requests:,.0f} per rank and epoch, which transfer {size_text(moved)} if the cache is empty at first"
         if requests
         else "none: files are mapped"
         if mapped
@@ -72,6 +54,8 @@ def explained(loader: Loader) -> dict[str, str]:
         f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
+    if in_parts := probe.columns_in_parts:
+        answer["parts"] = f"of large samples in {', '.join(f'`{name}`' for name in in_parts)}, only the boxes that the first crops need are read"
     if foreseen is not None:
         held, cached, cold = map(size_text, foreseen)
         in_memory = f"{held} of the data files are in memory, " if foreseen[0] else ""
@@ -99,24 +83,18 @@ def explained(loader: Loader) -> dict[str, str]:
     return answer
 
 
-def _sampled(loader: Loader, looked: list[int]) -> tuple[list[list[int]], float]:
-    """Return the requests and bytes of these steps by source, and how widely they draw compared with a full permutation."""
-    probe = loader.recipe.open((0, 0))
-    asked_of = [[0, 0] for _ in loader.recipe.sources]  # Requests and bytes of the sampled batches, by source.
+def _quality(loader: Loader, probe: _core.Loader, looked: list[int]) -> float:
+    """Return how widely the batches of these steps draw compared with a full permutation."""
     distinct, full = [], []
     for step in looked:
         _, sources, positions, _ = probe.places(step)
         for number, source in enumerate(loader.recipe.sources):
             mine = positions[sources == number]
-            if len(mine) and not source.view._snapshot.mapped:
-                ranges = source.view._view.ranges(np.sort(mine), list(source.columns))
-                asked_of[number][0] += len(ranges)
-                asked_of[number][1] += sum(end - begin for _, begin, end in ranges)
             # Divide the source into as many equal parts as the batch has samples. A full permutation draws from 63 % of the parts.
             count = len(mine)
             distinct.append(len(np.unique(mine * count // max(1, len(source.view)))))
             full.append(count * (1 - (1 - 1 / count) ** count) if count else 0)
-    return asked_of, sum(distinct) / sum(full) if sum(full) else 1.0
+    return sum(distinct) / sum(full) if sum(full) else 1.0
 
 
 def size_text(count: float) -> str:

@@ -17,6 +17,9 @@ from penstock.loader.order import LANES, Replacement, Window, checked_order
 from penstock.values.checks import whole
 from penstock.views.view import View
 
+# Samples of a larger mean size are likely to be read in parts.
+PARTS_FROM_BYTES = 64 << 10
+
 
 @dataclasses.dataclass
 class Source:
@@ -106,14 +109,15 @@ class Source:
         """Stored bytes per sample in these columns."""
         return self.sizes[0]
 
-    @property
-    def fetched_bytes(self) -> float:
+    def fetched_bytes(self, in_parts: Sequence[str]) -> float:
         """Memory for one fetched sample and, unless a window holds them, its whole blocks. For mapped files, this is 0 and requires
-        no reads.
+        no reads. Large samples of the columns `in_parts` are not fetched whole.
         """
         if self.view._snapshot.mapped and self.view._files is None:
             return 0.0
-        return self.sizes[1] + (0.0 if self.order["kind"] == "window" else self.sizes[2])
+        large = [name for name in in_parts if _sizes(self.view, [name])[1] > PARTS_FROM_BYTES]
+        sizes = _sizes(self.view, [name for name in self.columns if name not in large]) if large else self.sizes
+        return sizes[1] + (0.0 if self.order["kind"] == "window" else sizes[2])
 
     @property
     def window_bytes(self) -> float:

@@ -252,8 +252,8 @@ class Column:
     def __getitem__(self, key: Any) -> Any:
         """Read values. If the key is a tuple, its first item selects one or more samples, and the rest is an index into each tensor.
 
-        Costs the same as `take` for this column. For tiled samples, reads only the tiles that overlap the smallest contiguous slice around
-        the key.
+        Costs the same as `take` for this column. Of larger samples than 64 KiB, reads only the tiles or units that overlap the smallest
+        contiguous slice around the key.
         """
         if isinstance(key, tuple):
             if len(key) < 2:
@@ -276,11 +276,11 @@ class Column:
         return self._view._view.take(span_of(key, len(self)) if isinstance(key, slice) else key, [self.name])[self.name]
 
     def _shapes(self, positions: npt.NDArray[np.int64]) -> Any:
-        """Return the shapes of tiled samples, whose parts are read alone. Returns None for others."""
+        """Return the shapes of large samples, whose parts are read alone. Returns None for others."""
         return self._view._view.shapes(positions, self.name) if isinstance(self._view.schema.get(self.name), Tensor) else None
 
     def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
-        """Read a part of one sample, or of each of several samples. For tiled samples, reads only the tiles that contain the part."""
+        """Read a part of one sample, or of each of several samples."""
         position = one_position(which) if not isinstance(which, slice) else None
         if isinstance(which, slice):
             positions = np.arange(len(self), dtype=np.int64)[which]

@@ -12,12 +12,12 @@ use penstock_format::files::FileRef;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::RangeRequest;
 
+use super::blocks::fill::Cache;
+use super::blocks::ranges::plan_ranges;
+use super::blocks::share::{share_out, span_bytes, with_neighbours};
+use super::blocks::stream::streams;
 use super::blocks::{Held, Wanted};
-use super::fill::Cache;
-use super::ranges::plan_ranges;
 use super::reader::{ColumnRows, OnCorrupt, Reader};
-use super::share::{share_out, span_bytes, with_neighbours};
-use super::stream::streams;
 use crate::parallel;
 use crate::snapshot::Snapshot;
 use crate::store::blocks::{self, budget_bytes, get_or_duty};
@@ -106,7 +106,7 @@ impl Reader {
             // Values of an earlier dtype are converted.
             let size = column.kind.stored().map_or(1, |(dtype, _)| dtype.size() as u64);
             if entry.layout != Layout::Tiled {
-                let mut blocks = blocks_of(source);
+                let mut blocks = blocks_of(source, &[]);
                 // A fill value is one block, but each of its rows is copied.
                 if source.file.tail.samples > 1 {
                     blocks.dedup();
@@ -120,7 +120,7 @@ impl Reader {
     }
 
     /// Run `visit` for the rows of every file that can be opened. Reading a column reports the errors of the others.
-    fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnSpec, &ColumnRows<'_>)) {
+    pub(super) fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnSpec, &ColumnRows<'_>)) {
         for group in &self.plan.groups {
             for column in columns {
                 for located in self.located(group, column).into_iter().flatten() {
@@ -195,15 +195,21 @@ impl Reader {
     }
 
     /// Call `visit` with each stored block that a sample needs: the sample's place in the plan, the data file and its length, and the
-    /// block's first and last byte. Whole small files are left out. Cost: reads unopened tails.
-    pub fn each_need(&mut self, columns: &[&ColumnSpec], mut visit: impl FnMut(u32, Id, u64, u64, u64)) -> Result<()> {
+    /// block's first and last byte. Whole small files, and large samples of columns that are read `in_parts`, are left out. Cost: reads
+    /// unopened tails.
+    pub fn each_need(
+        &mut self,
+        columns: &[&ColumnSpec],
+        in_parts: impl Fn(&ColumnSpec) -> bool,
+        mut visit: impl FnMut(u32, Id, u64, u64, u64),
+    ) -> Result<()> {
         self.open(columns)?;
-        self.each_readable(columns, |_, source| {
-            let (entry, file) = (source.entry(), &source.file);
+        self.each_readable(columns, |column, source| {
+            let (entry, file, in_parts) = (source.entry(), &source.file, in_parts(column));
             if file.in_memory() {
                 return;
             }
-            for (row, place) in source.rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
+            for (row, place) in source.rows.iter().filter(|(row, _)| entry.is_valid(*row) && !(in_parts && entry.is_divisible(*row))) {
                 for block in entry.blocks_of(*row) {
                     let begin = entry.offset.get(block);
                     visit(*place, file.id, file.file_bytes, begin, begin + entry.stored_bytes.get(block));
@@ -225,16 +231,16 @@ impl Reader {
         Ok(files)
     }
 
-    /// Return the blocks that a plan reads, by fragment and column. Tiles and streamed samples are left out,
+    /// Return the blocks that a plan reads, by fragment and column. Tiles, streamed samples and those that `slices` reads are left out,
     /// because other functions read them.
     pub(super) fn blocks(&self, columns: &[&ColumnSpec]) -> Vec<Wanted> {
         let mut wanted = Vec::new();
-        self.each_readable(columns, |_, source| {
+        self.each_readable(columns, |column, source| {
             let (entry, chunk) = (source.entry(), source.chunk);
             if source.file.in_memory() || entry.layout == Layout::Tiled || streams(&source.file, entry) {
                 return;
             }
-            for rows in blocks_of(source).chunk_by(|one, other| one == other) {
+            for rows in blocks_of(source, self.left_out_of(column)).chunk_by(|one, other| one == other) {
                 let partial = (rows.len() as u64) < entry.rows_of(rows[0]);
                 wanted.push(Wanted { partial, ..Wanted::new(&source.file, chunk, rows[0], None) });
             }
@@ -243,10 +249,11 @@ impl Reader {
     }
 }
 
-/// Return the block of each row that is not null, in ascending order.
-fn blocks_of(source: &ColumnRows<'_>) -> Vec<usize> {
+/// Return the block of each row that is neither null nor left out, in ascending order.
+fn blocks_of(source: &ColumnRows<'_>, left_out: &[bool]) -> Vec<usize> {
     let entry = source.entry();
-    let valid = source.rows.iter().filter(|(row, _)| entry.is_valid(*row));
+    let is_left_out = |place: u32| left_out.get(place as usize).is_some_and(|flag| *flag);
+    let valid = source.rows.iter().filter(|(row, place)| entry.is_valid(*row) && !is_left_out(*place));
     let mut blocks: Vec<usize> = valid.map(|(row, _)| entry.locate(*row).0).collect();
     blocks.sort_unstable();
     blocks

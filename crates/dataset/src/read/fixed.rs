@@ -5,16 +5,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_codec::widen;
 use penstock_error::{Error, Result};
-use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::Frozen;
 use penstock_tensor::Dtype;
 
+use super::blocks::stream::{UnitRun, stream_runs, streams};
 use super::plan::ascending;
-use super::reader::{ColumnRows, Nulls, Reader, set_null};
-use super::stream::{UnitRun, stream_runs, streams};
-use super::tiles::{Targets, Tiles};
+use super::reader::{ColumnRows, Nulls, Reader, check_bools, set_null};
+use super::tile_plan::Tiles;
+use super::tiles::Targets;
 use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
 use crate::snapshot::own::OwnValue;
 use crate::store::blocks::BlockKey;
@@ -333,14 +333,6 @@ pub(super) fn put_own(own: &[(usize, OwnValue<'_>)], count: usize, out: &mut [u8
                 nulls.iter_mut().for_each(|nulls| nulls[*place] = false);
             }
         }
-    }
-}
-
-/// Check that bools are 0 or 1. NumPy and Arrow would interpret other values differently.
-pub fn check_bools(bytes: &[u8]) -> Result<()> {
-    match bytes.iter().find(|byte| **byte > 1) {
-        None => Ok(()),
-        Some(byte) => Err(malformed(format!("a bool has the value {byte}, expected 0 or 1"))),
     }
 }
 

@@ -3,13 +3,12 @@
 pub mod blocks;
 pub mod codes;
 pub mod fetch;
-mod fill;
 pub mod fixed;
+pub mod foresee;
 pub mod plan;
 pub mod ragged;
-mod ranges;
 pub mod reader;
 pub mod scan;
-mod share;
-mod stream;
+pub mod slices;
+mod tile_plan;
 pub mod tiles;

@@ -10,7 +10,8 @@ use penstock_storage::{Frozen, Slot};
 use penstock_tensor::slice::elements;
 
 use super::reader::{ColumnRows, Reader};
-use super::tiles::{Targets, Tiles};
+use super::tile_plan::Tiles;
+use super::tiles::Targets;
 use crate::prefetch::prefetch;
 use crate::store::datafile::Decoded;
 
@@ -140,7 +141,7 @@ impl Reader {
             free_count,
         };
         let (mut tiles, mut buffers, mut narrow) = (Tiles::default(), Vec::<Vec<u8>>::new(), Vec::new());
-        self.each_group(column, |source, _| {
+        self.each_group_less(column, self.left_out_of(column), |source, _| {
             let Some(source) = source else { return Ok(()) };
             if source.entry().dtype != dtype {
                 narrow.extend(source.rows.iter().map(|(_, place)| (*place as usize, source.entry().dtype)));

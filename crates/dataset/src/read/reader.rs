@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_error::{Error, Kind, Result};
+use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, Layout};
 use penstock_format::files::FileRef;
 use penstock_format::schema::{ColumnSpec, Fill};
@@ -39,6 +40,8 @@ pub struct Reader {
     pub on_corrupt: OnCorrupt,
     /// Values that a transaction has in memory, which hide the stored ones. The first that has a value counts.
     pub own: Vec<Own>,
+    /// Samples that only `slices` reads, by column: a flag per place in the result.
+    pub(super) left_out: Vec<(u64, Vec<bool>)>,
 }
 
 /// Rows whose values in one column are in the same file, either the fragment's or an overlay's.
@@ -71,7 +74,12 @@ impl Reader {
     /// Plan to read samples by position, in this order. Cost: reads the manifest pages of the samples, unless they are cached.
     pub fn new(snapshot: Arc<Snapshot>, positions: Vec<u64>, on_corrupt: OnCorrupt) -> Result<Reader> {
         let plan = Plan::new(&snapshot, positions)?;
-        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt, own: Vec::new() })
+        Ok(Reader { snapshot, plan, fetched: Fetched::default(), on_corrupt, own: Vec::new(), left_out: Vec::new() })
+    }
+
+    /// Return a flag per place in the result for samples of a column that are left out, or no flags if none are.
+    pub(super) fn left_out_of(&self, column: &ColumnSpec) -> &[bool] {
+        self.left_out.iter().find(|(id, _)| *id == column.id).map_or(&[], |(_, flags)| flags)
     }
 
     /// Use blocks that the caller already has instead of fetching them. Call this before `fetch`.
@@ -119,17 +127,22 @@ impl Reader {
         Ok(current.into_iter().chain(newer))
     }
 
-    /// Open the file of located rows. Returns None if their values are null.
+    /// Open the file of located rows, and announce the rows to the store. Returns None if their values are null.
     pub(super) fn rows_of<'a>(&self, located: &'a Located<'_>, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
+        let rows = self.opened(located, column)?;
+        rows.iter().for_each(|rows| self.announce(rows, located.in_order));
+        Ok(rows)
+    }
+
+    /// Open the file of located rows. Returns None if their values are null.
+    pub(super) fn opened<'a>(&self, located: &'a Located<'_>, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
         let Some(reference) = located.file else { return Ok(None) };
         let known = self.fetched.files.get(&reference.id).cloned();
         let Values { file, chunk } = self.snapshot.values(reference, located.samples, column, known)?;
         let entry = &file.tail.chunks[chunk];
         let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
         let rows = if any_order { Cow::Borrowed(&located.rows[..]) } else { ascending(&located.rows) };
-        let rows = ColumnRows { file, chunk, rows };
-        self.announce(&rows, located.in_order);
-        Ok(Some(rows))
+        Ok(Some(ColumnRows { file, chunk, rows }))
     }
 
     /// Announce the rows to the store: a run of neighbours as sequential, other rows as random, and large random samples one by
@@ -262,6 +275,14 @@ const ANNOUNCE_BYTES: usize = 16 << 10;
 
 /// Up to this number of samples of a read are looked up in memory, at most one in as many: 1 % of the time of a read.
 const PROBES: usize = 8;
+
+/// Check that bools are 0 or 1. NumPy and Arrow would interpret other values differently.
+pub fn check_bools(bytes: &[u8]) -> Result<()> {
+    match bytes.iter().find(|byte| **byte > 1) {
+        None => Ok(()),
+        Some(byte) => Err(malformed(format!("a bool has the value {byte}, expected 0 or 1"))),
+    }
+}
 
 /// Mark the value at a place as null, and zero its bytes.
 pub(super) fn set_null(nulls: &mut Nulls, count: usize, place: u32, target: &mut [u8]) {

@@ -66,7 +66,7 @@ pub fn fit_budget() {
 }
 
 /// Return how many bytes whole data files of a cache leave for blocks.
-fn free_bytes() -> u64 {
+pub fn free_bytes() -> u64 {
     budget_bytes().saturating_sub(penstock_cache::held_bytes())
 }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_tensor::slice::Grid;
 use penstock_tensor::{Dtype, Shape};
 
-use super::{Codec, Layout, units};
+use super::{Codec, Layout, UNIT_BYTES, units};
 use crate::cursor::Strings;
 use crate::ints::IntArray;
 
@@ -63,6 +63,30 @@ impl Chunk {
     /// Return a sample's tile grid and the index of its first tile's block. Returns None if the chunk is not tiled.
     pub fn grid_of(&self, row: u64) -> Option<(Grid, u64)> {
         self.first_tile.as_ref().map(|first| (Grid::new(&self.shape_of(row), &self.tile), first.get(row as usize)))
+    }
+
+    /// Return the grid of a sample that has blocks of its own, and the index of the first one. A sample in one block is one tile. Returns
+    /// None if the block has other samples as well.
+    pub fn parts_of(&self, row: u64) -> Option<(Grid, u64)> {
+        match self.layout {
+            Layout::Tiled => self.grid_of(row),
+            Layout::Fixed | Layout::Single if self.rows_per_block == 1 => {
+                let shape = self.shape_of(row);
+                let tile: Vec<u64> = shape.iter().map(|size| (*size).max(1)).collect();
+                Some((Grid::new(&shape, &tile), row))
+            }
+            _ => None,
+        }
+    }
+
+    /// Return whether a sample has blocks of its own, and more than one checksum unit, so that reading a part of it may cost less.
+    pub fn is_divisible(&self, row: u64) -> bool {
+        let raw_bytes = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes);
+        match self.layout {
+            Layout::Tiled => true,
+            Layout::Fixed | Layout::Single => self.rows_per_block == 1 && raw_bytes.get(row as usize) > UNIT_BYTES,
+            Layout::Packed => false,
+        }
     }
 
     /// Return the block that contains a row, and the row's index in it. For tiled samples, call `grid_of` instead.

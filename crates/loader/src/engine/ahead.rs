@@ -126,7 +126,8 @@ impl Future for SourceFuture {
     fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)> {
         let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) = (Vec::new(), HashMap::new(), Vec::new());
         self.each_part(|first, reader, columns| {
-            reader.each_need(columns, |place, file, file_bytes, begin, end| {
+            let in_parts = |column: &ColumnSpec| self.recipe.is_in_parts(self.source, column);
+            reader.each_need(columns, in_parts, |place, file, file_bytes, begin, end| {
                 let object = *numbers.entry(file).or_insert_with(|| {
                     objects.push(Object { name: penstock_format::ids::data_name(file).into(), bytes: file_bytes });
                     objects.len() as u32 - 1

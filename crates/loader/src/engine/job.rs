@@ -10,6 +10,7 @@ use penstock_error::{Error, Kind, Result};
 
 use crate::batch::{Array, Batch, Loose, Nulls, Raw, Values};
 use crate::caught::caught;
+use crate::engine::parts::Parts;
 use crate::engine::recipe::{OnCorrupt, Recipe, Started};
 use crate::memory::{Memory, Shared};
 use crate::source::reads::ragged;
@@ -48,10 +49,20 @@ pub struct Work {
 pub enum Stored {
     Raw(Raw),
     Fixed { memory: Memory, cell: usize, nulls: Nulls },
+    Parts(Parts),
 }
 
 pub enum Target {
-    Fixed { memory: Shared, bytes: usize, nulls: Mutex<Vec<usize>> },
+    Fixed {
+        memory: Shared,
+        bytes: usize,
+        nulls: Mutex<Vec<usize>>,
+    },
+    /// The values are there already, with zeros for nulls.
+    Made {
+        memory: Memory,
+        nulls: Mutex<Vec<usize>>,
+    },
     Loose(Mutex<Vec<Option<Loose>>>),
 }
 
@@ -89,10 +100,11 @@ impl Job {
         for (input, output) in work.inputs.iter().zip(&group.outputs) {
             let shape = &pipeline.outputs[*output].stored_shape;
             inputs.push(match input {
-                Stored::Raw(raw) => Input { bytes: raw.get(at), shape: shape.fill(raw.free(at)) },
+                Stored::Raw(raw) => Input { bytes: raw.get(at), shape: shape.fill(raw.free(at)), window: None },
+                Stored::Parts(parts) => parts.input(at, &pipeline.outputs[*output]),
                 Stored::Fixed { memory, cell, nulls } => {
                     let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
-                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]) }
+                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]), window: None }
                 }
             });
         }
@@ -104,6 +116,12 @@ impl Job {
                 Target::Loose(list) => cell.loose(output.convert(), output.box_format()).map(|loose| {
                     list.lock().unwrap_or_else(PoisonError::into_inner)[at] = loose;
                 }),
+                Target::Made { nulls, .. } => {
+                    if cell.is_null() {
+                        nulls.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+                    }
+                    Ok(())
+                }
                 Target::Fixed { memory, bytes, nulls } => {
                     // SAFETY: each sample belongs to one task, one thread runs each task, and the parts of samples do not overlap.
                     let out = unsafe { memory.part(at * bytes, *bytes) };
@@ -183,14 +201,16 @@ fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
 
 impl Target {
     fn values(self, output: &Output, count: usize) -> Result<Values> {
+        let array = |memory: Memory, nulls: Mutex<Vec<usize>>| {
+            let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
+            null_places.into_iter().for_each(|at| nulls.iter_mut().for_each(|nulls| nulls[at] = true));
+            let shape = std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
+            Ok(Values::Array(Array { memory, dtype: output.dtype, shape, nulls }))
+        };
         match self {
-            Target::Fixed { memory, nulls, .. } => {
-                let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
-                let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
-                null_places.into_iter().for_each(|at| nulls.iter_mut().for_each(|nulls| nulls[at] = true));
-                let shape = std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
-                Ok(Values::Array(Array { memory: memory.into_inner(), dtype: output.dtype, shape, nulls }))
-            }
+            Target::Fixed { memory, nulls, .. } => array(memory.into_inner(), nulls),
+            Target::Made { memory, nulls } => array(memory, nulls),
             Target::Loose(list) => {
                 let list = list.into_inner().unwrap_or_else(PoisonError::into_inner);
                 if output.is_listed() {

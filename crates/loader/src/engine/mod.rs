@@ -2,7 +2,9 @@
 //! budget.
 
 pub mod ahead;
+pub mod foresee;
 pub mod job;
+pub mod parts;
 pub mod recipe;
 pub mod slots;
 pub mod threads;

@@ -1,7 +1,7 @@
 //! A recipe contains everything that determines the content of batches. It also begins each batch.
 
 use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use penstock_dataset::check_text;
 use penstock_error::{Error, Kind, Result};
@@ -10,6 +10,7 @@ use penstock_format::schema::ColumnSpec;
 // Cycle with `job.rs`: a recipe begins jobs, and a job with damaged samples asks its recipe to begin it again.
 use crate::batch::Values;
 use crate::engine::job::{Job, Needs, Stored, Target, Work};
+use crate::engine::parts::Parts;
 use crate::memory::{Memory, Shared, capacity};
 use crate::order::cut::BatchCut;
 use crate::order::mixture::{Place, Program};
@@ -43,8 +44,10 @@ pub struct Recipe {
     pub pipeline: Pipeline,
     pub row_ids: bool,
     pub on_corrupt: OnCorrupt,
+    /// For each result, whether its samples are read in parts if they have blocks of their own.
+    pub in_parts: Vec<bool>,
     /// Approximate bytes that a batch fetches from unmapped files.
-    pub fetched_bytes: u64,
+    pub fetched_bytes: AtomicU64,
     /// Approximate upper limit on the bytes that windows hold.
     pub window_bytes: u64,
 }
@@ -73,6 +76,9 @@ pub struct Started {
     pub places: Vec<Place>,
     pub valid: Vec<bool>,
     pub reads: Reads,
+    parts: Vec<Parts>,
+    /// Why the samples could not be fetched, if some of them are damaged.
+    failed: Option<Error>,
     pub(super) refused: Vec<Refused>,
 }
 
@@ -178,24 +184,24 @@ impl Recipe {
         }
         let mut reads = Reads::new(&self.sources, &places)?;
         let base = if epoch == self.base.0 { self.base.1 } else { 0 };
-        let fetched = reads.fetch(&self.sources, &self.specs, |source, columns, positions| match &self.windows[source] {
+        let read = self.read(&mut reads, (epoch, &draws), |source, columns, positions| match &self.windows[source] {
             None => Ok(Vec::new()),
             Some(window) => window.runs(&self.sources[source], columns, epoch, positions, |run, steps| {
                 self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base) && steps.has(self.step_of(epoch, draw)))
             }),
         });
-        match fetched {
+        let (parts, failed) = match read {
             // A damaged object, such as a data file, could not be fetched. `begin` determines which samples need it.
-            Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => {}
-            other => other?,
-        }
-        Ok(Started { step, epoch, draws, places, valid, reads, refused: known })
+            Err(error) if error.kind() == Kind::Corrupt && self.on_corrupt != OnCorrupt::Raise => (Vec::new(), Some(error)),
+            other => (other?, None),
+        };
+        Ok(Started { step, epoch, draws, places, valid, reads, parts, failed, refused: known })
     }
 
     /// Read the inputs of a batch. Plain columns are copied into the batch immediately.
     pub fn begin(&self, mut started: Started) -> Result<Job> {
         loop {
-            match self.fetch(&started) {
+            match self.gathered(&mut started) {
                 Ok(read) => {
                     started.reads.release();
                     return Ok(self.job(started, read));
@@ -229,8 +235,11 @@ impl Recipe {
         Job { started, plain, work, tasks, next: AtomicUsize::new(0), bad: Mutex::default(), needs }
     }
 
-    fn fetch(&self, started: &Started) -> Result<Read> {
-        let (reads, count) = (&started.reads, started.places.len());
+    fn gathered(&self, started: &mut Started) -> Result<Read> {
+        if let Some(error) = started.failed.take().filter(|_| self.in_parts.contains(&true)) {
+            return Err(error);
+        }
+        let (mut parts, reads, count) = (std::mem::take(&mut started.parts), &started.reads, started.places.len());
         let (mut bytes, mut loose_bytes, mut scratch_bytes) = (0, 0, 0);
         let mut plain = Vec::with_capacity(self.pipeline.plain.len());
         for at in &self.pipeline.plain {
@@ -247,12 +256,23 @@ impl Recipe {
             let (mut inputs, mut targets) = (Vec::new(), Vec::new());
             for at in &group.outputs {
                 let output = &self.pipeline.outputs[*at];
-                let input = self.input(reads, output.column, count)?;
+                let mut input = match parts.iter().position(|parts| parts.output == *at) {
+                    Some(place) => {
+                        self.complete(&mut parts[place], reads)?;
+                        Stored::Parts(parts.swap_remove(place))
+                    }
+                    None => self.input(reads, output.column, count)?,
+                };
                 bytes += match &input {
                     Stored::Fixed { memory, .. } => capacity(memory.bytes()) as u64,
                     Stored::Raw(raw) => raw.own_bytes,
+                    Stored::Parts(parts) => capacity(parts.bytes()) as u64 + parts.rest_bytes(),
                 };
-                if output.is_fixed() {
+                if let Stored::Parts(parts) = &mut input
+                    && parts.is_result
+                {
+                    targets.push(Target::Made { memory: parts.take()?, nulls: Mutex::default() });
+                } else if output.is_fixed() {
                     let memory = Memory::new(output.sample_bytes() * count)?;
                     bytes += capacity(memory.bytes()) as u64;
                     targets.push(Target::Fixed { memory: Shared::new(memory), bytes: output.sample_bytes(), nulls: Mutex::default() });
@@ -267,6 +287,7 @@ impl Recipe {
                 // Results such as boxes are about as large as their inputs. Images exist twice while they are being stacked.
                 let size_of = |row: usize| match input {
                     Stored::Fixed { .. } => Some(self.pipeline.tensor_bytes(group, place, &output.stored_shape.fill(&[]))),
+                    Stored::Parts(parts) => parts.sizes(row, output).map(|sizes| self.pipeline.tensor_bytes(group, place, &sizes)),
                     Stored::Raw(raw) => raw.get(row).map(|stored| match output.role {
                         Role::Tensor => self.pipeline.tensor_bytes(group, place, &output.stored_shape.fill(raw.free(row))),
                         _ => self.pipeline.media_bytes(group, place, stored).unwrap_or((stored.len() as u64, 0)),
@@ -310,8 +331,11 @@ impl Recipe {
         let mut bad = Vec::new();
         for (at, place) in started.places.iter().enumerate() {
             let mut reads = Reads::new(&self.sources, &[*place])?;
-            reads.fetch(&self.sources, &self.specs, |_, _, _| Ok(Vec::new()))?;
-            let tried = (0..self.specs[0].len()).try_for_each(|column| self.values(&reads, column).map(drop));
+            let tried = self.read(&mut reads, (started.epoch, &started.draws[at..=at]), |_, _, _| Ok(Vec::new())).and_then(|parts| {
+                let in_parts = |column: &usize| parts.iter().any(|parts| self.pipeline.outputs[parts.output].column == *column);
+                let mut whole = (0..self.specs[0].len()).filter(|column| !in_parts(column));
+                whole.try_for_each(|column| self.values(&reads, column).map(drop))
+            });
             match tried {
                 Err(error) if error.kind() == Kind::Corrupt => bad.push((at, error)),
                 other => other?,

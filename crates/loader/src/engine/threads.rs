@@ -87,7 +87,7 @@ impl Engine {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
         let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::none() };
-        let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
+        let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
         let state = Slots {
             begin,
             give: begin,

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Held, OnCorrupt, Purpose, Reader};
+use penstock_dataset::{Extent, Foresight, Held, OnCorrupt, Purpose, Reader};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::Dtype;
+use penstock_tensor::slice::Slice;
 
 use crate::batch::{Array, Nulls, Raw, Values};
 use crate::memory::{Memory, capacity, recycled};
@@ -23,6 +24,14 @@ pub struct Share {
     places: Vec<u32>,
     /// Whether the reader uses blocks lent by a window.
     lent: bool,
+}
+
+impl Share {
+    /// Return why samples are read. A source that covers at least half of its snapshot will soon also need the neighbouring samples.
+    fn purpose(&self, sources: &[Source]) -> Purpose {
+        let source = &sources[self.source];
+        if !self.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take }
+    }
 }
 
 /// The reads for a batch, grouped by source.
@@ -46,11 +55,9 @@ impl Reads {
         Ok(Reads { shares, count: places.len() })
     }
 
-    /// Fetch the blocks that the columns need, unless files are mapped. `specs` lists the columns of each source, and `lend`
-    /// returns blocks that a window holds.
-    pub fn fetch(
+    /// Use blocks that a window holds, which `lend` returns. `specs` lists the columns of each source.
+    pub fn lend(
         &mut self,
-        sources: &[Source],
         specs: &[Vec<ColumnSpec>],
         lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
     ) -> Result<()> {
@@ -59,10 +66,85 @@ impl Reads {
             let lent = lend(share.source, &columns, &share.positions)?;
             share.lent = !lent.is_empty();
             lent.iter().for_each(|held| share.reader.lend(held));
-            let source = &sources[share.source];
-            // A source that covers at least half of its snapshot will soon also need the neighbouring samples.
-            let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
+        }
+        Ok(())
+    }
+
+    /// Return what is known of a column's values before they are read. Blocks that a window holds count as small. Cost: reads the tails of
+    /// all columns that are not open.
+    pub fn extents(&mut self, specs: &[Vec<ColumnSpec>], column: usize) -> Result<Vec<Extent>> {
+        let mut all = vec![Extent::Null; self.count];
+        for share in &mut self.shares {
+            share.reader.open(&specs[share.source].iter().collect::<Vec<&ColumnSpec>>())?;
+            for (place, extent) in share.places.iter().zip(share.reader.extents(&specs[share.source][column])?) {
+                let is_held = share.lent && matches!(extent, Extent::Large { is_tiled: false, .. });
+                all[*place as usize] = if is_held { Extent::Small } else { extent };
+            }
+        }
+        Ok(all)
+    }
+
+    /// Leave the samples with a flag out of all reads of a column except `slices`.
+    pub fn leave_out(&mut self, specs: &[Vec<ColumnSpec>], column: usize, flags: &[bool]) {
+        for share in &mut self.shares {
+            let own = share.places.iter().map(|place| flags[*place as usize]).collect();
+            share.reader.leave_out(&specs[share.source][column], own);
+        }
+    }
+
+    /// Read a slice of each sample of a column that has one. Each buffer has the size of its slice.
+    pub fn slices(&self, specs: &[Vec<ColumnSpec>], column: usize, slices: &[Option<Slice>], outs: Vec<&mut [u8]>) -> Result<()> {
+        let mut outs: Vec<Option<&mut [u8]>> = outs.into_iter().map(Some).collect();
+        for share in &self.shares {
+            let own_slices: Vec<Option<Slice>> = share.places.iter().map(|place| slices[*place as usize].clone()).collect();
+            let own_outs = share.places.iter().map(|place| outs[*place as usize].take().unwrap_or_default()).collect();
+            share.reader.slices(&specs[share.source][column], &own_slices, own_outs)?;
+        }
+        Ok(())
+    }
+
+    /// Fetch the blocks that the columns need, unless files are mapped.
+    pub fn fetch(&mut self, sources: &[Source], specs: &[Vec<ColumnSpec>]) -> Result<()> {
+        for share in &mut self.shares {
+            let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
+            let purpose = share.purpose(sources);
             share.reader.fetch(&columns, purpose)?;
+        }
+        Ok(())
+    }
+
+    /// Return the positions of the samples that come from a source.
+    pub fn positions(&self, source: usize) -> impl Iterator<Item = u64> {
+        self.shares.iter().filter(move |share| share.source == source).flat_map(|share| share.positions.iter().copied())
+    }
+
+    /// Plan as if a window held the blocks of a source.
+    pub fn set_lent(&mut self, source: usize) {
+        self.shares.iter_mut().filter(|share| share.source == source).for_each(|share| share.lent = true);
+    }
+
+    /// Note what `fetch` and the reads of all columns would request, by source. `parts` contains the slices of columns that are read in parts.
+    pub fn foresee(
+        &mut self,
+        sources: &[Source],
+        specs: &[Vec<ColumnSpec>],
+        parts: &[(usize, Vec<Option<Slice>>)],
+        foresight: &mut Foresight,
+        noted: &mut [(u64, u64)],
+    ) -> Result<()> {
+        for share in self.shares.iter_mut().filter(|share| !sources[share.source].snapshot.is_mapped()) {
+            let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
+            let before = (foresight.requests, foresight.bytes);
+            if !share.lent {
+                share.reader.foresee_blocks(&columns, share.purpose(sources), foresight)?;
+            }
+            share.reader.foresee_others(&columns, foresight)?;
+            for (column, slices) in parts {
+                let own: Vec<Option<Slice>> = share.places.iter().map(|place| slices[*place as usize].clone()).collect();
+                share.reader.foresee_slices(&specs[share.source][*column], &own, foresight)?;
+            }
+            noted[share.source].0 += foresight.requests - before.0;
+            noted[share.source].1 += foresight.bytes - before.1;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //!
 //! Windows are used only if files are not mapped. Each rank holds its share of the window, which counts towards the budget.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -191,7 +191,13 @@ impl Window {
         missing
     }
 
-    fn range(&self, source: &Source, run: u64) -> Range<u64> {
+    /// Return the numbers of the runs that contain these positions in the view.
+    pub fn numbers(&self, positions: impl Iterator<Item = u64>) -> BTreeSet<u64> {
+        positions.map(|position| position / self.run_samples).collect()
+    }
+
+    /// Return the positions in the view of a run's samples.
+    pub fn range(&self, source: &Source, run: u64) -> Range<u64> {
         run * self.run_samples..((run + 1) * self.run_samples).min(source.len())
     }
 }

@@ -2,6 +2,7 @@
 //! written to their places in a batch. An image usually stays encoded until it is written.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use penstock_codec::cut::{Convert, Cut};
 use penstock_codec::pixels::Pool;
@@ -43,6 +44,8 @@ pub struct CutArray<'a> {
     pub data: Cow<'a, [u8]>,
     pub dtype: Dtype,
     pub cut: Cut,
+    /// The part of the array that `data` has, or None if it has all. The cut lies inside of it, apart from padding.
+    pub window: Option<&'a [Range<u64>]>,
     /// Boxes to erase after the conversion.
     pub erased: Vec<Erased>,
 }
@@ -94,12 +97,22 @@ impl<'a> Image<'a> {
 
 impl<'a> CutArray<'a> {
     pub fn new(data: Cow<'a, [u8]>, dtype: Dtype, shape: &[usize]) -> CutArray<'a> {
-        CutArray { data, dtype, cut: Cut::whole(shape), erased: Vec::new() }
+        CutArray { data, dtype, cut: Cut::whole(shape), window: None, erased: Vec::new() }
+    }
+
+    /// Write the values of the cut, converted, into `out`.
+    fn write(&self, convert: Option<&Convert>, out: &mut [u8]) -> Result<()> {
+        let mut cut = self.cut;
+        for (dimension, range) in self.window.into_iter().flatten().enumerate() {
+            cut.shape[dimension] = (range.end - range.start) as usize;
+            cut.origin[dimension] -= range.start as i64;
+        }
+        cut::cut(&self.data, self.dtype, &cut, convert, out)
     }
 
     pub fn materialised(&self) -> Result<Vec<u8>> {
         let mut out = vec![0; self.cut.elements() * self.dtype.size()];
-        cut::cut(&self.data, self.dtype, &self.cut, None, &mut out)?;
+        self.write(None, &mut out)?;
         Ok(out)
     }
 }
@@ -124,7 +137,7 @@ impl Cell<'_> {
                 Err(Error::new("invalid-value", text).hint("add ToDtype"))
             }
             Cell::Array(array) => {
-                cut::cut(&array.data, array.dtype, &array.cut, convert, out)?;
+                array.write(convert, out)?;
                 erase(out, shape, dtype, &array.erased)
             }
             _ => Err(Error::new("internal", "only images and arrays can be written to a batch array")),
@@ -144,7 +157,7 @@ impl Cell<'_> {
             Cell::Array(array) => {
                 let to = convert.map_or(array.dtype, |convert| convert.to);
                 let mut out = vec![0; array.cut.elements() * to.size()];
-                cut::cut(&array.data, array.dtype, &array.cut, convert, &mut out)?;
+                array.write(convert, &mut out)?;
                 erase(&mut out, array.cut.size(), to, &array.erased)?;
                 (out, to, array.cut.size().iter().map(|size| *size as u64).collect())
             }

@@ -2,6 +2,7 @@
 
 pub mod cell;
 mod colour;
+pub mod crops;
 mod erased;
 mod grey;
 pub mod motion;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use penstock_codec::cut::Cut;
 use penstock_codec::region::Region;
 use penstock_codec::resize;
 use penstock_codec::resize::{Filter, Geometry, Resized};
@@ -41,7 +42,7 @@ pub fn moved(cell: &mut Cell<'_>, motion: &Motion, size: &[usize]) -> Result<()>
         (Cell::Image(image), Motion::Crop { boxes, .. }) => crop_image(image, boxes),
         (Cell::Image(image), Motion::Resize(resized)) => resize_image(image, resized)?,
         (Cell::Image(image), Motion::Mirror(dimension)) => image.mirrored[1 - dimension] ^= true,
-        (Cell::Array(array), Motion::Crop { boxes, fill }) => crop_array(array, boxes, *fill)?,
+        (Cell::Array(array), Motion::Crop { .. }) => crop_array(array, motion)?,
         (Cell::Array(array), Motion::Resize(resized)) => resize_array(array, resized)?,
         (Cell::Array(array), Motion::Mirror(dimension)) => array.cut.mirror(*dimension),
         (Cell::Array(array), Motion::Warp(warp)) => *array = warp.array(array)?,
@@ -84,16 +85,30 @@ fn resize_image(image: &mut Image<'_>, resized: &Resized) -> Result<()> {
     Ok(())
 }
 
-fn crop_array(array: &mut CutArray<'_>, boxes: &[(i64, usize)], fill: f64) -> Result<()> {
-    let beyond = boxes.iter().zip(array.cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
-    if beyond && (array.cut.fill != fill || array.cut.is_narrowed()) {
-        // Earlier padding keeps its fill value, and the new box must not bring back pixels that were cut away.
+fn crop_array(array: &mut CutArray<'_>, motion: &Motion) -> Result<()> {
+    if !cut_by(&mut array.cut, motion) {
         let (size, data) = (array.cut.size().to_vec(), array.materialised()?);
         *array = CutArray::new(Cow::Owned(data), array.dtype, &size);
-        array.cut.fill = fill;
+        cut_by(&mut array.cut, motion);
     }
-    boxes.iter().enumerate().for_each(|(dimension, (begin, size))| array.cut.narrow(dimension, *begin, *size));
     Ok(())
+}
+
+/// Apply a motion to the cut of an array. Returns false, and leaves the cut as it is, if the motion needs the values.
+pub fn cut_by(cut: &mut Cut, motion: &Motion) -> bool {
+    match motion {
+        Motion::Crop { boxes, fill } => {
+            let beyond = boxes.iter().zip(cut.size()).any(|((begin, wanted), size)| *begin < 0 || *begin as usize + wanted > *size);
+            if beyond && cut.is_narrowed() {
+                return false; // Earlier padding keeps its fill value, and the new box must not bring back elements that were cut away.
+            }
+            cut.fill = if beyond { *fill } else { cut.fill };
+            boxes.iter().enumerate().for_each(|(dimension, (begin, size))| cut.narrow(dimension, *begin, *size));
+        }
+        Motion::Mirror(dimension) => cut.mirror(*dimension),
+        Motion::Resize(_) | Motion::Warp(_) => return false,
+    }
+    true
 }
 
 fn resize_array(array: &mut CutArray<'_>, resized: &Resized) -> Result<()> {

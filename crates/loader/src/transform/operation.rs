@@ -198,7 +198,8 @@ fn size_of(cell: &Cell<'_>) -> Option<Vec<usize>> {
     }
 }
 
-fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<Vec<Motion>> {
+/// Return the motions of an operation on columns of this size, after drawing its random numbers.
+pub fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Result<Vec<Motion>> {
     let (height, width) = (size[0], size.get(1).copied().unwrap_or(1));
     Ok(match operation {
         Operation::Resize { size, max_size, interpolation, antialias, fast } => {

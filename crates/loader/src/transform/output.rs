@@ -1,6 +1,7 @@
 //! The outputs of a pipeline: their dtypes and shapes, checked when the loader is created.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use penstock_codec::cut::{Convert, MAX_RANK};
 use penstock_codec::pixels::Pool;
@@ -61,6 +62,8 @@ pub enum Role {
 pub struct Input<'a> {
     pub bytes: Option<&'a [u8]>,
     pub shape: Vec<u64>,
+    /// The part of the value that `bytes` has, or None if it has all.
+    pub window: Option<&'a [Range<u64>]>,
 }
 
 impl Output {
@@ -109,9 +112,18 @@ impl Output {
         matches!(self.role, Role::Image { .. } | Role::Mask)
     }
 
-    /// Return the bytes of one stored value.
+    /// Return the size of one stored element in bytes.
     pub fn stored_size(&self) -> usize {
         self.stored.size()
+    }
+
+    pub fn stored_dtype(&self) -> Dtype {
+        self.stored
+    }
+
+    /// Return whether the result follows the sizes of others: boxes or keypoints.
+    pub fn is_follower(&self) -> bool {
+        matches!(self.role, Role::Boxes(_) | Role::Keypoints(_))
     }
 
     pub fn sizes(&self) -> Vec<usize> {
@@ -218,7 +230,7 @@ impl Output {
                 Cell::Boxes(numbers.as_chunks::<4>().0.iter().map(|row| cell::to_xyxy(*row, format)).collect())
             }
             Role::Keypoints(each) => Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
-            _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes())),
+            _ => Cell::Array(CutArray { window: input.window, ..CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes()) }),
         })
     }
 }

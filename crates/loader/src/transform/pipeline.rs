@@ -10,6 +10,7 @@ use penstock_format::schema::ColumnSpec;
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
 use crate::transform::colour::{self, copies, is_colour};
+use crate::transform::crops::{self, Known, Need};
 use crate::transform::operation::{self, Operation, Transform};
 use crate::transform::output::{Input, MediaForm, Output, Role, check};
 
@@ -142,6 +143,16 @@ impl Pipeline {
             scratch = scratch.max(own * output.stored_size() as u64);
         }
         (values(&sizes) * output.dtype.size() as u64, scratch)
+    }
+
+    /// Return whether a result of a group is a tensor that is cropped before anything needs its values.
+    pub fn begins_with_crop(&self, group: &Group, place: usize) -> bool {
+        self.outputs[group.outputs[place]].role == Role::Tensor && crops::begins_with_crop(&group.transforms, place)
+    }
+
+    /// Return the part of the stored value that each result of a group needs; see `crops::needs`.
+    pub fn needs(&self, group: &Group, known: &[Known], epoch: u64, draw: u64) -> Vec<Option<Need>> {
+        crops::needs(&group.transforms, known, epoch, draw)
     }
 
     /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`

@@ -3,18 +3,13 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::blocks::{Fetched, Wanted};
+use super::{Fetched, Wanted};
 use crate::store::blocks::{Duty, get_or_duty};
 
 /// Divide blocks among concurrent groups of a scan, or batches of an epoch, so that each shared block is read once. If `all` is
 /// set, every block is shared. Otherwise, only partially needed blocks are shared. Returns the blocks to read here and the blocks
 /// that other threads are reading.
-pub(super) fn share_out(
-    wanted: Vec<Wanted>,
-    all: bool,
-    duties: &mut Vec<(Wanted, Duty)>,
-    fetched: &mut Fetched,
-) -> (Vec<Wanted>, Vec<Wanted>) {
+pub fn share_out(wanted: Vec<Wanted>, all: bool, duties: &mut Vec<(Wanted, Duty)>, fetched: &mut Fetched) -> (Vec<Wanted>, Vec<Wanted>) {
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for block in wanted {
         if !all && !block.partial {
@@ -37,7 +32,7 @@ pub(super) fn share_out(
 
 /// Return these blocks and their neighbours in the same stretch of the file. A stretch has `stretch` bytes, which take about as
 /// long to read as a request.
-pub(super) fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Wanted> {
+pub fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Wanted> {
     wanted.sort_by_key(|wanted| (wanted.key.0, wanted.chunk, wanted.block));
     let mut all: Vec<Wanted> = Vec::with_capacity(wanted.len());
     for (index, block) in wanted.iter().enumerate() {
@@ -56,7 +51,7 @@ pub(super) fn with_neighbours(mut wanted: Vec<Wanted>, stretch: u64) -> Vec<Want
 }
 
 /// Return the number of bytes from the first to the last block, summed over the chunks of these blocks.
-pub(super) fn span_bytes(wanted: &[Wanted]) -> u64 {
+pub fn span_bytes(wanted: &[Wanted]) -> u64 {
     let mut seen = HashSet::new();
     let chunks = wanted.iter().filter(|wanted| seen.insert((wanted.key.0, wanted.chunk)));
     chunks.map(|wanted| wanted.file.tail.chunks[wanted.chunk].span_bytes()).sum()

@@ -1,5 +1,10 @@
 //! The blocks that a take must fetch, and the blocks that were fetched for it.
 
+pub mod fill;
+pub mod ranges;
+pub mod share;
+pub mod stream;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -25,14 +30,14 @@ pub struct Wanted {
     pub chunk: usize,
     pub block: usize,
     pub unit: Option<usize>,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+    pub offset: u64,
+    pub bytes: u64,
     /// Whether only some of the block's rows are requested.
-    pub(super) partial: bool,
+    pub partial: bool,
     /// Whether this call must read the block because other threads may be waiting for it. The block is then added to the cache.
-    pub(super) awaited: bool,
+    pub awaited: bool,
     /// Whether the block is read only because it is a neighbour of a requested block.
-    pub(super) beside: bool,
+    pub beside: bool,
 }
 
 impl Wanted {
@@ -61,12 +66,12 @@ impl Wanted {
     }
 
     /// Return whether the block is stored uncompressed.
-    pub(super) fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.file.tail.chunks[self.chunk].codec == Codec::None
     }
 
     /// Return whether the block is exactly one uncompressed sample.
-    pub(super) fn is_sample(&self) -> bool {
+    pub fn is_sample(&self) -> bool {
         let entry = &self.file.tail.chunks[self.chunk];
         self.is_plain() && entry.rows_per_block == 1 && matches!(entry.layout, Layout::Fixed | Layout::Single)
     }
@@ -76,14 +81,14 @@ impl Wanted {
 #[derive(Default)]
 pub struct Fetched {
     /// Open files are kept here, so that each file is opened once even if the cache is small.
-    pub(super) files: Files,
-    pub(super) blocks: HashMap<BlockKey, Result<Bytes>>,
+    pub files: Files,
+    pub blocks: HashMap<BlockKey, Result<Bytes>>,
     /// Memory for samples that the cache does not keep, stored column by column in the order requested.
     pub memory: Option<Arc<Recycled>>,
     /// Memory reserved for blocks that have not arrived yet.
-    pub(super) slots: HashMap<BlockKey, Slot>,
+    pub slots: HashMap<BlockKey, Slot>,
     /// Blocks that are stored in their group's allocation. See `set_apart`.
-    pub(super) apart: HashSet<BlockKey>,
+    pub apart: HashSet<BlockKey>,
 }
 
 fn separate_memory(bytes: usize) -> Result<Slot> {
@@ -111,7 +116,7 @@ impl Fetched {
     }
 
     /// Return whether a block was fetched or is in the cache. A cached block is added to the fetched blocks.
-    pub(super) fn found(&mut self, key: BlockKey) -> bool {
+    pub fn found(&mut self, key: BlockKey) -> bool {
         if self.blocks.contains_key(&key) {
             return true;
         }
@@ -120,7 +125,7 @@ impl Fetched {
     }
 
     /// Reserve memory for plain blocks in one allocation, which is freed together with the blocks.
-    pub(super) fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
+    pub fn set_apart<'a>(&mut self, blocks: impl Iterator<Item = &'a Wanted> + Clone) -> Result<()> {
         let mut rest = separate_memory(blocks.clone().map(|block| block.bytes as usize).sum())?;
         for block in blocks {
             self.slots.insert(block.key, rest.split_to(block.bytes as usize));
@@ -132,7 +137,7 @@ impl Fetched {
     /// Reserve one allocation for these samples, which are given in the order requested. Samples of the same column are
     /// contiguous, as in an array. Blocks that were already found are copied immediately. Nothing is reserved if the allocation
     /// fails.
-    pub(super) fn place(&mut self, mut samples: Vec<&Wanted>) {
+    pub fn place(&mut self, mut samples: Vec<&Wanted>) {
         let most = samples.iter().map(|sample| sample.bytes as usize + COLUMN_ALIGN).sum();
         let Some(mut rest) = Recycled::new(most, Config::memory_bytes()).ok().filter(|_| most > 0).map(Recycled::slot) else { return };
         self.memory = Some(rest.owner());
@@ -158,7 +163,7 @@ impl Fetched {
 }
 
 /// The data files of a take, by id. For a file that could not be opened, the error is kept instead.
-pub(super) type Files = HashMap<Id, Result<Arc<DataFile>>>;
+pub type Files = HashMap<Id, Result<Arc<DataFile>>>;
 
 /// The blocks of some samples, and the data files of those blocks. Any number of takes can reuse them through `Reader::lend`.
 pub struct Held {
@@ -168,7 +173,7 @@ pub struct Held {
 
 impl Held {
     /// Hold the fetched blocks of one group. Blocks not placed by `set_apart` are copied into one allocation.
-    pub(super) fn new(fetched: &Fetched, files: Files, wanted: &[Wanted]) -> Result<Held> {
+    pub fn new(fetched: &Fetched, files: Files, wanted: &[Wanted]) -> Result<Held> {
         // A block that could not be read is left out, and the take that needs the block reports the error.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();

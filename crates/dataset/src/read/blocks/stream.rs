@@ -7,14 +7,14 @@ use penstock_format::datafile::{Chunk, Codec, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
 use penstock_storage::{Access, RangeRequest, Storage};
 
-use super::blocks::Wanted;
+use super::Wanted;
 use crate::store::datafile::DataFile;
 
 /// Ranges streamed from a local device include gaps of up to this length.
 const STREAM_GAP_BYTES: u64 = 16 << 10;
 
 /// Checksum units of uncompressed blocks that are contiguous in their file.
-pub(super) struct UnitRun {
+pub struct UnitRun {
     pub file: Arc<DataFile>,
     pub chunk: usize,
     /// Pairs (block, unit).
@@ -26,6 +26,11 @@ impl UnitRun {
     pub fn bounds(&self) -> (u64, u64) {
         let bound = |at: Option<&(usize, usize)>| at.map_or((0, 0), |(block, unit)| self.file.unit(self.chunk, *block, *unit));
         (bound(self.units.first()).0, bound(self.units.last()).1)
+    }
+
+    pub fn range(&self) -> RangeRequest {
+        let (begin, end) = self.bounds();
+        RangeRequest::plain(&data_name(self.file.id), begin, end - begin, Some(self.file.file_bytes))
     }
 
     fn verify(&self, bytes: &[u8]) -> Result<()> {
@@ -41,7 +46,7 @@ impl UnitRun {
 
 /// Read uncompressed checksum units, and pass each to `copy` once it is verified, in any order. Nothing is cached.
 /// Returns an error for each damaged unit. Requires a store that streams.
-pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
+pub fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     for again in [true, false] {
@@ -70,13 +75,9 @@ pub(super) fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl Fn
 
 /// Read runs of uncompressed checksum units into their targets and verify the units there. Returns an error for each damaged run.
 /// Requires a store that streams.
-pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
-    let range = |run: &UnitRun| {
-        let (begin, end) = run.bounds();
-        RangeRequest::plain(&data_name(run.file.id), begin, end - begin, Some(run.file.file_bytes))
-    };
+pub fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = runs.iter().map(|_| None).collect();
-    let ranges: Vec<RangeRequest> = runs.iter().map(range).collect();
+    let ranges: Vec<RangeRequest> = runs.iter().map(UnitRun::range).collect();
     let see = &mut |index: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
     storage.stream(&ranges, Some(&mut targets), see).into_iter().collect::<Result<()>>()?;
     for index in 0..runs.len() {
@@ -91,7 +92,7 @@ pub(super) fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: 
 }
 
 /// Join nearby units into ranges that the store can stream. Returns the members of each range, and the ranges.
-fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
+pub fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
     let most = storage.stream_bytes();
     let (mut members, mut ranges): (Vec<Vec<usize>>, Vec<RangeRequest>) = (Vec::new(), Vec::new());
     for index in order {
@@ -117,7 +118,7 @@ fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (
 
 /// Return whether every take streams this chunk's samples directly into the result. The samples must be large and uncompressed,
 /// and the store must stream.
-pub(super) fn streams(file: &DataFile, entry: &Chunk) -> bool {
+pub fn streams(file: &DataFile, entry: &Chunk) -> bool {
     entry.layout == Layout::Fixed
         && entry.rows_per_block == 1
         && entry.codec == Codec::None

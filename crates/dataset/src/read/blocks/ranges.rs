@@ -6,14 +6,14 @@ use penstock_format::Id;
 use penstock_format::ids::data_name;
 use penstock_storage::{Piece, RangeRequest, RequestCost, Storage};
 
-use super::blocks::Wanted;
+use super::Wanted;
 
 /// Blocks are joined into ranges of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 
 /// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
 /// each range's pieces, and the ranges.
-pub(super) fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
     let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();

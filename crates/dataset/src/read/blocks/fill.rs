@@ -10,15 +10,15 @@ use penstock_error::Result;
 use penstock_format::ids::data_name;
 use penstock_storage::{Frozen, Piece};
 
-use super::blocks::{Fetched, Wanted};
 use super::ranges::plan_ranges;
+use super::{Fetched, Wanted};
 use crate::parallel;
 use crate::store::blocks::{self, BlockKey};
 use crate::store::context::Context;
 
 /// Whether the block cache keeps fetched blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cache {
+pub enum Cache {
     Keep,
     Bypass,
 }
@@ -36,23 +36,41 @@ const WHOLE_TILE_BYTES: u64 = 1 << 20;
 /// Return the units to fetch together with the `missing` ones: the rest of each tile of which at least half is missing, or of which
 /// an earlier read kept a part. Slices that share tiles would otherwise send a request for each part of a tile. Only for files that the
 /// block cache can keep: whole tiles of a larger one would push out what is read again.
-fn rest_of_tiles(missing: &[Wanted]) -> impl Iterator<Item = Wanted> {
+fn rest_of_tiles(missing: &[Wanted], is_kept: impl Fn(BlockKey) -> bool) -> Vec<Wanted> {
     let tile = |wanted: &Wanted| (wanted.key.0, wanted.chunk, wanted.block);
-    missing.chunk_by(move |one, next| tile(one) == tile(next)).flat_map(|of_tile| {
+    let mut all = Vec::new();
+    for of_tile in missing.chunk_by(move |one, next| tile(one) == tile(next)) {
         let Wanted { file, chunk, block, .. } = &of_tile[0];
         let entry = &file.tail.chunks[*chunk];
         let fits = entry.stored_bytes.get(*block) <= WHOLE_TILE_BYTES && file.data_end <= blocks::budget_bytes() / 2;
         let units = if fits { entry.units_of(*block).1 } else { 0 };
-        let is_kept = |unit: usize| blocks::get(file.key(*chunk, *block, Some(unit))).is_some();
+        let is_kept = |unit: usize| is_kept(file.key(*chunk, *block, Some(unit)));
         let whole = of_tile[0].unit.is_some() && (2 * of_tile.len() >= units || (0..units).any(is_kept));
-        let rest = (0..if whole { units } else { 0 }).filter(move |unit| !is_kept(*unit));
-        rest.map(|unit| Wanted { beside: true, ..Wanted::new(file, *chunk, *block, Some(unit)) })
-    })
+        let rest = (0..if whole { units } else { 0 }).filter(|unit| !is_kept(*unit));
+        all.extend(rest.map(|unit| Wanted { beside: true, ..Wanted::new(file, *chunk, *block, Some(unit)) }));
+    }
+    all
+}
+
+/// Return the units or blocks to fetch for tiles: those that are not `found`, each once, and the rest of tiles that the block cache keeps.
+pub fn missing_of_tiles(
+    wanted: impl Iterator<Item = Wanted>,
+    cache: Cache,
+    mut found: impl FnMut(BlockKey) -> bool,
+    is_kept: impl Fn(BlockKey) -> bool,
+) -> Vec<Wanted> {
+    let mut seen = HashSet::new();
+    let mut missing: Vec<Wanted> = wanted.filter(|wanted| seen.insert(wanted.key) && !found(wanted.key)).collect();
+    if cache == Cache::Keep {
+        let rest: Vec<Wanted> = rest_of_tiles(&missing, is_kept).into_iter().filter(|unit| seen.insert(unit.key)).collect();
+        missing.extend(rest);
+    }
+    missing
 }
 
 impl Fetched {
     /// Fetch, verify and decode blocks. An error takes the place of each damaged block, and the reader reports the error.
-    pub(super) fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
+    pub fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
         let failed = self.fill_once(context, &wanted, cache)?;
@@ -64,14 +82,9 @@ impl Fetched {
     }
 
     /// Fetch, verify and decode the tiles' units or blocks that are not in the cache.
-    pub(super) fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
+    pub fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
         let mut fetched = Fetched::default();
-        let mut seen = HashSet::new();
-        let mut missing: Vec<Wanted> = wanted.filter(|wanted| seen.insert(wanted.key) && !fetched.found(wanted.key)).collect();
-        if cache == Cache::Keep {
-            let rest: Vec<Wanted> = rest_of_tiles(&missing).filter(|unit| seen.insert(unit.key)).collect();
-            missing.extend(rest);
-        }
+        let missing = missing_of_tiles(wanted, cache, |key| fetched.found(key), |key| blocks::get(key).is_some());
         fetched.fill(context, missing, cache)?;
         Ok(fetched)
     }

@@ -1,0 +1,158 @@
+//! Read a slice of each sample, if the samples have blocks of their own. `tiles` reads the blocks.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_codec::widen;
+use penstock_error::{Error, Result};
+use penstock_format::datafile::Layout;
+use penstock_format::record::FEATURE_TILED;
+use penstock_format::schema::ColumnSpec;
+use penstock_storage::Pattern;
+use penstock_tensor::Dtype;
+use penstock_tensor::slice::{Slice, elements};
+
+use super::reader::{ColumnRows, Nulls, Reader, check_bools, set_null};
+use super::tile_plan::Tiles;
+use super::tiles::Targets;
+
+/// What is known of a sample before it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Extent {
+    Null,
+    /// It shares a block with other samples, or is too small for reads of its parts.
+    Small,
+    /// It has blocks of its own, so `slices` can read a part of it.
+    Large {
+        shape: Vec<u64>,
+        is_tiled: bool,
+        /// Whether its blocks must be fetched, because its data file is not in memory.
+        is_fetched: bool,
+    },
+}
+
+impl Reader {
+    /// Return whether any sample may be tiled.
+    pub fn has_tiles(&self) -> bool {
+        self.snapshot.record().features_read & FEATURE_TILED != 0
+    }
+
+    /// Return the shapes of a plan's samples in the order requested, with None for a null. Returns None if any sample cannot be read in
+    /// parts or, with `tiled`, is not tiled. Cost: reads the tails of data files that are not open.
+    pub fn shapes(&self, column: &ColumnSpec, tiled: bool) -> Result<Option<Vec<Option<Vec<u64>>>>> {
+        if self.has_own(column) {
+            return Ok(None);
+        }
+        let shape = |extent: Extent| match extent {
+            Extent::Null => Some(None),
+            Extent::Large { shape, is_tiled, .. } if is_tiled || !tiled => Some(Some(shape)),
+            _ => None,
+        };
+        Ok(self.extents(column)?.into_iter().map(shape).collect())
+    }
+
+    /// Return what is known of a plan's samples in the order requested. Values of a transaction are not considered. Cost: reads the tails of
+    /// data files that are not open.
+    pub fn extents(&self, column: &ColumnSpec) -> Result<Vec<Extent>> {
+        let mut extents = vec![Extent::Null; self.plan.len()];
+        self.each_divisible(column, |source, rows| {
+            let entry = source.entry();
+            let (is_tiled, is_fetched) = (entry.layout == Layout::Tiled, !source.file.in_memory());
+            for (row, place) in rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
+                extents[*place as usize] = match entry.is_divisible(*row) {
+                    true => Extent::Large { shape: entry.shape_of(*row), is_tiled, is_fetched },
+                    false => Extent::Small,
+                };
+            }
+            Ok(())
+        })?;
+        Ok(extents)
+    }
+
+    /// Leave out samples from reads of a column, except from `slices`. `flags` has one flag per place in the result.
+    pub fn leave_out(&mut self, column: &ColumnSpec, flags: Vec<bool>) {
+        self.left_out.push((column.id, flags));
+    }
+
+    /// Run `read` for the rows of every file, without announcing them to the store.
+    pub(super) fn each_divisible(
+        &self,
+        column: &ColumnSpec,
+        mut read: impl FnMut(&ColumnRows<'_>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
+    ) -> Result<()> {
+        for group in &self.plan.groups {
+            let first = |rows: &[(u64, u32)]| rows.first().map_or(0, |(_, place)| *place);
+            let located = self.located(group, column).map_err(|error| self.locate(error, column, first(self.plan.rows(group))))?;
+            for located in located {
+                let source = self.opened(&located, column).map_err(|error| self.locate(error, column, first(&located.rows)))?;
+                if let Some(source) = source {
+                    read(&source, &located.rows).map_err(|(error, place)| self.locate(error, column, place))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Read a slice of each sample in a plan into a buffer of the same size, except of samples without a slice. Call `extents` or `shapes`
+    /// first to confirm that the samples have blocks of their own. Buffers for nulls stay unchanged. Buffers for damaged samples are zeroed,
+    /// or the call fails. A slice outside its sample is refused. Cost: reads the checksum units that contain the slices, or whole compressed
+    /// blocks, and makes one copy.
+    pub fn slices(&self, column: &ColumnSpec, slices: &[Option<Slice>], outs: Vec<&mut [u8]>) -> Result<Nulls> {
+        let (mut tiles, mut narrow, mut nulls) = (Tiles::default(), Tiles::default(), None);
+        // The buffers of samples in files with an earlier dtype.
+        let mut buffers: Vec<(Vec<u8>, Dtype)> = Vec::new();
+        let dtype = column.kind.stored()?.0;
+        let mut there = vec![false; self.plan.len()];
+        self.each_divisible(column, |source, rows| {
+            self.announce_scattered(source);
+            for (row, place) in rows.iter().filter(|(row, _)| source.entry().is_valid(*row)) {
+                there[*place as usize] = true;
+                let (Some(slice), shape) = (&slices[*place as usize], source.entry().shape_of(*row)) else { continue };
+                let bytes = elements(slice).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(dtype.size()));
+                let inside = slice.len() == shape.len() && slice.iter().zip(&shape).all(|(range, size)| range.end <= *size);
+                if source.entry().parts_of(*row).is_none() || !inside || bytes != Some(outs[*place as usize].len()) {
+                    let text = format!("the slice {slice:?} is not inside a divisible sample of shape {shape:?}");
+                    return Err((Error::new("invalid-argument", text), *place));
+                }
+                match source.entry().dtype {
+                    current if current == dtype => drop(tiles.add(source, (*row, *place), Some(slice))),
+                    earlier => {
+                        buffers.resize_with(self.plan.len(), || (Vec::new(), dtype));
+                        narrow.add(source, (*row, *place), Some(slice));
+                        buffers[*place as usize] = (vec![0; outs[*place as usize].len() / dtype.size() * earlier.size()], earlier);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        (0..).zip(&there).filter(|(_, there)| !**there).for_each(|(place, _)| set_null(&mut nulls, self.plan.len(), place, &mut []));
+        let (places, mut targets) = (tiles.places(), Targets::Each(outs));
+        self.read_tiles(column, tiles, &mut targets, &mut nulls)?;
+        if !narrow.is_empty() {
+            let places = narrow.places();
+            self.read_tiles(
+                column,
+                narrow,
+                &mut Targets::Each(buffers.iter_mut().map(|(buffer, _)| &mut buffer[..]).collect()),
+                &mut nulls,
+            )?;
+            for place in places {
+                let (values, earlier) = &buffers[place as usize];
+                widen(values, *earlier, dtype, targets.get(place))?;
+            }
+        }
+        for place in if dtype == Dtype::Bool { places } else { Vec::new() } {
+            match check_bools(targets.get(place)) {
+                Err(error) if self.passes(&error) => set_null(&mut nulls, self.plan.len(), place, targets.get(place)),
+                other => other.map_err(|error| self.locate(error, column, place))?,
+            }
+        }
+        Ok(nulls)
+    }
+
+    /// Announce to the store that a map is read in scattered parts, so that it reads nothing beside them.
+    fn announce_scattered(&self, source: &ColumnRows<'_>) {
+        if source.file.access.is_mapped() && source.file.expected_in_order.swap(false, Relaxed) {
+            self.snapshot.context.storage.will_read(&source.file.map, Pattern::Random);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What an epoch would request of stores, which `explain` reports. Its steps are planned one after the other, as the engine does, but nothing
+//! is read.
+
+use std::collections::HashSet;
+
+use penstock_dataset::{Foresight, OnCorrupt, Purpose, Reader};
+use penstock_error::{Error, Result};
+use penstock_format::schema::ColumnSpec;
+use penstock_tensor::slice::Slice;
+
+use crate::engine::recipe::Recipe;
+use crate::source::reads::Reads;
+
+/// Steps beyond this number of draws are estimated from those before.
+const MOST_DRAWS: u64 = 1 << 17;
+
+/// Return the requests and bytes of an epoch by source, if the block cache is empty at first. Cost: reads the tails of the data files that the
+/// planned steps need.
+pub fn foreseen_requests(recipe: &Recipe) -> Result<Vec<(f64, f64)>> {
+    if recipe.sources.iter().all(|source| source.snapshot.is_mapped()) {
+        return Ok(vec![(0.0, 0.0); recipe.sources.len()]);
+    }
+    let steps = recipe.cut.steps();
+    let planned = steps.min(MOST_DRAWS / recipe.cut.batch().max(1)).max(steps.min(16));
+    let mut foresight = Foresight::default();
+    let mut runs: Vec<HashSet<u64>> = recipe.sources.iter().map(|_| HashSet::new()).collect();
+    let (mut all, mut half) = (vec![(0, 0); recipe.sources.len()], Vec::new());
+    for step in 0..planned {
+        if penstock_storage::process::interrupted() {
+            return Err(Error::new("interrupted", "explain() was interrupted"));
+        }
+        if step == planned / 2 {
+            half = all.clone();
+        }
+        recipe.foresee(step, &mut foresight, &mut runs, &mut all)?;
+    }
+    // At first, the block cache fills. Later steps are like those of the second half.
+    let later =
+        |(all, half): (u64, u64)| all as f64 + (all - half) as f64 * (steps - planned) as f64 / (planned - planned / 2).max(1) as f64;
+    let half = half.into_iter().chain(std::iter::repeat((0, 0)));
+    Ok(all.into_iter().zip(half).map(|(all, half)| (later((all.0, half.0)), later((all.1, half.1)))).collect())
+}
+
+impl Recipe {
+    /// Note what a step would request, by source. `runs` are those that windows hold already.
+    fn foresee(&self, step: u64, foresight: &mut Foresight, runs: &mut [HashSet<u64>], noted: &mut [(u64, u64)]) -> Result<()> {
+        let (epoch, draws, places, _) = self.places(step);
+        let mut reads = Reads::new(&self.sources, &places)?;
+        for (source, window) in self.windows.iter().enumerate() {
+            let Some(window) = window else { continue };
+            let missing: Vec<u64> = window.numbers(reads.positions(source)).into_iter().filter(|run| runs[source].insert(*run)).collect();
+            reads.set_lent(source);
+            let of = &self.sources[source];
+            let positions = missing.iter().flat_map(|run| window.range(of, *run)).map(|position| of.absolute(position)).collect();
+            let columns: Vec<&ColumnSpec> = self.specs[source].iter().collect();
+            let before = (foresight.requests, foresight.bytes);
+            let mut reader = Reader::new(of.snapshot.clone(), positions, OnCorrupt::Raise)?;
+            reader.foresee_blocks(&columns, Purpose::Scan { keep: false }, foresight)?;
+            noted[source].0 += foresight.requests - before.0;
+            noted[source].1 += foresight.bytes - before.1;
+        }
+        let planned = self.plan_parts(&mut reads, epoch, &draws)?;
+        let parts: Vec<(usize, Vec<Option<Slice>>)> =
+            planned.iter().map(|planned| (self.pipeline.outputs[planned.output].column, planned.slices())).collect();
+        reads.foresee(&self.sources, &self.specs, &parts, foresight, noted)
+    }
+}
