@@ -40,7 +40,7 @@ COLUMN = b"penstock.column"
 Kinds = list[tuple[str, "ColumnType | None"]]
 
 
-def kinds_of(view: View, names: Sequence[str], halves: bool = True) -> Kinds:
+def kinds_of(view: View | Concat, names: Sequence[str], halves: bool = True) -> Kinds:
     """Return the types of the named columns. Without `halves`, float16 becomes float32."""
 
     def of(kind: ColumnType | None) -> ColumnType | None:

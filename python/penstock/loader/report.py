@@ -55,7 +55,9 @@ def explained(loader: Loader) -> dict[str, str]:
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
     if in_parts := probe.columns_in_parts:
-        answer["parts"] = f"of large samples in {', '.join(f'`{name}`' for name in in_parts)}, only the boxes that the first crops need are read"
+        answer["parts"] = (
+            f"of large samples in {', '.join(f'`{name}`' for name in in_parts)}, only the boxes that the first crops need are read"
+        )
     if foreseen is not None:
         held, cached, cold = map(size_text, foreseen)
         in_memory = f"{held} of the data files are in memory, " if foreseen[0] else ""
