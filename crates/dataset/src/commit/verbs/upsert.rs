@@ -145,7 +145,8 @@ fn given_keys(spec: &ColumnSpec, given: &Stored, verb: &str) -> Result<Vec<Vec<u
     };
     if !exact {
         let text = format!("column `{}` cannot be a key", spec.name);
-        return Err(Error::new("invalid-argument", text).hint("a key is a whole number, bool, timestamp, duration, time, text, bytes, label or category"));
+        return Err(Error::new("invalid-argument", text)
+            .hint("a key is a whole number, bool, timestamp, duration, time, text, bytes, label or category"));
     }
     let (mut keys, mut null) = (Vec::new(), None);
     let none = std::sync::Arc::default();
