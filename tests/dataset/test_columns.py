@@ -360,6 +360,8 @@ def test_a_long_list_takes_and_refuses_what_a_short_one_does(tmp_path, kind):
         "label": ["a", "b"],
         "category": ["a", "c"],
         "bool": [True, False],
+        "duration": [datetime.timedelta(1), np.timedelta64(-5, "s")],
+        "time": ["01:00", datetime.time(23)],
     }.get(kind)
     like = like or {"u": [1, 2], "i": [1, -2], "f": [1.5, 2.5], "c": [1j, 2.0]}.get(numpy_dtype(kind).kind, [1, 2])
     at = 1777

@@ -274,7 +274,7 @@ def test_values_that_json_lacks_within_arrow_are_refused_before_anything_is_read
         table = pa.table({"j": pa.array([None, {"a": None}], pa.struct({"a": inner}))})
         with pytest.raises(ps.UnsupportedError, match="which JSON cannot represent") as caught:
             import_data(table, tmp_path / "none")
-        assert "--type" in caught.value.hint
+        assert ("--type" in caught.value.hint) == (inner != pa.binary())
         if inner != pa.binary():
             import_data(table, tmp_path / str(number), types={"j": ps.Text()})
             assert ps.open(tmp_path / str(number))["j"][:] == [None, '{"a": null}']

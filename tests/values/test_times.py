@@ -96,6 +96,22 @@ def test_digits_within_tensors_are_refused(form, shape):
                 ds.append({"c": given})
 
 
+@pytest.mark.parametrize("kind", [ps.Tensor((None,), "time"), ps.Tensor((None, 1), "time"), ps.Tensor((1,), "time")])
+def test_digits_of_times_of_day_within_lists_are_refused(kind):
+    """Python's time has microseconds only, and Arrow cuts off the rest."""
+    for fine in (0, 789):
+        times = pa.array([1_000, 45_296_123_456_000 + fine], pa.time64("ns"))
+        lists = pa.ListArray.from_arrays([0, 1, 2], times)
+        lists = pa.ListArray.from_arrays([0, 1, 2], lists) if len(kind.shape) == 2 else lists
+        ds = new(kind)
+        if not fine:
+            ds.append({"c": lists})
+            assert ds["c"][1].reshape(-1).astype(np.int64).tolist() == [45_296_123_456]
+            continue
+        with pytest.raises(ps.InvalidInputError, match=r"row 1 .*below a microsecond"):
+            ds.append({"c": lists})
+
+
 def test_two_keys_of_one_microsecond_are_not_one_sample():
     ds = ps.create("memory://fine-keys", {"t": "timestamp", "n": "int32"})
     with ds.transaction() as tx, pytest.raises(ps.InvalidInputError, match="below a microsecond"):

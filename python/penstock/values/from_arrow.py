@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.values.checks import Array, Prepared, fail, first_row, is_arrow
+from penstock.values.dtypes import cast
 
 
 def from_arrow(values: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -55,8 +56,24 @@ def tensors_of_lists(values: Any, shape: tuple[int, ...], dtype: str) -> Any:
     if flat is None and pa.types.is_fixed_size_list(values.type):
         flat = numbers_within(values.drop_null(), (math.prod(shape),), dtype)
     if flat is None:
-        return values.to_pylist()
+        return objects_of(values, dtype)
     return with_nulls(flat.reshape(-1, *shape), values)
+
+
+def objects_of(values: Any, dtype: str) -> list[Any]:
+    """Convert Arrow lists to Python's. Times of day with digits below a microsecond, which Python would cut off, are refused by their row."""
+    import pyarrow as pa
+
+    def leaves(lists: Any) -> Any:
+        while pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type) or pa.types.is_fixed_size_list(lists.type):
+            lists = lists.flatten()
+        return lists
+
+    kind = leaves(values[:0]).type
+    for row in range(len(values)) if pa.types.is_time64(kind) and kind.unit == "ns" else ():
+        if (times := elements_of(leaves(values.slice(row, 1)).drop_null())) is not None:
+            cast(times, dtype, row)
+    return list(values.to_pylist())
 
 
 def with_nulls(array: Array, values: Any) -> Array:

@@ -12,7 +12,7 @@ from penstock.errors import InvalidInputError
 from penstock.values.checks import Array, Prepared, fail, is_arrow, is_null
 from penstock.values.containers import container, from_torch
 from penstock.values.dtypes import cast, check_whole_numbers, numpy_dtype
-from penstock.values.from_arrow import numbers_within, plain_elements, tensors_of
+from penstock.values.from_arrow import numbers_within, objects_of, plain_elements, tensors_of
 from penstock.values.times import TIMES
 
 
@@ -76,7 +76,7 @@ def arrays_of(values: Any, dtype: str) -> Any:
     if isinstance(values, pa.FixedShapeTensorArray):
         return tensors_of(values, dtype)  # A null is an entirely masked array, which `one_array` handles.
     if not pa.types.is_struct(values.type) or [field.name for field in values.type] != ["data", "shape"]:
-        return values.to_pylist()
+        return objects_of(values, dtype)
     made: list[Any] = []
     for row, value in enumerate(values):
         array = None

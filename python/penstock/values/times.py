@@ -24,6 +24,8 @@ TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d)(?:\.(\d{1,9}))
 # Builds the error for the elements that a bool array marks, from the reason and a hint.
 Refuse = Callable[[Array, str, str | None], InvalidInputError]
 
+# How many of a finer unit make one microsecond.
+_PER_MICROSECOND = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}
 _FINE = "has digits below a microsecond"
 _NO_UNIT = 'write numpy.timedelta64(90, "s") or datetime.timedelta(seconds=90)'
 
@@ -51,13 +53,19 @@ def cast_times(array: Array, dtype: str, refuse: Refuse) -> Array | None:
         raise refuse(valid, "has no unit", _NO_UNIT)
     if wanted.kind == "m" and unit in ("Y", "M"):
         raise refuse(valid, "counts months or years, which differ in length", 'write days, as in numpy.timedelta64(30, "D")')
-    fine = unit in ("ns", "ps", "fs", "as")
-    if fine and count != 1:  # The conversion would overflow silently.
-        return None
-    out = array.astype(wanted)
-    if (bad := (out.astype(array.dtype) != array) & valid).any():
-        since = " since 1970" if dtype == "timestamp" else ""
-        raise refuse(bad, _FINE if fine else f"is out of the range of microseconds{since} in 64 bits", _instead(dtype) if fine else None)
+    parts = _PER_MICROSECOND.get(unit)
+    if parts is None:
+        out = array.astype(wanted)
+        if (bad := (out.astype(array.dtype) != array) & valid).any():
+            since = " since 1970" if dtype == "timestamp" else ""
+            raise refuse(bad, f"is out of the range of microseconds{since} in 64 bits", None)
+    elif count == 1:  # NumPy's own conversion overflows at the ends of the range.
+        whole, digits = np.divmod(array.view(np.int64), parts)
+        if (bad := (digits != 0) & valid).any():
+            raise refuse(bad, _FINE, _instead(dtype))
+        out = np.where(valid, whole.view(wanted), np.array("NaT", wanted))
+    else:
+        return None  # The conversion would overflow silently.
     if dtype == "time" and (bad := ((out < np.timedelta64(0)) | (out >= np.timedelta64(DAY_US, "us"))) & valid).any():
         raise refuse(bad, "is not a time of day, from 00:00:00 to 23:59:59.999999", None)
     return out

@@ -71,7 +71,8 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         raise UnsupportedError(
             f"cannot import column `{name}`: it contains {what} inside {kind}, which JSON cannot represent",
             code="unsupported-format",
-            hint=f'move it to a separate column first, or leave it out; or import it as text: --type "{name}=text"',
+            hint="move it to a separate column first, or leave it out"
+            + (f'; or import it as text: --type "{name}=text"' if _no_text(kind) is None else ""),
         )
     if pa.types.is_nested(kind):
         return Json()
