@@ -303,7 +303,9 @@ impl Schema {
                 }
                 return match column.kind.of().map(|of| (of, self.column(of))) {
                     None | Some((_, Some((_, ColumnSpec { kind: ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }, .. })))) => Ok(()),
-                    Some((of, _)) => invalid(format!("its labels belong to `{of}`, which is not a column of boxes or keypoints of this dataset")),
+                    Some((of, _)) => {
+                        invalid(format!("its labels belong to `{of}`, which is not a column of boxes or keypoints of this dataset"))
+                    }
                 };
             }
             _ => return Ok(()),
