@@ -104,6 +104,19 @@ def test_labels_belong_to_boxes_or_keypoints(root):
             ps.create(root.with_name("other"), {"tags": ps.Text(), "labels": ps.Labels(["a"], of=other)})
 
 
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["c", "a"]])
+def test_datasets_are_joined_whatever_their_labels_belong_to(root, names):
+    one = dataset(root)
+    other = ps.create(root.with_name("other"), {"boxes": ps.Boxes(of=None), "labels": ps.Labels(names)})
+    one.append({"boxes": [[GOOD["xyxy"]]], "labels": [["a"]]})
+    other.append({"boxes": [[]], "labels": [["a", "c"]]})
+    both = ps.concat([one[["labels"]], other[["labels"]]])
+    assert [[both.vocabulary("labels")[code] for code in codes] for codes in both["labels"][:]] == [["a"], ["a", "c"]]
+    mixed = ps.mix({"one": one, "other": other})
+    [batch] = mixed.loader(batch_size=2, columns=["labels"]) if hasattr(mixed, "loader") else [None]
+    assert batch is None or sorted(len(codes) for codes in batch["labels"]) == [1, 2]
+
+
 @pytest.mark.parametrize("form", WRONG)
 def test_wrong_boxes_are_kept_or_dropped_with_their_labels(root, form):
     rng = np.random.default_rng(7)

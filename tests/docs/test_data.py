@@ -29,7 +29,7 @@ def test_all_corrupt_images_through_import(data, root, tmp_path):
         with tarfile.open(archive) as tar:
             tar.extractall(archive.with_suffix(".d"), filter="data")
     offered = files_of(folder)
-    report = import_data(folder, root, validate="decode", on_error="skip")
+    report = import_data(folder, root, validate="decode", on_error="skip", ignore=["lists", "json"])
     assert report.samples + len(report.refused) + len(report.left_out) == len(offered)
     ds = ps.open(root)
     decoded = sum(1 for image in ds["image"] if image.ndim == 3 and image.size)
@@ -81,7 +81,9 @@ def test_good_parquet_files(data, tmp_path):
 
 
 def test_flowers_bit_for_bit(data, root):
-    report = import_data(data / "photos-flowers", root, validate="decode", on_error="skip")
+    with pytest.raises(ps.UnsupportedError, match=r"\(table\), such as `index.csv`"):
+        import_data(data / "photos-flowers", root)
+    report = import_data(data / "photos-flowers", root, validate="decode", on_error="skip", ignore=["table"])
     ds = ps.open(root)
     assert report.samples == 300
     for position in np.random.default_rng(0).permutation(len(ds))[:100]:
@@ -148,3 +150,13 @@ def test_arrays_of_different_shape(data, root):
     ds = ps.create(root, {"a": ps.Tensor((None,), "float32", codec="lz4")})
     ds.append({"a": arrays})
     assert all(np.array_equal(found, array, equal_nan=True) for found, array in zip(ds["a"], arrays, strict=True))
+
+
+def test_annotations_of_real_datasets_are_named_and_counted(data, tmp_path):
+    with pytest.raises(ps.UnsupportedError, match=r"159 files of Pascal VOC \(voc\).*2 files of lists of images \(lists\)"):
+        import_data(data / "detect-bccd", tmp_path / "voc")
+    report = import_data(data / "detect-bccd", tmp_path / "voc", ignore=["voc", "lists"])
+    assert report.left_out_kinds["voc"] == 159 and report.samples > 100
+    with pytest.raises(ps.UnsupportedError, match=r"50 polygons, or runs of pixels \(polygons\)"):
+        import_data(data / "detect-pixabay", tmp_path / "coco")
+    assert import_data(data / "detect-pixabay", tmp_path / "coco", masks="instance").left_out_kinds.get("polygons") is None

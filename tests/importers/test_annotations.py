@@ -209,6 +209,16 @@ def test_objects_in_a_column_are_refused(tmp_path, root, rows, form):
     import_data(source, place, mode="append")  # The destination says that it is JSON.
 
 
+@pytest.mark.parametrize("form", ["rows", "arrow"])
+def test_a_column_of_boxes_is_refused_unless_its_type_is_given(root, form):
+    rows = [{"n": 1, "bbox": [[1.0, 2.0, 3.0, 4.0]]}, {"n": 2, "bbox": []}]
+    source = rows if form == "rows" else pa.Table.from_pylist(rows)
+    with pytest.raises(ps.UnsupportedError, match=r"`bbox`.*a list of boxes \(objects\)") as caught:
+        import_data(source, root)
+    assert "--type bbox=boxes:xywh" in caught.value.hint
+    assert import_data(source, root, types={"bbox": ps.Boxes("xywh")}).samples == 2 and ps.open(root)["bbox"][0].tolist() == [[1, 2, 3, 4]]
+
+
 def test_overlapping_instances_keep_all_their_pixels(tmp_path, root):
     from pycocotools import mask as drawing
 

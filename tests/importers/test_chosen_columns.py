@@ -162,6 +162,7 @@ def test_other_forms_of_json_arrays(tmp_path, root):
     (tmp_path / "u.json").write_bytes(json.dumps(ARRAY).encode("utf-16"))
     for place, (name, options) in enumerate({"t.json.gz": {}, "t.jsonl": {}, "u.json": {"encoding": "utf-16", "format": "json"}}.items()):
         assert import_data(tmp_path / name, root.with_name(str(place)), **options).samples == 300
+    assert import_data(tmp_path / "u.json", root.with_name("told"), format="jsonl", encoding="utf-16").samples == 300
     (tmp_path / "odd.json").write_text('[{"n": 1}, 5, {"n": 2}, [], {"n": "x"}]')
     report = import_data(tmp_path / "odd.json", root.with_name("odd"), on_error="skip", types={"n": "int64"})
     assert report.samples == 2 and [refusal.path.rpartition(": ")[2] for refusal in report.refused] == [

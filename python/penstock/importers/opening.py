@@ -120,6 +120,8 @@ def open_source(source: Any, format: str, common: Options, options: Mapping[str,
     chosen = detect(path) if format == "auto" else format
     if chosen not in FORMATS:
         raise InvalidInputError(f"cannot import `{path}`: unknown format {chosen!r}", hint=f"use one of auto, {', '.join(FORMATS)}")
+    if chosen == "jsonl" and path.is_file() and json.is_array(path, str(options.get("encoding") or "utf-8")):
+        chosen = "json"
     if chosen not in SHUFFLED:
         _check_shuffled(f"file of format {chosen}", common)
     importer = FORMATS[chosen]

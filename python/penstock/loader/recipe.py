@@ -98,7 +98,9 @@ class Recipe:
             if isinstance(schema.get(column), Coded):
                 vocabularies = [source.view.vocabulary(column) for source in self.sources if column in source.view.schema]
                 _, codes = union_of(vocabularies)
-                if len(vocabularies) == len(self.sources) and any(own != vocabularies[0] for own in vocabularies):
+                belong = {getattr(source.view.schema.get(column), "of", None) for source in self.sources}  # Does not matter to a reader.
+                differ = len(belong) > 1 or any(own != vocabularies[0] for own in vocabularies)
+                if len(vocabularies) == len(self.sources) and differ:
                     for own, known in zip(found, codes, strict=True):
                         own.append((column, known))
         return found

@@ -301,7 +301,9 @@ def _ordered(view: View, names: list[str]) -> View:
 
 def _essence(kind: Any) -> dict[str, Any]:
     """Return what must be the same in all views."""
-    return {name: value for name, value in {**vars(kind), "type": kind.type}.items() if name not in ("codec", "tile", "names")}
+    # What labels belong to matters only when samples are added.
+    other = ("codec", "tile", "names", *(["of"] if kind.type == "labels" else []))
+    return {name: value for name, value in {**vars(kind), "type": kind.type}.items() if name not in other}
 
 
 def _described(kind: ColumnType, other: ColumnType) -> str:

@@ -21,10 +21,10 @@ _KINDS = {
     "coco": ("of COCO annotations", "import the file itself: penstock import {file}"),
     "yolo": ("of boxes in the form of YOLO", "pass --format yolo, and the names of classes: --type labels=labels:cat,dog"),
     "captions": ("of text named as images", "put the texts into a table that names the images"),
-    "lists": ("that list images", "import the data.yaml that names them, or a table"),
-    "table": ("of a table", "import the table and the images that it names: penstock import {file} … --type file_name=image"),
+    "lists": ("of lists of images", "import the data.yaml that names them, or a table"),
+    "table": ("of a table", "import the table and the images that it names: penstock import {file} … --type COLUMN=image"),
     "arrays": ("of arrays", "put their values into a table that names the images"),
-    "masks": ("of masks", "import a table with the columns image and mask: --type image=image --type mask=mask"),
+    "masks": ("of masks", "import a table that names both: --type image=image --type mask=mask"),
     UNSELECTED: ("not selected", ""),
 }
 _TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
