@@ -1,5 +1,7 @@
 """Transactions that do not depend on each other commit in either order, and those that do conflict in both."""
 
+import itertools
+
 import numpy as np
 import penstock as ps
 import pytest
@@ -35,9 +37,12 @@ OTHERS = {
 }
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture
-def uri(tmp_path):
-    ds = ps.create(tmp_path / "set", SCHEMA)
+def uri():
+    ds = ps.create(f"memory://spurious-{next(NUMBERS)}", SCHEMA)
     ds.append({"n": [1, 2, 3], **{name: [1, 2, 3] for name in MANY}})
     return ds.uri
 
