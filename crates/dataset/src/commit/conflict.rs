@@ -24,6 +24,8 @@ pub struct Conflict {
     pub rows: Vec<u64>,
     /// Rows that the other commit changed. They are named if `rows` is empty.
     pub others: Vec<u64>,
+    /// Whether it gave values in a column that this transaction drops.
+    pub dropped: bool,
 }
 
 /// Whether a transaction may follow another commit.
@@ -45,16 +47,17 @@ const NAMED: usize = 10;
 pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
     let mut missing = Vec::new();
     for change in theirs {
-        let writes = ours.writes.iter().map(|own| writes_meet(own, change, known));
-        let reads = ours.reads.iter().map(|read| read_meets(read, change, known));
-        for meets in writes.chain(reads) {
+        let writes = ours.writes.iter().map(|own| (own.kind == ChangeKind::Schema, writes_meet(own, change, known)));
+        let reads = ours.reads.iter().map(|read| (false, read_meets(read, change, known)));
+        for (alters, meets) in writes.chain(reads) {
             match meets {
                 Meets::No => {}
                 Meets::Unknown(sets) => missing.extend(sets),
                 Meets::Yes(rows) => {
                     let (kind, columns, samples) = (change.kind, change.columns.clone(), change.rows.ids());
                     let others = found(&change.rows, known).map_or_else(|_| Vec::new(), |rows| rows.first(0, NAMED));
-                    return Verdict::Conflict(Conflict { kind, columns, samples, rows, others });
+                    let dropped = alters && matches!(kind, ChangeKind::Append | ChangeKind::Value);
+                    return Verdict::Conflict(Conflict { kind, columns, samples, rows, others, dropped });
                 }
             }
         }
@@ -66,6 +69,9 @@ pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
 pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Error {
     let samples = conflict.samples;
     let what = match conflict.kind {
+        ChangeKind::Append if conflict.dropped => {
+            format!("it appended {samples} samples with values in a column that this transaction drops")
+        }
         ChangeKind::Append if conflict.rows.is_empty() => format!("this transaction read all samples, and it appended {samples} more"),
         ChangeKind::Append => format!("it appended {samples} samples"),
         ChangeKind::Value => format!("it changed values of {samples} samples"),
@@ -273,6 +279,10 @@ mod tests {
             assert!(!meets(change(Schema, &[1], 0), change(kind, &[NO_COLUMN], 0)), "it gave no value: {kind:?}");
         }
         assert!(meets(change(Schema, &[NO_COLUMN], 0), change(Schema, &[1], 0)), "two changes of the schema conflict");
+        for (kind, dropped) in [(Append, true), (Value, true), (Schema, false), (Reset, false)] {
+            let found = conflict(vec![change(Schema, &[1], 0)], Vec::new(), change(kind, &[1], 0));
+            assert_eq!(found.map(|found| found.dropped), Some(dropped), "{kind:?}");
+        }
     }
 
     #[test]
