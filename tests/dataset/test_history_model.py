@@ -52,8 +52,8 @@ class Commit:
         self.ancestors = {self}.union(*(parent.ancestors for parent in parents))
 
 
-# The value of each column, by id, where a sample has none.
-FILLS = {}
+# The value of each column, by id, where a sample has none. The columns that each sample was appended with.
+FILLS, APPENDED = {}, {}
 
 
 def merge_bases(one, other):
@@ -67,7 +67,7 @@ def merged_columns(base, ours, theirs, policy):
         for kept, dropper, word in ((ours, theirs, "theirs"), (theirs, ours, "ours")):
             if column in kept.columns and column not in dropper.columns and policy(column) != word:
                 for row in kept.alive():
-                    is_new = base.what(row) == UNKNOWN and column in kept.rows[row][1]
+                    is_new = base.what(row) == UNKNOWN and column in APPENDED[row]
                     if is_new or (base.what(row) == ALIVE and base.cell(row, column) != kept.cell(row, column)):
                         raise Refused("values of a dropped column", column)
     columns = {}
@@ -153,6 +153,7 @@ def three_way(base, ours, theirs, policy, copied):
 class Program:
     def __init__(self, seed, root):
         FILLS.clear()
+        APPENDED.clear()
         self.rng, self.root, self.seed, self.columns, self.tags = random.Random(seed), root, seed, 0, {}
         ds = ps.create(root, {"key": "int64", "a": "int16"})
         first = Commit(State({self.column(None): ("key", "int64"), self.column(None): ("a", "int16")}, {}), [], ds.snapshot)
@@ -222,6 +223,7 @@ class Program:
         head, later = self.heads[name], self.heads[name].state.copy() if only_appends else state
         final = dict(zip(new, tx.receipt.row_ids.tolist(), strict=True))
         for row in new:
+            APPENDED[final[row]] = names.keys()
             cells = {column: value for column, value in (own[row] or {}).items() if column in later.columns}
             if own[row] is not None:
                 later.rows[final[row]] = (ALIVE, cells)
@@ -238,7 +240,7 @@ class Program:
         if key is None or len(set(keys)) < len(keys) or None in keys:
             return None, None
         wanted = self.rng.sample(range(8), self.rng.choice([1, 2]))
-        values = {column: [self.value() for _ in wanted] for column in values} | {key: wanted}
+        values = {column: [self.value() for _ in wanted] for column in names} | {key: wanted}
         rows = tx.upsert({names[column]: of for column, of in values.items()}, key="key").tolist()
         by_key = {cells.get(key, FILLS.get(key)): row for row, cells in alive.items()}
         assert [row for row, of in zip(rows, wanted, strict=True) if of in by_key] == [by_key[of] for of in wanted if of in by_key]
@@ -342,8 +344,11 @@ class Program:
             return ours.state
         if not pick and ours in bases:
             return given.state.copy()
+        # The latest ancestor decides on names.
+        bases = sorted(bases, key=self.commits.index, reverse=True)
         states = [three_way(base.state, ours.state, given.state, policy, pick) for base in bases]
-        if any(state.seen() != states[0].seen() for state in states):
+        samples = lambda state: (state.columns.keys(), state.seen()[1])  # noqa: E731
+        if any(samples(state) != samples(states[0]) for state in states):
             raise Refused("the ancestors disagree")
         # A branch learns of a deletion if it is one in the eyes of all ancestors.
         known = {row: of for row, of in states[0].rows.items() if all(row in state.rows for state in states)}
