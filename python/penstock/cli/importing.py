@@ -55,7 +55,7 @@ def import_(
     message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
     memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 uses the default, at most 512 MiB.")] = 0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message}], left_out, skipped, snapshot}.")
+        bool, typer.Option("--json", help="Print {samples, refused: [{path, code, message, hint}], left_out, skipped, snapshot}.")
     ] = False,
 ) -> None:
     """Import files as one commit, and report every refused item."""
