@@ -145,6 +145,11 @@ class InternalError(Error, RuntimeError):
     code = "internal"
 
 
+def unpicklable(what: str, remedy: str) -> InvalidInputError:
+    """Return the error for an object that can be neither pickled nor copied."""
+    return InvalidInputError(f"cannot pickle or copy {what}", hint=remedy)
+
+
 _CLASSES: dict[str, type[Error]] = {
     "NotFound": NotFoundError,
     "OutOfRange": OutOfRangeError,

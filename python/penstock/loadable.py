@@ -34,6 +34,7 @@ class Loadable:
         world_size: int | None = None,
         on_corrupt: Literal["raise", "substitute", "mask"] = "raise",
         nulls: Mapping[str, Any] | None = None,
+        ragged: Sequence[str] = (),
         order_block_samples: int | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
@@ -50,15 +51,16 @@ class Loadable:
         functions of `(sample)` or `(sample, rng)` or transforms of torchvision, then `T.PerBatch`. `decode=False` returns images as stored bytes. `output`: "numpy", "torch" or "jax".
         `last_batch`: "short", "drop" or "pad". `rank` and `world_size`: by default, those of torch.distributed or torchrun.
         `on_corrupt`: "raise", "substitute" (use another sample) or "mask" (use another sample and set `_valid` to False). `nulls`:
-        {column: replacement value, or "mask" to add a column that marks the nulls}.
+        {column: replacement value, or "mask" to add a column that marks the nulls}. `ragged`: results that are a list in every batch.
         `order_block_samples`: number of draws that are divided together among lanes or a mixture's sources; by default, a global batch.
         `memory_bytes` and `threads`: budgets, by default those of `ps.configure`. `python_workers`: number of processes that run your
         functions. `progress`: show a live progress line. `pin=True` protects the snapshot, and that of a loaded state, from garbage
         collection until `ds.unpin` is called. Pinning writes a record, so the dataset must be writable.
 
-        Shapes: if all images of a batch have the same size, they form one (B, H, W, C) uint8 array; otherwise, they form a list. C is 3
-        unless the column sets `mode`. In torch, images are (B, C, H, W) in channels_last memory. Fixed columns are (B, …) arrays, ragged
-        columns are `Ragged`, and text and bytes are lists. You own the batches and may write to them.
+        Shapes: the kind of a column is the same in every batch. Images and masks are one array, (B, H, W, C) uint8; if their sizes differ,
+        an error names the sample, unless `ragged=["image"]` asks for lists. C is 3 unless the column sets `mode`. In torch, images are
+        (B, C, H, W) in channels_last memory. Fixed columns are (B, …) arrays, ragged columns are `Ragged`, and text and bytes are lists.
+        The arrays, tensors and numbers that functions return are stacked, by the same rule. You own the batches and may write to them.
         Cost: prepares batches in advance, using up to `memory_bytes`. Resuming costs as much as one batch.
         Raises: InvalidInputError for invalid options, before anything is read; CorruptError, which names the damaged samples.
 
@@ -89,6 +91,7 @@ class Loadable:
                 world_size=world_size,
                 on_corrupt=on_corrupt,
                 nulls=nulls,
+                ragged=ragged,
                 order_block_samples=order_block_samples,
                 memory_bytes=memory_bytes,
                 threads=threads,

@@ -64,15 +64,15 @@ class Ragged(Sequence[Any]):
         return from_core((flat, offsets, shapes, None), (None, *(inner[0].tolist() if same else [None] * inner.shape[1])))
 
     @classmethod
-    def joined(cls, items: Sequence[npt.NDArray[Any] | None], like: Ragged) -> Ragged:
-        """Copy arrays and nulls into one buffer, with the dtype and the free dimensions of another `Ragged`."""
+    def joined(cls, items: Sequence[npt.NDArray[Any] | None], dtype: Any, form: tuple[int | None, ...]) -> Ragged:
+        """Copy arrays of this dtype, and nulls, into one buffer. `form` has the sizes of their dimensions, with None for free ones."""
         flat = [np.ravel(item) for item in items if item is not None]
         sizes = [0 if item is None else item.size for item in items]
-        shapes = np.array([(0,) * like.shapes.shape[1] if item is None else item.shape for item in items], np.int64)
+        shapes = np.array([(0,) * len(form) if item is None else item.shape for item in items], np.int64)
         nulls = np.array([item is None for item in items], bool)
-        values = np.concatenate([np.empty(0, like.values.dtype), *flat])
+        values = np.concatenate([np.empty(0, dtype), *flat])
         offsets = np.cumsum([0, *sizes]).astype(np.int64)
-        return from_core((values, offsets, shapes.reshape(len(items), -1), nulls if nulls.any() else None), like.form)
+        return from_core((values, offsets, shapes.reshape(len(items), len(form)), nulls if nulls.any() else None), form)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, unpicklable
 from penstock.loadable import LastBatch
 from penstock.ragged import Ragged
 from penstock.views.concat import Concat
@@ -139,20 +139,24 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         self._loader.load_state_dict(state)
         self._began = self._asked = 0
 
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable("a Sampler", "make one where you need it, and pass on its state: sampler.state_dict(batches=…)")
 
-def collate(samples: Any) -> dict[str, Any]:
-    """Convert a batch to tensors. Fixed shapes become (B, …), and images of equal size become (B, C, H, W) in channels_last memory.
 
-    Images of different sizes become a list of (C, H, W) tensors, and ragged values become a list of tensors. Text, JSON and bytes
-    remain lists.
-    Times become int64 microseconds. Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column.
+def collate(samples: Any, *, ragged: Sequence[str] = ()) -> dict[str, Any]:
+    """Convert a batch to tensors. Fixed shapes become (B, …), and images become (B, C, H, W) in channels_last memory.
+
+    The kind of a column is the same in every batch. Images and masks of unequal size are an error, unless `ragged` names the column, which
+    makes it a list of tensors always: `functools.partial(ps.torch.collate, ragged=["image"])`. Ragged values become a list of tensors.
+    Text, JSON and bytes remain lists. Times become int64 microseconds.
+    Cost: no copy for fixed shapes. Raises: InvalidInputError for nulls in a fixed column, and for images of unequal size.
     """
     if hasattr(samples, "batch") or isinstance(samples, Mapping):
         # In a batch, the columns that are lists of arrays are images.
         batch = samples.batch if hasattr(samples, "batch") else samples
-        return {name: _tensor(name, values, image=isinstance(values, list)) for name, values in batch.items()}
+        return {name: _tensor(name, values, isinstance(values, list), name in ragged) for name, values in batch.items()}
     forms = {name: form for sample in samples for name, form in getattr(sample, "forms", {}).items()}
-    return {name: _joined(name, values, forms.get(name)) for name, values in _transpose(samples).items()}
+    return {name: _joined(name, values, forms.get(name), name in ragged) for name, values in _transpose(samples).items()}
 
 
 def tensors(batch: Batch, images: frozenset[str]) -> dict[str, Any]:
@@ -184,13 +188,13 @@ def _transpose(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-def _joined(name: str, values: Any, form: str | None) -> Any:
+def _joined(name: str, values: Any, form: str | None, listed: bool) -> Any:
     """Collate the values of a column, read sample by sample. The result has the form that the column has in a batch."""
     if form == "ragged":
         return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
     if form == "fixed" and isinstance(values, list) and any(value is None for value in values):
         raise _nulls(name)
-    return _tensor(name, values, image=form == "image")
+    return _tensor(name, values, form == "image", listed)
 
 
 def _nulls(name: str) -> InvalidInputError:
@@ -200,21 +204,30 @@ def _nulls(name: str) -> InvalidInputError:
     )  # fmt: skip
 
 
-def _tensor(name: str, values: Any, image: bool) -> Any:
+def _tensor(name: str, values: Any, image: bool, listed: bool) -> Any:
     if isinstance(values, np.ma.MaskedArray):
         raise _nulls(name)
     if isinstance(values, np.ndarray):
-        return tensor_of(values)
+        return list(tensor_of(values)) if listed else tensor_of(values)
     if isinstance(values, Ragged):
         return [None if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
-    if not isinstance(values, list) or not values or not all(isinstance(value, np.ndarray) for value in values):
+    if not isinstance(values, list) or not any(isinstance(value, np.ndarray) for value in values):
         return values
-    same = all(value.shape == values[0].shape and value.dtype == values[0].dtype for value in values)
-    if image and values[0].ndim == 3:  # (H, W, C) → (C, H, W)
-        if same:
-            return tensor_of(np.stack(values)).permute(0, 3, 1, 2)  # channels_last memory
-        return [tensor_of(value).permute(2, 0, 1) for value in values]
-    return tensor_of(np.stack(values)) if same else [tensor_of(np.ascontiguousarray(value)) for value in values]
+    pixels = image and any(isinstance(value, np.ndarray) and value.ndim == 3 for value in values)
+    if listed:
+        each = [value if value is None else tensor_of(np.ascontiguousarray(value)) for value in values]
+        return [value.permute(2, 0, 1) if pixels and value is not None else value for value in each]
+    for row, value in enumerate(values):
+        if value is None:
+            raise _nulls(name)
+        if value.shape != values[0].shape or value.dtype != values[0].dtype:
+            raise InvalidInputError(
+                f"cannot make a tensor of column `{name}`: sample {row} of the batch has {value.shape} {value.dtype}, but the first one has "
+                f"{values[0].shape} {values[0].dtype}",
+                code="invalid-value", hint=f'make them equal first; or make it a list always: ps.torch.collate(samples, ragged=["{name}"])',
+            )  # fmt: skip
+    stacked = tensor_of(np.stack(values))
+    return stacked.permute(0, 3, 1, 2) if pixels else stacked  # (B, H, W, C) → (B, C, H, W) in channels_last memory
 
 
 def tensor_of(array: Any) -> torch.Tensor:

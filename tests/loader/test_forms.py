@@ -133,7 +133,7 @@ def test_functions_keep_ragged_columns_and_lists():
         {"r": ps.Tensor((None,), "int32"), "image": ps.Image(), "n": "int64"},
         r=[[1], [2, 3], [4]], image=[picture(4, 5), picture(6, 7), picture(4, 5)], n=range(3),
     )  # fmt: skip
-    batch = first(ds, transform=[lambda sample, rng: sample])
+    batch = first(ds, transform=[lambda sample, rng: sample], ragged=["image"])
     assert isinstance(batch["r"], ps.Ragged) and [item.tolist() for item in batch["r"]] == [[1], [2, 3], [4]]
     assert [image.shape for image in batch["image"]] == [(4, 5, 3), (6, 7, 3), (4, 5, 3)]
     stacked = first(ds, columns=["n"], transform=[lambda sample, rng: {"t": torch.full((2,), float(sample["n"]))}], output="torch")

@@ -51,4 +51,4 @@ pub use upkeep::doctor::{Finding, examine};
 pub use upkeep::verify::{Problem, Report, check_text, verify};
 pub use upkeep::warm::warm;
 pub use write::check::Input;
-pub use write::media::{Media, Validate, check as check_media};
+pub use write::media::{Media, Validate, check as check_media, mode_of};

@@ -62,7 +62,7 @@ impl<'de> Deserialize<'de> for Fill {
     }
 }
 
-/// The pixel format in which loaders return an image.
+/// The pixel format in which reads return an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ImageMode {
     #[default]

@@ -17,7 +17,7 @@ use penstock_loader::order::sequence::{Alias, Order, Sequence};
 use penstock_loader::source::files::FileValue;
 use penstock_loader::source::view::Source;
 use penstock_loader::source::window::Window;
-use penstock_loader::transform::operation::Transform;
+use penstock_loader::transform::operation::{Operation, Transform};
 use penstock_loader::transform::output::MediaForm;
 use penstock_loader::transform::pipeline::Pipeline;
 use penstock_storage::{Io, Options};
@@ -40,6 +40,8 @@ struct Declared {
     outputs: Vec<(String, String)>,
     transform: Vec<Transform>,
     decode: bool,
+    /// The results that are lists in every batch, although they consist of pixels.
+    listed: Vec<String>,
     seed: u64,
     orders: Vec<Order>,
     mix: Option<Mix>,
@@ -130,12 +132,15 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
             let lists = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Labels { .. });
             let same = (words(one) && words(other)) || (lists(one) && lists(other));
             let by_word = same && sources[index].codes_of(other).is_some();
-            if one.kind != other.kind && !by_word {
+            let converted =
+                matches!((&one.kind, &other.kind), (ColumnKind::Boxes { of: a, .. }, ColumnKind::Boxes { of: b, .. }) if a == b);
+            if one.kind != other.kind && !by_word && !converted {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
             }
         }
     }
+    let transforms = with_formats(&declared.transform, &outputs, &specs);
     let (seed, block) = (declared.seed, declared.order_block_samples);
     let program = match (declared.joined, declared.orders.first()) {
         (true, Some(order)) => {
@@ -151,13 +156,14 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         }
     };
     let cut = BatchCut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
-    let pipeline = Pipeline::new(
+    let mut pipeline = Pipeline::new(
         outputs,
         &specs[0],
-        &declared.transform,
+        &transforms,
         if declared.decode { MediaForm::Decoded } else { MediaForm::Stored },
         declared.seed,
     )?;
+    pipeline.list(&declared.listed);
     let on_corrupt = match declared.on_corrupt.as_str() {
         "raise" => OnCorrupt::Raise,
         "substitute" => OnCorrupt::Substitute,
@@ -174,6 +180,22 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     let (row_ids, window_bytes) = (declared.row_ids, declared.window_bytes);
     let fetched_bytes = AtomicU64::new(0);
     Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, in_parts, fetched_bytes, window_bytes })
+}
+
+/// Convert boxes that have other formats in other sources to the format of the first source, unless a transform converts them anyway.
+fn with_formats(transforms: &[Transform], outputs: &[(String, usize)], specs: &[Vec<ColumnSpec>]) -> Vec<Transform> {
+    let mut all = transforms.to_vec();
+    for (name, column) in outputs {
+        let kind = &specs[0][*column].kind;
+        let converts = |earlier: &Transform| matches!(earlier.operation, Operation::ConvertBoxes { .. }) && earlier.on.contains(name);
+        if let ColumnKind::Boxes { format, .. } = kind
+            && specs.iter().any(|own| own[*column].kind != *kind)
+            && !transforms.iter().any(converts)
+        {
+            all.push(Transform { on: vec![name.clone()], operation: Operation::ConvertBoxes { format: format.clone() } });
+        }
+    }
+    all
 }
 
 /// Check that consecutive batches fit in the budget. Each batch is in memory together with the one delivered before it.

@@ -1,7 +1,7 @@
 //! Checks media before they are stored.
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
-use penstock_dataset::{Config, Media, Validate, check_media as check};
+use penstock_dataset::{Config, Media, Validate, check_media as check, mode_of};
 use penstock_error::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -56,14 +56,22 @@ pub fn image_sizes(values: Vec<Option<Bound<'_, PyBytes>>>) -> Vec<Option<(u64, 
     values.iter().map(|value| size(value.as_ref()?.as_bytes())).collect()
 }
 
-/// Check values. Returns an exception for each invalid value and None for each valid one. Parses all headers or decodes all
-/// pixels, using all threads.
+/// Check images in a mode, or masks if `mode` is None. Returns an exception for each invalid value and None for each valid one. Parses
+/// all headers or decodes all pixels, using all threads.
 #[pyfunction]
-pub fn check_media(py: Python<'_>, values: Vec<Option<Bound<'_, PyBytes>>>, mask: bool, mode: &str) -> PyResult<Vec<Option<Py<PyAny>>>> {
-    let mode = validate(py, mode)?;
-    let kind = if mask { Media::Mask } else { Media::Image };
+#[pyo3(signature = (values, mode, how))]
+pub fn check_media(
+    py: Python<'_>,
+    values: Vec<Option<Bound<'_, PyBytes>>>,
+    mode: Option<&str>,
+    how: &str,
+) -> PyResult<Vec<Option<Py<PyAny>>>> {
+    let how = validate(py, how)?;
+    let unknown = |name: &str| Error::new("invalid-argument", format!("mode=`{name}` is not a mode of images"));
+    let parsed = |name: &str| serde_json::from_value(name.into()).map_err(|_| unknown(name));
+    let kind = mode.map_or(Ok(Media::Mask), |name| parsed(name).map(|mode| Media::Image(mode_of(mode)))).or_raise(py)?;
     let slices: Vec<Option<&[u8]>> = values.iter().map(|value| value.as_ref().map(|value| value.as_bytes())).collect();
     let bytes = slices.iter().flatten().map(|slice| slice.len()).sum();
-    let found = py.detach(|| check(slices.len(), bytes, |index| slices[index], kind, mode)).or_raise(py)?;
+    let found = py.detach(|| check(slices.len(), bytes, |index| slices[index], kind, how)).or_raise(py)?;
     Ok(found.into_iter().map(|error| error.map(|error| exception(py, error))).collect())
 }

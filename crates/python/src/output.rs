@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyArrayMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
-use penstock_codec::{Orientation, Picture};
-use penstock_dataset::{Config, Media, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, parallel_map};
+use penstock_codec::{Mode, Orientation, Picture};
+use penstock_dataset::{Config, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, mode_of, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::Frozen;
@@ -20,8 +20,10 @@ use crate::recycle;
 /// The form in which a take returns columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Images as pixels, JSON as objects, ragged values as `Ragged`.
+    /// Images as pixels in the mode of their column, JSON as objects, ragged values as `Ragged`.
     Decoded,
+    /// The same, with images in the channels and bits in which they are stored. For previews, which show every image.
+    Shown,
     /// Media as the bytes that were appended, JSON as text.
     Stored,
     /// Every column as flat arrays, for Arrow: (values, nulls) or (data, offsets, shapes, nulls).
@@ -188,7 +190,7 @@ impl Request<'_> {
             ColumnKind::Text => texts(py, values.len(), |index| values.get(index), &refuse),
             ColumnKind::Json if self.form == Form::Stored => texts(py, values.len(), |index| values.get(index), &refuse),
             ColumnKind::Json => jsons(py, values.len(), |index| values.get(index), &refuse),
-            ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form == Form::Decoded => self.pictures(py, spec, values),
+            ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form != Form::Stored => self.pictures(py, spec, values),
             ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
                 byte_strings(py, values.len(), values.value_bytes(), |index| values.get(index))
             }
@@ -316,8 +318,9 @@ impl Request<'_> {
         let decode = |index: usize| -> Result<Option<Picture>> {
             let Some(bytes) = values.get(index) else { return Ok(None) };
             match &spec.kind {
-                ColumnKind::Image { exif_orientation, .. } => {
-                    penstock_codec::decode(bytes, limits, Orientation::of_column(*exif_orientation)).map(Some)
+                ColumnKind::Image { exif_orientation, mode } => {
+                    let mode = if self.form == Form::Shown { Mode::Stored } else { mode_of(*mode) };
+                    penstock_codec::decode_in(bytes, limits, Orientation::of_column(*exif_orientation), mode).map(Some)
                 }
                 _ => penstock_codec::decode_mask(bytes, limits).map(Some),
             }
@@ -325,11 +328,10 @@ impl Request<'_> {
         // One stored byte decodes to about ten bytes of pixels.
         let decoded = py.detach(|| parallel_map(values.len(), values.value_bytes().saturating_mul(10), decode)).or_raise(py)?;
         let list = PyList::empty(py);
-        let kind = if matches!(spec.kind, ColumnKind::Mask { .. }) { Media::Mask } else { Media::Image };
         let mut refused: Vec<(usize, Error)> = Vec::new();
         for (index, picture) in decoded.into_iter().enumerate() {
             match picture {
-                Ok(Some(picture)) => list.append(pixels(py, picture, kind)?)?,
+                Ok(Some(picture)) => list.append(pixels(py, picture, matches!(spec.kind, ColumnKind::Mask { .. }))?)?,
                 Ok(None) => list.append(py.None())?,
                 Err(error) if self.reader.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
                 Err(error) => refused.push((index, error)),
@@ -349,15 +351,13 @@ impl Request<'_> {
     }
 }
 
-fn pixels<'py>(py: Python<'py>, picture: Picture, kind: Media) -> PyResult<Bound<'py, PyAny>> {
+/// Return the pixels of a picture as an array (H, W, C), or (H, W) if `flat` is true.
+fn pixels<'py>(py: Python<'py>, picture: Picture, flat: bool) -> PyResult<Bound<'py, PyAny>> {
     let dtype = if picture.bits == 16 { Dtype::Uint16 } else { Dtype::Uint8 };
-    let (height, width, channels) = (picture.height as u64, picture.width as u64, picture.channels as u64);
-    let flat = PyArray1::from_vec(py, picture.data).into_any();
-    let flat = if dtype == Dtype::Uint16 { flat.call_method1("view", (numpy_dtype(py, dtype)?,))? } else { flat };
-    match kind {
-        Media::Mask => flat.call_method1("reshape", ((height, width),)),
-        Media::Image => flat.call_method1("reshape", ((height, width, channels),)),
-    }
+    let shape = [picture.height, picture.width, picture.channels];
+    let line = PyArray1::from_vec(py, picture.data).into_any();
+    let line = if dtype == Dtype::Uint16 { line.call_method1("view", (numpy_dtype(py, dtype)?,))? } else { line };
+    line.call_method1("reshape", (PyTuple::new(py, &shape[..if flat { 2 } else { 3 }])?,))
 }
 
 /// Call `penstock.ragged.from_core`.

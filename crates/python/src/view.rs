@@ -179,7 +179,7 @@ impl View {
     }
 
     /// Read samples. `which` is an int64 array of positions in this view, or a (start, end) pair. With `absolute`, positions
-    /// refer to the snapshot. `form` is "decoded", "stored" or "flat". Scans pass `scan`, which determines whether the block
+    /// refer to the snapshot. `form` is "decoded", "shown", "stored" or "flat". Scans pass `scan`, which determines whether the block
     /// cache keeps the blocks that are read.
     // Over 6 parameters: Python passes each by name.
     #[pyo3(signature = (which, columns=None, form="decoded", on_corrupt="raise", absolute=false, scan=None))]
@@ -195,6 +195,7 @@ impl View {
     ) -> PyResult<Bound<'py, PyDict>> {
         let form = match form {
             "decoded" => Form::Decoded,
+            "shown" => Form::Shown,
             "stored" => Form::Stored,
             _ => Form::Flat,
         };

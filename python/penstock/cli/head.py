@@ -27,7 +27,7 @@ def head(
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch)
     names = columns or list(dataset.schema)
-    batch = dataset.take(range(min(count, len(dataset))), columns=names)
+    batch = dataset._shown(min(count, len(dataset)), names)
     samples = [{name: unwrap(values, index) for name, values in batch.items()} for index in range(min(count, len(dataset)))]
     if as_json:
         for sample in samples:

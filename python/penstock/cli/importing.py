@@ -67,7 +67,7 @@ def import_(
         bool,
         typer.Option(
             "--json",
-            help="Print {samples, refused: [{path, code, message}], left_out, left_out_kinds, renamed, corrected_boxes, skipped, snapshot}.",
+            help="Print {samples, refused: [{path, code, message, hint}], left_out, left_out_kinds, renamed, corrected_boxes, skipped, snapshot}.",
         ),
     ] = False,
 ) -> None:

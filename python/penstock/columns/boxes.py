@@ -6,12 +6,40 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.ragged import ragged
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+FORMATS = ("xyxy", "xywh", "cxcywh")
+
+
+def converted(boxes: npt.NDArray[np.float32], format: str, to: str) -> npt.NDArray[np.float32]:
+    """Convert boxes (N, 4) to another format, with the arithmetic of the core: by their corners.
+
+    >>> converted(np.array([[1, 2, 30, 40]], np.float32), "xywh", "cxcywh").tolist()
+    [[16.0, 22.0, 30.0, 40.0]]
+    """
+    if format == to:
+        return boxes
+    low: Any = boxes[:, :2]
+    high: Any = boxes[:, 2:]
+    if format == "xywh":
+        high = low + high
+    elif format == "cxcywh":
+        half = high / 2
+        low, high = low - half, low + half
+    if to == "xywh":
+        high = high - low
+    elif to == "cxcywh":
+        low, high = (low + high) / 2, high - low
+    return np.concatenate([low, high], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +64,7 @@ class Boxes(ColumnType):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        if text not in ("", "xyxy", "xywh", "cxcywh"):
+        if text not in ("", *FORMATS):
             raise ValueError(f"a form of boxes is xyxy, xywh or cxcywh, but `{text}` was given")
         return cls(text or "xyxy")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
@@ -11,18 +11,27 @@ from penstock.values.checks import Prepared
 from penstock.values.media import pictures, refuse_one_image
 
 MODES = ("RGB", "L", "RGBA", "I;16", "stored")
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Image(ColumnType):
     """A still JPEG, PNG or WebP image, stored bit for bit. The pixels of arrays and Pillow images are stored as PNG, without EXIF
-    data such as the orientation.
+    data such as the orientation. Animations are refused.
 
-    Shapes: reads as (H, W, C) uint8 or uint16, where C is the stored number of channels: 1, 3 or 4. With `exif_orientation=False`,
-    the EXIF orientation is ignored.
-    `mode` is the mode that loaders return: "RGB" (alpha composited onto white), "L" (grey, by ITU-R 601), "RGBA", "I;16" (16-bit grey;
-    8-bit values are multiplied by 257) or "stored". Loaders refuse to convert images with 16 bits per channel to an 8-bit mode, or
-    colour images to "I;16".
+    Shapes: reads as (H, W, C) in the declared mode. With `exif_orientation=False`, the EXIF orientation is ignored.
+    `mode` is what every read returns: `ds[i]`, `take`, loaders, `ds.torch()` and functions. "RGB" is (H, W, 3) uint8, with alpha composited
+    onto white; "L" is grey, by ITU-R 601, (H, W, 1) uint8; "RGBA" is (H, W, 4) uint8; "I;16" is 16-bit grey, (H, W, 1) uint16, with
+    8-bit values multiplied by 257; "stored" does not convert. `decode=False` returns the stored bytes.
+    Raises: UnsupportedError, on append and import, for images that the mode cannot hold: 16 bits per channel in an 8-bit mode, or colours in
+    "I;16". The hint names the mode to declare.
+
+    >>> import numpy as np, penstock as ps
+    >>> ds = ps.create("memory://modes", {"image": ps.Image(), "kept": ps.Image(mode="stored")})
+    >>> grey = np.zeros((30, 40), np.uint8)
+    >>> receipt = ds.append({"image": [grey], "kept": [grey]})
+    >>> ds[0]["image"].shape, ds[0]["kept"].shape
+    ((30, 40, 3), (30, 40, 1))
     """
 
     mode: str = "RGB"
@@ -39,8 +48,14 @@ class Image(ColumnType):
     def check_whole(self, values: Any) -> None:
         refuse_one_image(values)
 
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        if text and text not in MODES:
+            raise ValueError(f"a mode of images is one of {', '.join(MODES)}, but `{text}` was given")
+        return cls(mode=text or "RGB")
+
     def sample_shape(self) -> tuple[int | None, ...]:
-        return (None, None, None)
+        return (None, None, _CHANNELS.get(self.mode))
 
     @property
     def rank(self) -> int | None:

@@ -7,12 +7,13 @@ import datetime
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
+from penstock.errors import unpicklable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,9 @@ class Log(Sequence[Commit]):
 
     # Logs are compared by their commits, so they have no hash. Type checkers know only classes that inherit one.
     __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable("a Log", "it reads commits when they are needed: pass on list(log), or the dataset")
 
     def __repr__(self) -> str:
         shown = [f"{commit.snapshot}  {commit.message}" for commit in self[:10]]

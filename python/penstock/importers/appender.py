@@ -23,7 +23,11 @@ from penstock.values.containers import container, items_of
 
 def as_error(refusal: Refusal, column: str | None = None) -> Error:
     error = InvalidInputError(
-        f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint="pass --on-error skip to leave out such items"
+        f"cannot import `{refusal.path}`: {refusal.message}",
+        code=refusal.code,
+        hint=f"{refusal.hint}; or pass --on-error skip to leave out such items"
+        if refusal.hint
+        else "pass --on-error skip to leave out such items",
     )
     error.column = column
     return error
@@ -71,10 +75,11 @@ class Appender:
             bodies = [_body(value) for value in values]
             if any(body is not None for body in bodies):
                 columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
-                errors = _core.check_media(bodies, isinstance(kind, Mask), self.validate)
+                errors = _core.check_media(bodies, kind.mode if isinstance(kind, Image) else None, self.validate)
                 for row, error in enumerate(errors):
                     if error is not None:
-                        found.setdefault((row, name if each else ""), (row, name, Refusal(chunk.name(row), error.code, error.message)))
+                        refusal = Refusal(chunk.name(row), error.code, error.message, error.hint)
+                        found.setdefault((row, name if each else ""), (row, name, refusal))
         if each:
             known = {(row, column) for row, column, _ in chunk.problems}
             return [*chunk.problems, *(entry for entry in found.values() if entry[:2] not in known)]

@@ -4,37 +4,34 @@ by the `loader` method of views and mixtures.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from penstock import _core
-from penstock.errors import ClosedError, InvalidInputError, NotFoundError
+from penstock.errors import ClosedError, InvalidInputError, unpicklable
 from penstock.loadable import Loadable
 from penstock.loader.mixture import Mix, shares_of
 from penstock.loader.options import LoaderOptions
-from penstock.loader.order import JOINED, checked_mix
+from penstock.loader.order import JOINED
 from penstock.loader.position import Position, Turns, this_thread
-from penstock.loader.ranks import agree
+from penstock.loader.ranks import agree, check_worker
 from penstock.loader.recipe import Recipe
 from penstock.loader.report import Line, explained
+from penstock.loader.results.kinds import check_masks, kinds_of
+from penstock.loader.results.nulls import check_nulls
 from penstock.loader.source import Source
-from penstock.loader.stages import Stages, check_masks, check_nulls, stages_of
+from penstock.loader.stages import Stages, stages_of
 from penstock.loader.totals import Totals, sums
-from penstock.values.checks import whole, whole_seed
+from penstock.values.checks import whole
 from penstock.views.concat import Concat, union_of
 from penstock.views.view import Batch, View
 
 if TYPE_CHECKING:
     from penstock.loader.workers import Pool
-
-STATE_FORMAT = 1
-# Version of the permutations, window orders and mixtures, whose results are frozen in crates/loader/tests/golden.
-PERMUTATION = 2
 
 
 class Loader:
@@ -61,7 +58,8 @@ class Loader:
         views = {name: (view._as_it_is(), weight) for name, (view, weight) in given.items()}
         first = next(iter(views.values()))[0]
         outputs, extras = options.results(list(first.schema))
-        stages = Stages(*stages_of(options.transform, outputs, [view for view, _ in views.values()]), extras, dict(options.nulls or {}))
+        nulls, ragged = dict(options.nulls or {}), tuple(options.ragged)
+        stages = Stages(*stages_of(options.transform, outputs, [view for view, _ in views.values()]), extras, nulls, ragged)
         mix: dict[str, Any] | None = None
         if isinstance(source, Mix):
             shares = shares_of({name: weight for name, (_, weight) in views.items()})
@@ -82,7 +80,10 @@ class Loader:
         self._position = Position(recipe, recipe.open((0, 0)))
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
-        check_nulls(stages.nulls, results, {name: schema[column].type for name, column in outputs.items()})
+        types = {name: schema[column].type for name, column in outputs.items()}
+        check_nulls(stages.nulls, results, types)
+        stages.check_ragged([*types, *extras])
+        stages.kinds = kinds_of(results, types, ragged, nulls)
         self._turns = Turns()
         self._agreed = options.ints.world_size == 1
         self._totals = Totals()
@@ -163,6 +164,7 @@ class Loader:
         self._turns.inside[me] = True  # Ctrl-C cannot arrive between an assignment and `try`.
         try:
             self._turns.check_alone(me)
+            check_worker(self.rank, self.world_size)
             if self._passes_what_is_left() and epochs is not None:
                 epochs -= 1
                 if not epochs:
@@ -204,8 +206,16 @@ class Loader:
                 # A state must count exactly the batches that were delivered. Python switches threads and handles signals only at calls
                 # and at the ends of loops, so neither can come between this comparison and `yield`.
                 if self._turns.current == turn:
+                    at.in_hand = True
                     at.step += 1
-                    yield batch
+                    try:
+                        yield batch
+                    except GeneratorExit:
+                        raise  # The consumer left its loop, and may not have finished with the batch.
+                    except BaseException:
+                        at.in_hand = False  # An interrupt on the way to the next batch.
+                        raise
+                    at.in_hand = False
                 self._turns.check(turn)
             self._turns.check(turn)
         finally:
@@ -300,23 +310,29 @@ class Loader:
         """
         return int(self._position.core.begin_of(self._position.step)[0])
 
-    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+    def state_dict(self, step: int | None = None, *, delivered: bool = True) -> dict[str, Any]:
         """Return the loader state, now or at `step` (counted from the start of epoch 0). It takes a few hundred bytes as JSON.
 
+        A state counts the batches that were delivered. With `delivered=False`, it leaves out the batch that your loop still has in hand: the
+        last one, until the loop asks for the next. Save that state when an exception or Ctrl-C ends the loop in mid-step.
         The state is the same on all ranks and does not depend on batches prepared in advance. Cost: no reads.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://in-hand", {"n": "int64"})
+        >>> receipt = ds.append({"n": range(6)})
+        >>> loader = ds.loader(batch_size=2)
+        >>> batch = next(iter(loader))
+        >>> loader.state_dict()["draw"], loader.state_dict(delivered=False)["draw"]
+        (2, 0)
         """
         at = self._position
         if step is None:
-            epoch, draw = at.core.begin_of(at.step)
+            epoch, draw = at.core.begin_of(at.step - (at.in_hand and not delivered))
+        elif not delivered:
+            raise InvalidInputError(f"step={step} with delivered=False: expected only one of them", code="invalid-argument")
         else:
             epoch, draw = at.core.begin_of_number(whole(step, "step", 0))
-        return {**self._order_state(at.recipe), "epoch": epoch, "draw": draw}
-
-    def _order_state(self, recipe: Recipe) -> dict[str, Any]:
-        return {
-            "format": STATE_FORMAT, "permutation": PERMUTATION, "sources": [source.state() for source in recipe.sources], "mix": recipe.mix, "seed": recipe.seed,
-            "order_block_samples": recipe.order_block_samples, "global_batch_size": self.global_batch_size, "last_batch": recipe.last_batch,
-        }  # fmt: skip
+        return {**at.recipe.state(), "epoch": epoch, "draw": draw}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state. The samples that follow, and their order, do not depend on ranks, threads or budgets.
@@ -325,31 +341,7 @@ class Loader:
         Cost: opens the state's snapshot if it differs from this loader's. Raises: InvalidInputError for a different dataset or selection,
         NotFoundError if the snapshot no longer exists.
         """
-        try:
-            if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
-                theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
-                raise InvalidInputError(
-                    f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
-                    hint="the order would differ in this release; continue with the release that saved the state",
-                )  # fmt: skip
-            sources = list(state["sources"])
-            mix = checked_mix(state["mix"], len(sources))
-            epoch, draw, seed = whole(state["epoch"], "epoch", 0), whole(state["draw"], "draw", 0), whole_seed(state["seed"])
-            block = whole(state["order_block_samples"], "order_block_samples", 1)
-            before = self.recipe
-            if len(sources) != len(before.sources):
-                raise InvalidInputError(
-                    f"cannot load the state: it has {len(sources)} sources, but this loader has {len(before.sources)}",
-                    code="invalid-argument",
-                )
-            found = [own.loaded(state_of) for own, state_of in zip(before.sources, sources, strict=True)]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, InvalidInputError | NotFoundError):
-                raise
-            raise InvalidInputError(
-                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
-            ) from error
-        recipe = dataclasses.replace(before, sources=found, mix=mix, seed=seed, order_block_samples=block)
+        recipe, (epoch, draw) = self.recipe.loaded(state)
         core = recipe.open((epoch, draw))
         if draw > core.epoch_samples:
             raise InvalidInputError(
@@ -433,6 +425,9 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable("a Loader", "make one where you need it, and pass on its state: loader.state_dict()")
 
     def __repr__(self) -> str:
         return f"<penstock.Loader of {', '.join(source.view.uri for source in self.recipe.sources)}: {len(self)} batches of {self.global_batch_size}>"

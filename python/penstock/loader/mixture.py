@@ -56,7 +56,7 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
     start of any block, the number of draws from each source differs from its exact share by at most one. `epoch_samples`: by default,
     the total number of samples of all sources. `exhausted`: "repeat" starts a source over and continues it in the next epoch; "stop" ends
     the epoch before a source would repeat; "raise" refuses an epoch that needs more samples than a source has. Labels and categories are
-    matched by name: codes in batches are places in `loader.vocabulary(column)`.
+    matched by name: codes in batches are places in `loader.vocabulary(column)`. Boxes have the format of the first view.
 
     >>> import penstock as ps
     >>> ds = ps.create("memory://mix", {"number": "int32"})

@@ -37,6 +37,7 @@ class LoaderOptions:
     world_size: int | None = None
     on_corrupt: str = "raise"
     nulls: Mapping[str, Any] | None = None
+    ragged: Sequence[str] = ()
     order_block_samples: int | None = None
     memory_bytes: int | None = None
     threads: int | None = None
@@ -76,10 +77,8 @@ class LoaderOptions:
             python_workers=whole(self.python_workers, "python_workers", 0),
         )
         if self.columns is not None:
-            listed: list[str] = [] if isinstance(self.columns, str) else _listed(self.columns)
-            if isinstance(self.columns, str) or not all(isinstance(name, str) for name in listed):
-                raise InvalidInputError(f"columns={self.columns!r}, expected a list of names", hint=f"write columns=[{self.columns!r}]")
-            self.columns = listed
+            self.columns = _names(self.columns, "columns")
+        self.ragged = tuple(dict.fromkeys(_names(self.ragged, "ragged")))
 
     def results(self, available: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """Return a dict of result names to column names, and the extra columns, for a view with the columns `available`."""
@@ -108,11 +107,15 @@ def _budget(value: Any, what: str, place: int) -> int:
     return _core.configure()[place] if value is None else whole(value, what, 1)
 
 
-def _listed(values: Any) -> list[Any]:
+def _names(given: Any, what: str) -> list[str]:
+    wrong = InvalidInputError(f"{what}={given!r}, expected a list of names", hint=f"write {what}=[{given!r}]")
     try:
-        return list(values)
-    except TypeError:
-        return [None]
+        names = list(given)
+    except TypeError as error:
+        raise wrong from error
+    if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        raise wrong
+    return names
 
 
 # Options of other loaders: DataLoader, Hugging Face, FFCV, DALI, MosaicML Streaming and WebDataset.

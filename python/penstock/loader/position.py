@@ -25,6 +25,8 @@ class Position:
     """The epoch and draw at which step 0 begins."""
     step: int = 0
     """The next step to deliver, counted from step 0."""
+    in_hand: bool = False
+    """Whether the consumer still has the last delivered batch, because it has not asked for the next one."""
     resumes: bool = True
     """Whether the next iteration resumes at `step`. An iteration that does not resume begins the next epoch."""
 

@@ -31,6 +31,23 @@ def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return int(rank), size
 
 
+def check_worker(rank: int, world_size: int) -> None:
+    """Refuse a loader in one of several workers of a torch DataLoader, because each worker would deliver every sample again.
+
+    A loader with rank = own_rank * num_workers + worker and world_size = all_ranks * num_workers delivers only this worker's share.
+    """
+    torch = sys.modules.get("torch.utils.data")
+    worker = None if torch is None else torch.get_worker_info()
+    if worker is None or worker.num_workers == 1 or (world_size % worker.num_workers == 0 and rank % worker.num_workers == worker.id):
+        return
+    raise InvalidInputError(
+        f"cannot iterate over a loader in one of {worker.num_workers} workers of a DataLoader: each worker would deliver all samples again",
+        code="invalid-argument",
+        hint="leave out the DataLoader: a loader decodes in threads, and python_workers= runs functions in processes; or use "
+        "DataLoader(ds.torch(), sampler=ps.torch.Sampler(ds, batch_size=B)), or num_workers=1",
+    )
+
+
 def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> None:
     """If torch.distributed connects the ranks, check that all of them have the same digest. The error names the differences between
     their states.

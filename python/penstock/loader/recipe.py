@@ -11,15 +11,19 @@ import numpy as np
 
 from penstock import _core
 from penstock.columns.coded import Coded
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, NotFoundError
 from penstock.loader.options import Ints
-from penstock.loader.order import JOINED
+from penstock.loader.order import JOINED, checked_mix
 from penstock.loader.report import size_text
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages
 from penstock.loader.totals import sums
+from penstock.values.checks import whole, whole_seed
 from penstock.views.concat import union_of
 
+STATE_FORMAT = 1
+# Version of the permutations, window orders and mixtures, whose results are frozen in crates/loader/tests/golden.
+PERMUTATION = 2
 # Memory needed to fetch windows, in addition to their contents: thread stacks, plans, and freed memory that the allocator keeps.
 FETCHING_BYTES = 24 << 20
 
@@ -56,6 +60,7 @@ class Recipe:
             "outputs": list(self.outputs.items()),
             "transform": self.stages.declared,
             "decode": self.decode,
+            "listed": self.stages.left_to_python(list(self.outputs)),
             "seed": self.seed,
             "orders": [source.order for source in self.sources],
             "mix": None if self.mix == JOINED else self.mix,
@@ -132,6 +137,40 @@ class Recipe:
     def counted(self) -> dict[str, int]:
         """Return counts of the storage operations of all sources, counting each handle once."""
         return sums(*(source.view.stats() for source in {source.view._counts(): source for source in self.sources}.values()))
+
+    def state(self) -> dict[str, Any]:
+        """Return the part of a loader's state that does not depend on its place."""
+        return {
+            "format": STATE_FORMAT, "permutation": PERMUTATION, "sources": [source.state() for source in self.sources], "mix": self.mix, "seed": self.seed,
+            "order_block_samples": self.order_block_samples, "global_batch_size": self.numbers.global_batch_size, "last_batch": self.last_batch,
+        }  # fmt: skip
+
+    def loaded(self, state: Mapping[str, Any]) -> tuple[Recipe, tuple[int, int]]:
+        """Return this recipe with the sources and order of a loader's state, and the state's epoch and draw."""
+        try:
+            if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
+                theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
+                raise InvalidInputError(
+                    f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
+                    hint="the order would differ in this release; continue with the release that saved the state",
+                )  # fmt: skip
+            sources = list(state["sources"])
+            mix = checked_mix(state["mix"], len(sources))
+            place, seed = (whole(state["epoch"], "epoch", 0), whole(state["draw"], "draw", 0)), whole_seed(state["seed"])
+            block = whole(state["order_block_samples"], "order_block_samples", 1)
+            if len(sources) != len(self.sources):
+                raise InvalidInputError(
+                    f"cannot load the state: it has {len(sources)} sources, but this loader has {len(self.sources)}",
+                    code="invalid-argument",
+                )
+            found = [own.loaded(state_of) for own, state_of in zip(self.sources, sources, strict=True)]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InvalidInputError | NotFoundError):
+                raise
+            raise InvalidInputError(
+                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
+            ) from error
+        return dataclasses.replace(self, sources=found, mix=mix, seed=seed, order_block_samples=block), place
 
     def for_worker(self, workers: int) -> Recipe:
         """Return the recipe for one of `workers` processes, which share the memory and thread budgets."""

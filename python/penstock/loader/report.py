@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.loader.order import JOINED
+from penstock.loader.results.kinds import described
 
 if TYPE_CHECKING:
     from penstock import _core
@@ -62,13 +63,7 @@ def explained(loader: Loader) -> dict[str, str]:
         held, cached, cold = map(size_text, foreseen)
         in_memory = f"{held} of the data files are in memory, " if foreseen[0] else ""
         answer["cache"] = f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched"
-    loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
-    if loose:
-        names = ", ".join(f"`{name}`" for name in loose)
-        answer["images"] = (
-            f"{names} {'is' if len(loose) == 1 else 'are'} one array if all images of a batch have the same size, and otherwise a list; "
-            "T.Resize((height, width)) guarantees one array"
-        )
+    answer["columns"] = described(loader.recipe.stages.kinds, loader._core.results(), loader.recipe.stages.has_functions)
     for source in loader.recipe.sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
         if need and not source.window_runs:

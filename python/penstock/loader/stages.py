@@ -1,8 +1,7 @@
-"""A loader's Python stages: parsing `transform=`, running user functions, collating their results, and replacing nulls."""
+"""A loader's Python stages: parsing `transform=`, and running user functions."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -12,16 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.columns.boxes import Boxes
 from penstock.columns.coded import Coded
+from penstock.columns.column_type import ColumnType
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
-from penstock.ragged import Ragged
-from penstock.transforms import CenterCrop, PerBatch, RandomCrop, Torchvision, Transform
+from penstock.loader.results.kinds import collated, formed
+from penstock.loader.results.nulls import fill, has_nulls, nulls_of
+from penstock.transforms import CenterCrop, ConvertBoxes, PerBatch, RandomCrop, Torchvision, Transform
 from penstock.transforms.batch import Mixing
 from penstock.transforms.of_torchvision import SampleGenerator, followers_of, of_torchvision
-from penstock.values.dtypes import filler
 from penstock.views.concat import union_of
 from penstock.views.view import Batch, View
 
@@ -38,12 +38,28 @@ class Stages:
     per_batch: list[PerBatch]
     extras: list[str]
     nulls: dict[str, Any]
+    # The results that `ragged=` makes lists.
+    ragged: tuple[str, ...] = ()
+    # The kind of each result of the core, and of those that `ragged=` names. Known once the core is open.
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
     # Time spent in functions so far.
     seconds: float = 0.0
 
     @property
     def has_functions(self) -> bool:
         return bool(self.per_sample or self.per_batch)
+
+    def left_to_python(self, results: Sequence[str]) -> list[str]:
+        """Return the results that the core must not stack: functions may change their sizes, or nulls among them are replaced first."""
+        return list(results) if self.per_sample else [*self.ragged, *self.nulls]
+
+    def check_ragged(self, results: Sequence[str]) -> None:
+        """Refuse names in `ragged=` that no batch can have. Functions of samples may add any name."""
+        if not self.per_sample and (unknown := [name for name in self.ragged if name not in results]):
+            raise InvalidInputError(
+                f"ragged= names `{unknown[0]}`, which the loader does not return", code="invalid-argument",
+                hint=f"the loader returns {', '.join(results)}",
+            )  # fmt: skip
 
     def names(self) -> list[str]:
         """Return the names of the functions, so that ranks can compare them."""
@@ -63,8 +79,7 @@ class Stages:
             values = {"_position": "position", "_source": "source", "_valid": "valid", "_row_id": "row_id"}.get(name)
             batch[name] = np.full(len(about["valid"]), number, np.int64) if values is None else about[values]
         began = time.perf_counter()
-        if self.per_sample:
-            batch = self._mapped(batch, about, number, seed)
+        batch = self._mapped(batch, about, number, seed) if self.per_sample else formed(batch, about["position"], self.kinds)
         for place, fn in enumerate(self.per_batch):
             with Noted(fn, f"step {number}"):
                 batch = fn.drawn(batch, _random(seed, 1 + place, 0, number)) if isinstance(fn, Mixing) else fn(batch)
@@ -89,7 +104,13 @@ class Stages:
                         f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
                     )
             samples.append(sample)
-        return collated(samples, about["position"], batch)
+        made = collated(samples, about["position"], batch, self.kinds)
+        if lacking := [name for name in self.ragged if name not in made]:
+            raise InvalidInputError(
+                f"ragged= names `{lacking[0]}`, which your functions did not return: they returned {', '.join(made)}",
+                code="invalid-argument",
+            )
+        return made
 
 
 def _random(seed: int, purpose: int, epoch: int, number: int) -> np.random.Generator:
@@ -105,6 +126,7 @@ def stages_of(
     if not isinstance(transform, list | tuple):
         raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
     declared: list[dict[str, Any]] = []
+    kinds = {name: view.schema[column] for name, column in outputs.items() if column in view.schema}
     samples: list[Callable[..., Any]] = []
     batches: list[PerBatch] = []
     for stage in transform:
@@ -114,6 +136,8 @@ def stages_of(
             try:
                 on = _on(stage, outputs, view)
                 declared.append({"op": stage.op, "on": on, **stage.declared(), **_one_size(stage, on, outputs, view)})
+                if isinstance(stage, ConvertBoxes):
+                    kinds |= _in_format(kinds, on, declared[-1]["format"])
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, InvalidInputError):
                     raise
@@ -127,7 +151,7 @@ def stages_of(
             if batches:
                 raise InvalidInputError(f"{stage!r} comes after a per-batch function", code="invalid-argument", hint="put T.PerBatch last")
             fn = Torchvision(stage) if of_torchvision(stage) else stage
-            samples.append(fn.bound(outputs, view.schema) if isinstance(fn, Torchvision) else fn)
+            samples.append(fn.bound(outputs, kinds) if isinstance(fn, Torchvision) else fn)
             takes_rng(stage)  # Refuses functions with other parameters.
         else:
             raise InvalidInputError(
@@ -144,6 +168,11 @@ def stages_of(
             )  # fmt: skip
         given |= set(stage.gives)
     return declared, samples, batches
+
+
+def _in_format(kinds: Mapping[str, ColumnType], on: Sequence[str], format: str) -> dict[str, ColumnType]:
+    """Return the types of boxes after `ConvertBoxes`."""
+    return {name: dataclasses.replace(kind, format=format) for name in on if isinstance(kind := kinds.get(name), Boxes)}
 
 
 def _words(outputs: Mapping[str, str], views: Sequence[View], name: str) -> list[str] | None:
@@ -170,6 +199,10 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
         if not all(isinstance(name, str) for name in names):
             raise InvalidInputError(f"on={on!r}, expected a name or a list of names", code="invalid-argument")
         return names
+    if isinstance(stage, ConvertBoxes):
+        if boxes := [name for name, column in outputs.items() if isinstance(view.schema.get(column), Boxes)]:
+            return boxes
+        raise InvalidInputError("ConvertBoxes: the loader returns no boxes", code="invalid-argument", hint="declare them as ps.Boxes")
     images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
     if len(images) != 1:
         raise InvalidInputError(
@@ -177,135 +210,8 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
         )
     if not stage.moves:
         return images
-    return [*images, *followers_of(images[0], outputs, view.schema, type(stage).__name__)]
-
-
-def collated(samples: Sequence[dict[str, Any]], positions: npt.NDArray[np.int64], before: Batch) -> Batch:
-    """Collate samples into columns. Stacks arrays, tensors and numbers; columns that were lists or ragged in `before` remain so."""
-    batch: Batch = {}
-    for name in dict.fromkeys(name for sample in samples for name in sample):
-        values = []
-        for index, sample in enumerate(samples):
-            if name not in sample:
-                raise InvalidInputError(
-                    f"a function returned {sorted(sample)} for sample {positions[index]}: `{name}` is missing",
-                    code="invalid-value",
-                )
-            values.append(sample[name])
-        first = values[0]
-        arrays = all(isinstance(value, np.ndarray) and not np.ma.is_masked(value) for value in values)
-        if isinstance(before.get(name), Ragged) and arrays and len({(value.ndim, value.dtype) for value in values}) == 1:
-            batch[name] = Ragged.from_arrays(values)
-        elif isinstance(before.get(name), list | Ragged):
-            batch[name] = values
-        elif isinstance(first, np.ndarray):
-            stack = np.ma.stack if any(isinstance(value, np.ma.MaskedArray) for value in values) else np.stack
-            batch[name] = stack(_alike(name, values, positions, np.ndarray))
-        elif type(first).__module__ == "torch":
-            import torch
-
-            batch[name] = torch.stack(_alike(name, values, positions, torch.Tensor))
-        elif isinstance(first, np.generic | int | float | bool):
-            batch[name] = np.asarray(_numbers(name, values, positions))
-        else:
-            batch[name] = values
-    return batch
-
-
-def check_masks(batch: Batch) -> None:
-    """Raise InvalidInputError if a function returned masked values. Only NumPy's arrays can hold them."""
-    for name, values in batch.items():
-        if any(np.ma.is_masked(value) for value in (values if isinstance(values, list) else [values])):
-            raise InvalidInputError(
-                f"cannot make a tensor of `{name}`: a function returned an array with masked values", code="invalid-value",
-                hint='fill them in the function, `array.filled(0)`, or use output="numpy"',
-            )  # fmt: skip
-
-
-def _numbers(name: str, values: list[Any], positions: npt.NDArray[np.int64]) -> list[Any]:
-    for position, value in zip(positions, values, strict=True):
-        if not isinstance(value, np.generic | int | float | bool) or isinstance(value, str) != isinstance(values[0], str):
-            raise InvalidInputError(
-                f"`{name}` of sample {position} is {type(value).__name__} after your functions, but that of sample {positions[0]} is "
-                f"{type(values[0]).__name__}", code="invalid-value", hint="return values of the same type for all samples",
-            )  # fmt: skip
-    return values
-
-
-def _alike(name: str, values: list[Any], positions: npt.NDArray[np.int64], kind: Any) -> list[Any]:
-    """Return the values if all are of this kind and have the same shape and dtype. Otherwise, raise InvalidInputError."""
-    first = values[0]
-    for position, value in zip(positions, values, strict=True):
-        if not isinstance(value, kind) or value.shape != first.shape or value.dtype != first.dtype:
-            found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, kind) else type(value).__name__
-            wanted = f"{tuple(first.shape)} {first.dtype}"
-            raise InvalidInputError(
-                f"`{name}` of sample {position} is {found} after your functions, but that of sample {positions[0]} is {wanted}",
-                code="invalid-value", hint="return arrays of equal shape, or lists",
-            )  # fmt: skip
-    return values
-
-
-def nulls_of(values: Any) -> int:
-    """Count the nulls in a list or in ragged arrays. Returns 0 for plain arrays, whose nulls the core reports separately."""
-    if isinstance(values, Ragged):
-        return 0 if values.nulls is None else int(np.count_nonzero(values.nulls))
-    return sum(value is None for value in values) if isinstance(values, list) else 0
-
-
-def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
-    """Replace the nulls of a column with `value`; "mask" adds a column `<name>_valid` instead."""
-    values = batch[name]
-    if nulls is None:
-        nulls = values.nulls if isinstance(values, Ragged) else None
-        nulls = np.array([item is None for item in values], bool) if isinstance(values, list) else nulls
-    there = np.ones(len(values), bool) if nulls is None else ~nulls
-    if isinstance(value, str) and value == "mask":
-        batch[f"{name}_valid"] = there
-    elif isinstance(values, list):
-        # Each row gets its own copy, which the user may change.
-        batch[name] = [item if valid else copy.deepcopy(value) for item, valid in zip(values, there, strict=True)]
-    elif isinstance(values, np.ndarray) and not there.all():
-        values[~there] = value
-
-
-def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, list[int | None], bool]], kinds: Mapping[str, str]) -> None:
-    """Refuse invalid replacements for nulls before anything is read. `kinds`: the column type of each result."""
-    for name in wanted:
-        if name not in kinds:
-            hint = f"the loader's columns: {', '.join(kinds)}"
-            raise InvalidInputError(f"nulls= refers to `{name}`, which the loader does not return", code="invalid-argument", hint=hint)
-    for name, value in wanted.items():
-        if isinstance(value, str) and value == "mask" and f"{name}_valid" in kinds:
-            raise InvalidInputError(
-                f"nulls of `{name}` cannot become a mask: the loader already has a column `{name}_valid`",
-                code="invalid-argument",
-                hint="rename that column with outputs={…}",
-            )
-    for name, dtype, shape, _ in results:
-        if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
-            continue
-        kind, value = kinds[name], wanted[name]
-        if kind in ("tensor", "boxes", "keypoints", "labels") and None in shape:
-            raise InvalidInputError(
-                f"nulls of `{name}` cannot be filled: the column is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
-            )
-        if None in shape or dtype == "bytes":
-            if dtype == "bytes":
-                wanted_type = {"text": str, "json": object}.get(kind, bytes)
-                fits, expected = isinstance(value, wanted_type), wanted_type.__name__
-            else:
-                fits = isinstance(value, np.ndarray) and value.ndim == len(shape)
-                expected = f"an array of {dtype} with {len(shape)} dimensions"
-            if not fits:
-                raise InvalidInputError(f"nulls of `{name}` cannot become {value!r}: expected {expected}", code="invalid-argument")
-            continue
-        try:
-            filler(value, dtype, tuple(size or 0 for size in shape))
-        except InvalidInputError as error:
-            raise InvalidInputError(
-                f"nulls of `{name}` cannot become {value!r}: expected {dtype} of shape {tuple(shape)}", code="invalid-argument"
-            ) from error
+    kinds = {name: view.schema[column] for name, column in outputs.items() if column in view.schema}
+    return [*images, *followers_of(images[0], outputs, kinds, type(stage).__name__)]
 
 
 class Noted:
@@ -324,15 +230,6 @@ class Noted:
         if isinstance(error, StopIteration):  # Otherwise, the caller's iterator would end silently.
             raise RuntimeError(f"StopIteration {text}") from error
         error.add_note(text)
-
-
-def has_nulls(name: str, count: int) -> InvalidInputError:
-    error = InvalidInputError(
-        f"column `{name}` has {count} nulls in this batch", code="invalid-value",
-        hint=f'choose a replacement: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
-    )  # fmt: skip
-    error.column = name
-    return error
 
 
 @functools.lru_cache(maxsize=256)

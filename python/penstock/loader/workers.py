@@ -1,8 +1,9 @@
 """Worker processes for the user's Python stages: `loader(python_workers=N)`.
 
-Each worker runs the core for every N-th step and sends its batches back. Workers are spawned, never forked. A batch arrives as a pickle
-whose arrays are in an unnamed file (memfd). The consumer maps this file, so nothing is copied, and no file remains if a process dies. The
-samples of a step and their random numbers do not depend on the worker.
+Each worker runs the core for every N-th step and sends its batches back. Workers are new processes, never forks, and they do not import the
+program's own script. Functions of modules are sent by name; those of scripts, notebooks and `python -c`, and lambdas, with their code, by
+cloudpickle. A batch arrives as a pickle whose arrays are in an unnamed file (memfd). The consumer maps this file, so nothing is copied, and
+no file remains if a process dies. The samples of a step and their random numbers do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import inspect
 import mmap
-import multiprocessing
 import multiprocessing.connection
-import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,8 +41,44 @@ PAGE_BYTES = mmap.PAGESIZE
 UNTRACKED: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 WHY_IT_DIED = {
     -signal.SIGKILL: "SIGKILL usually comes from the kernel's out-of-memory killer: reduce memory_bytes or python_workers",
-    1: 'see its traceback above; a script that starts workers needs `if __name__ == "__main__":`, because workers import it',
+    1: "see its traceback above",
 }
+
+
+class Process:
+    """A Python process that runs `run` on its end of a pipe. Unlike those of multiprocessing, it does not import the program's script, so a
+    script needs no `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.loader.workers import run; run({pipe.fileno()})"
+        command = [os.fsdecode(multiprocessing.spawn.get_executable()), *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+        self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], stdin=subprocess.DEVNULL)
+        self.pid = self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, or minus the signal that ended the process. None while it runs."""
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the process ends, at most this long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _kill(processes: list[Process], owner: int) -> None:
+    """Kill the processes that still run when their pool or the program ends. A fork of their owner leaves them alone."""
+    for process in processes if os.getpid() == owner else ():
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 class Pool:
@@ -48,7 +87,6 @@ class Pool:
     def __init__(self, recipe: Recipe, base: tuple[int, int], begin: int, end: int) -> None:
         """Start workers. Step 0 begins at `base`, an epoch and a draw."""
         stride = recipe.processes
-        context = multiprocessing.get_context("spawn")
         # Each worker's process and our end of its pipe. Empty once the pool is closed.
         self.workers: list[tuple[Any, Any]] = []
         self.begin = begin
@@ -58,35 +96,22 @@ class Pool:
         self.spent: dict[int, dict[str, int]] = {}
         self.read: dict[int, dict[str, int]] = {}
         self.owner = os.getpid()
-        if multiprocessing.current_process().daemon:
-            raise InvalidInputError(
-                "cannot start python_workers in this process: it is itself a daemonic worker, which may not have children",
-                code="invalid-argument", hint="use python_workers=0 here",
-            )  # fmt: skip
-        try:
-            packed = pickle.dumps((recipe.for_worker(stride), base))
-        except Exception as error:
-            raise InvalidInputError(
-                f"cannot send this loader to python_workers: {error}", code="invalid-argument",
-                hint="define functions at the top of a module that workers can import; memory:// datasets cannot be sent",
-            ) from error  # fmt: skip
-        multiprocessing.resource_tracker.ensure_running()  # Otherwise the first start would do so, and unblock Ctrl-C.
-        for number in range(min(stride, max(1, end - begin))):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work,
-                args=(theirs, packed, begin + number, end, stride, _core.configure()),
-                daemon=True,
-                name=f"penstock-worker-{number}",
-            )
+        packed = _sendable(recipe.for_worker(stride), base)
+        started: list[Process] = []
+        self._ending = weakref.finalize(self, _kill, started, self.owner)
+        for _ in range(min(stride, max(1, end - begin))):
+            ours, theirs = multiprocessing.connection.Pipe()
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Inherited: Ctrl-C must not end a worker that is starting.
-                process.start()
+                started.append(Process(theirs))
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
-            self.workers.append((process, ours))
+            self.workers.append((started[-1], ours))
+        for number, (_, pipe) in enumerate(self.workers):
+            with contextlib.suppress(OSError):  # `next` reports a worker that died.
+                pipe.send(((packed, begin + number, end, stride, _core.configure()), sys.argv))
 
     def continues_with(self, step: int) -> bool:
         """Return whether the next batch from the pool is that of `step`."""
@@ -152,6 +177,63 @@ class Pool:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._ending.detach()
+
+
+def _sendable(recipe: Recipe, base: tuple[int, int]) -> bytes:
+    """Return a recipe as bytes for workers. Raises InvalidInputError, which says what cannot be sent."""
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps((recipe, base)))
+    except Exception as error:
+        for fn in (*recipe.stages.per_sample, *recipe.stages.per_batch):
+            text = _unsendable(getattr(fn, "fn", fn))
+            if text is not None:
+                raise InvalidInputError(
+                    f"cannot send {fn!r} to python_workers: {text}", code="invalid-argument",
+                    hint="make such objects inside the function; or move it to a module that workers can import, which is sent by name",
+                ) from error  # fmt: skip
+        raise InvalidInputError(
+            f"cannot send this loader to python_workers: {error}", code="invalid-argument", hint="memory:// datasets cannot be sent"
+        ) from error
+
+
+def _unsendable(fn: Any) -> str | None:
+    """Return why a function cannot be sent, or None if it can be."""
+    why = _refusal(fn)
+    if why is None:
+        return None
+    used: dict[str, Any] = dict(getattr(fn, "__dict__", {}))
+    with contextlib.suppress(TypeError):  # Only functions of Python have variables.
+        found = inspect.getclosurevars(getattr(fn, "__func__", fn))
+        used |= {**found.globals, **found.nonlocals}
+    for name, value in used.items():
+        if _refusal(value) is not None:
+            return f"it uses `{name}`, a {type(value).__name__}, which cannot be pickled"
+    return why
+
+
+def _refusal(value: Any) -> str | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _dumped(value: Any, **options: Any) -> bytes:
+    """Pickle a value. Objects whose classes came from the program's script are pickled with their classes, which the program knows again."""
+    try:
+        return pickle.dumps(value, **options)
+    except Exception:
+        import cloudpickle
+
+        if buffers := getattr(options.get("buffer_callback"), "__self__", None):
+            buffers.clear()
+        return bytes(cloudpickle.dumps(value, **options))
 
 
 def _shut(pipe: Any) -> None:
@@ -190,6 +272,14 @@ def _raised(body: bytes, text: str) -> BaseException:
         )
     error.add_note(f"in a python worker:\n{text}")
     return error
+
+
+def run(handle: int) -> None:
+    """Run a worker, which is a new process with this end of a pipe."""
+    pipe = multiprocessing.connection.Connection(handle)
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        arguments, sys.argv[:] = pipe.recv()
+        work(pipe, *arguments)
 
 
 def work(
@@ -231,7 +321,13 @@ def work(
 
 def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Batch, dict[str, Any]]]:
     """Yield batches, finished except for the output conversion, each with its statistics and this worker's totals."""
-    recipe, base = pickle.loads(packed)
+    try:
+        recipe, base = pickle.loads(packed)
+    except Exception as error:
+        raise InvalidInputError(
+            f"cannot load this loader in a python worker: {type(error).__name__}: {error}", code="invalid-argument",
+            hint="workers must be able to import the modules that functions come from; set PYTHONPATH, or install them",
+        ) from error  # fmt: skip
     before, core = recipe.counted(), recipe.open(base)
     core.start(begin, end, stride)
     for step in range(begin, end, stride):
@@ -248,7 +344,7 @@ def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Ba
 def _packed(error: BaseException) -> tuple[bytes, str]:
     text = traceback.format_exc()
     try:
-        return pickle.dumps(error), text
+        return _dumped(error), text
     except Exception:
         return b"", text
 
@@ -256,7 +352,7 @@ def _packed(error: BaseException) -> tuple[bytes, str]:
 def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
     """Return a value as a pickle, and the memory of its arrays separately."""
     buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    body = _dumped(value, protocol=5, buffer_callback=buffers.append)
     return body, [buffer.raw() for buffer in buffers]
 
 

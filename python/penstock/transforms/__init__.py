@@ -32,10 +32,11 @@ from penstock.transforms.geometry import (
     Resize,
 )
 from penstock.transforms.of_torchvision import Torchvision
-from penstock.transforms.values import Normalize, SanitizeBoundingBoxes, ToDtype, TokenChunks
+from penstock.transforms.values import ConvertBoxes, Normalize, SanitizeBoundingBoxes, ToDtype, TokenChunks
 
 _INSTEAD = {
     "Affine": "T.RandomAffine",
+    "ConvertBoundingBoxFormat": "T.ConvertBoxes",
     "Compose": "a list: transform=[…]",
     "Flip": "T.RandomHorizontalFlip",
     "HorizontalFlip": "T.RandomHorizontalFlip",
@@ -59,6 +60,7 @@ if not TYPE_CHECKING:  # A type checker must know which names exist.
 __all__ = [
     "CenterCrop",
     "ColorJitter",
+    "ConvertBoxes",
     "CutMix",
     "GaussianBlur",
     "Grayscale",

@@ -39,9 +39,11 @@ class SampleGenerator(np.random.Generator):
         self.formats: dict[str, str] = {}
 
 
-def followers_of(image: str, outputs: Mapping[str, str], schema: Mapping[str, ColumnType], transform: str) -> list[str]:
-    """Return the results whose coordinates are `of` an image. Refuses those of no image, because nothing says whether they move with it."""
-    kinds = {name: schema[column] for name, column in outputs.items() if column in schema}
+def followers_of(image: str, outputs: Mapping[str, str], kinds: Mapping[str, ColumnType], transform: str) -> list[str]:
+    """Return the results whose coordinates are `of` an image. Refuses those of no image, because nothing says whether they move with it.
+
+    `kinds` has the type of each result.
+    """
     alone = [name for name, kind in kinds.items() if kind.type in ("boxes", "mask", "keypoints") and getattr(kind, "of", None) is None]
     if alone:
         raise InvalidInputError(
@@ -83,9 +85,8 @@ class Torchvision:
     def _images(self, given: Mapping[str, Any]) -> list[str]:
         return [name for name in given if self._kinds[name].type == "image"]
 
-    def bound(self, outputs: Mapping[str, str], schema: Mapping[str, ColumnType]) -> Torchvision:
-        """Return the same transform for the results of a loader."""
-        kinds = {name: schema[column] for name, column in outputs.items() if column in schema}
+    def bound(self, outputs: Mapping[str, str], kinds: Mapping[str, ColumnType]) -> Torchvision:
+        """Return the same transform for the results of a loader, which have these types."""
         images = [name for name, kind in kinds.items() if kind.type == "image"]
         if self.on is None:
             if len(images) != 1:
@@ -94,7 +95,7 @@ class Torchvision:
                     code="invalid-argument",
                     hint='write T.Torchvision(transform, on=("image", "boxes"))',
                 )
-            names = [*images, *followers_of(images[0], outputs, schema, repr(self))]
+            names = [*images, *followers_of(images[0], outputs, kinds, repr(self))]
         else:
             names = [self.on] if isinstance(self.on, str) else list(self.on)
         if unknown := [name for name in names if name not in kinds]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.columns.boxes import FORMATS
 from penstock.errors import InvalidInputError
 from penstock.transforms.base import On, Transform, numbers_of, sizes_of
 
@@ -37,6 +38,33 @@ class ToDtype(Transform):
     def declared(self) -> dict[str, Any]:
         name = str(self.dtype).removeprefix("torch.") if not isinstance(self.dtype, type) else np.dtype(self.dtype).name
         return {"dtype": name, "scale": self.scale}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvertBoxes(Transform):
+    """Convert boxes to another format: xyxy, xywh or cxcywh, in pixels. By default, this converts all boxes that the loader returns.
+
+    Its place among the transforms does not matter to them. Boxes that are stored in this format are not changed.
+
+    >>> import penstock as ps
+    >>> from penstock import transforms as T
+    >>> ds = ps.create("memory://convert-boxes", {"boxes": ps.Boxes("xywh")})
+    >>> receipt = ds.append({"boxes": [[[10, 20, 30, 40]]]})
+    >>> [batch] = ds.loader(batch_size=1, transform=[T.ConvertBoxes("xyxy")])
+    >>> batch["boxes"][0].tolist()
+    [[10.0, 20.0, 40.0, 60.0]]
+    """
+
+    format: str = "xyxy"
+    on: On = None
+    op = "convert-boxes"
+
+    def declared(self) -> dict[str, Any]:
+        # torchvision's BoundingBoxFormat is an enumeration of the same names in capital letters.
+        name = str(getattr(self.format, "value", self.format)).lower()
+        if name not in FORMATS:
+            raise InvalidInputError(f"format={self.format!r}", code="invalid-argument", hint=f"one of {', '.join(FORMATS)}")
+        return {"format": name}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,11 @@ _CONVERTED = {"1": "L", "LA": "RGBA", "La": "RGBA", "PA": "RGBA", "RGBa": "RGBA"
 def from_pillow(image: Any, row: int, mask: bool) -> Array:
     """Return the pixels of a Pillow image: colours for an image, class numbers for a mask."""
     mode = image.mode
+    # A camera's MPO file is a photograph with a preview, which Pillow also counts as a frame.
+    if getattr(image, "is_animated", False) and image.format != "MPO":
+        raise fail(
+            f"is a Pillow image with {image.n_frames} frames", row, hint="choose a frame: image.seek(number), and append image.copy()"
+        )
     if not mask and (mode == "P" or (mode in ("1", "L", "RGB") and "transparency" in image.info)):
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")  # A PNG may declare one colour transparent.
     elif mode == "1" and mask:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.boxes import Boxes, converted
 from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.columns.label import Named
@@ -38,6 +39,8 @@ def union_of(vocabularies: Sequence[Sequence[str]]) -> tuple[list[str], list[lis
     return words, [[place[word] for word in vocabulary] for vocabulary in vocabularies]
 
 
+# Samples of several views: their rows in the result, and the values.
+Shares = list[tuple[npt.NDArray[np.int64], Batch]]
 # At most this many views are made by `select`.
 _RUNS = 4096
 
@@ -123,23 +126,41 @@ class Concat(Exports):
             raise OutOfRangeError(f"cannot take position {wanted[row]}: there are {len(self)} samples", rows=[row])
         which = np.searchsorted(self._ends, places, side="right")
         used = np.unique(which).tolist() or [0]
-        shares = []
+        shares: Shares = []
         for part in used:
             rows = np.flatnonzero(which == part)
             begin = int(self._ends[part - 1]) if part else 0
             batch = self.parts[part].take(places[rows] - begin, columns=names, decode=decode, on_corrupt=on_corrupt)
-            shares.append((rows, {name: self._matched(name, values, part) for name, values in batch.items()}))
-        if len(shares) == 1:
-            batch = shares[0][1]
-        else:
-            batch = {name: _joined([(rows, own[name]) for rows, own in shares], len(places)) for name in shares[0][1]}
+            shares.append((rows, self._alike(batch, part)))
+        batch = shares[0][1] if len(shares) == 1 else self._together(shares, len(places))
         if "_position" in batch:
             batch["_position"] = places
         return batch
 
+    def _shown(self, count: int, columns: Sequence[str] | None = None, on_corrupt: str = "raise") -> Batch:
+        """Read the first samples for a preview; see `View._shown`."""
+        left = count
+        shares: Shares = []
+        for part, view in enumerate(self.parts):
+            own = min(left, len(view))
+            if own or not part:
+                rows = np.arange(count - left, count - left + own)
+                shares.append((rows, self._alike(view._shown(own, self._named(columns), on_corrupt), part)))
+            left -= own
+        return self._together(shares, count)
+
+    def _together(self, shares: Shares, count: int) -> Batch:
+        """Put the samples of several views at their rows."""
+        return {name: _joined([(rows, own[name]) for rows, own in shares], count) for name in shares[0][1]}
+
+    def _alike(self, batch: Batch, part: int) -> Batch:
+        return {name: self._matched(name, values, part) for name, values in batch.items()}
+
     def _matched(self, name: str, values: Any, part: int) -> Any:
-        """Convert the codes of one view to those of all views."""
-        kind = self.parts[0].schema.get(name)
+        """Convert the codes of one view to those of all views, and its boxes to the format of the first view."""
+        kind, own = self.parts[0].schema.get(name), self.parts[part].schema.get(name)
+        if isinstance(kind, Boxes) and isinstance(own, Boxes) and own.format != kind.format:
+            return Ragged(converted(values.values, own.format, kind.format), values.offsets, values.shapes, values.nulls, values.form)
         if not isinstance(kind, Coded):
             return values
         codes = np.array([*self._union(name)[1][part], 0], np.int64)
@@ -251,14 +272,15 @@ def _joined(shares: list[tuple[npt.NDArray[np.int64], Any]], count: int) -> Any:
     for rows, values in shares:
         for row, value in zip(rows.tolist(), values, strict=True):
             listed[row] = value
-    return Ragged.joined(listed, first) if isinstance(first, Ragged) else listed
+    return Ragged.joined(listed, first.values.dtype, first.form) if isinstance(first, Ragged) else listed
 
 
 def concat(views: Sequence[View | Concat], *others: Never) -> Concat:
     """Join views with the same columns, of one dataset or several. Samples of the first view come first.
 
-    Columns have the same names and types, apart from codecs and tiles. Labels and categories are matched by name: the codes in reads and
-    loaders are places in `vocabulary(column)` of the result. Cost: no reads, until words are needed.
+    Columns have the same names and types, apart from codecs, tiles and formats of boxes. Labels and categories are matched by name: the codes
+    in reads and loaders are places in `vocabulary(column)` of the result. Boxes have the format of the first view. Cost: no reads, until
+    words are needed.
 
     >>> import penstock as ps
     >>> one = ps.create("memory://concat-one", {"label": ps.Label(["cat", "dog"]), "n": "int32"})
@@ -300,10 +322,11 @@ def _ordered(view: View, names: list[str]) -> View:
 
 
 def _essence(kind: Any) -> dict[str, Any]:
-    """Return what must be the same in all views."""
+    """Return what must be the same in all views. Words are matched by name, and boxes are converted."""
     # What labels belong to matters only when samples are added.
-    other = ("codec", "tile", "names", *(["of"] if kind.type == "labels" else []))
-    return {name: value for name, value in {**vars(kind), "type": kind.type}.items() if name not in other}
+    own = {"boxes": ["format"], "labels": ["of"]}.get(kind.type, [])
+    left_out = ("codec", "tile", "names", *own)
+    return {name: value for name, value in {**vars(kind), "type": kind.type}.items() if name not in left_out}
 
 
 def _described(kind: ColumnType, other: ColumnType) -> str:

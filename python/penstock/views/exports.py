@@ -118,8 +118,9 @@ class Exports(Loadable):
 
         return tables.to_polars(self._of(), columns)
 
-    def to_torch(self, columns: Sequence[str] | None = None) -> dict[str, Any]:
-        """Read all samples as one batch of torch tensors; see `ps.torch.collate`. Nulls in columns of fixed shape are refused.
+    def to_torch(self, columns: Sequence[str] | None = None, *, ragged: Sequence[str] = ()) -> dict[str, Any]:
+        """Read all samples as one batch of torch tensors; see `ps.torch.collate`. Nulls in columns of fixed shape are refused, and images of
+        unequal size unless `ragged` names their column.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://to-torch", {"x": ps.Tensor((2,), "float32")})
@@ -129,7 +130,7 @@ class Exports(Loadable):
         """
         from penstock.torch import collate
 
-        return collate(self._of().take(range(len(self._of())), columns=columns))
+        return collate(self._of().take(range(len(self._of())), columns=columns), ragged=ragged)
 
     def to_parquet(
         self,

@@ -30,7 +30,7 @@ _STYLE = "text-align:left;vertical-align:top;max-width:24em;overflow-wrap:break-
 def page(view: View | Concat, samples: int = SAMPLES) -> str:
     """Return the first samples of a view as an HTML table."""
     schema, count = view.schema, min(samples, len(view))
-    batch = view.take(range(count), on_corrupt="null") if schema else {}
+    batch = view._shown(count, on_corrupt="null") if schema else {}
     words = words_of(view)
     snapshot = f", snapshot <code>{html.escape(view.snapshot)}</code>" if hasattr(view, "snapshot") else ""
     title = f"<p><b>{html.escape(view.uri)}</b>: {len(view):,} samples, {len(schema)} columns{snapshot}</p>"

@@ -153,6 +153,10 @@ class View(Exports):
             return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
         return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
 
+    def _shown(self, count: int, columns: Sequence[str] | None = None, on_corrupt: str = "raise") -> Batch:
+        """Read the first samples for a preview: images with the channels and bits in which they are stored."""
+        return self._view.take((0, count), self._named(columns), "shown", on_corrupt)
+
     def _named(self, columns: Sequence[str] | None) -> list[str] | None:
         """Return the columns to read, or None for all. Refuses columns that this view does not have."""
         if self._chosen is None:

@@ -52,6 +52,11 @@ pub struct Picture {
     pub data: Vec<u8>,
 }
 
+/// Return the error for an animation. Reading only its first frame would lose the others in silence.
+pub(crate) fn animation(format: &str) -> Error {
+    Error::new("unsupported-format", format!("cannot decode {format}: it is an animation")).hint("store its frames as separate images")
+}
+
 pub(crate) fn undecodable(text: impl Into<String>) -> Error {
     Error::new("media-undecodable", text)
 }

@@ -1,12 +1,12 @@
 //! Decodes PNGs with 1 to 16 bits per channel, and encodes them with 8 or 16, using the `png` crate. 16-bit channels keep 16
-//! bits. Palettes become RGB or RGBA, and grey with alpha becomes RGBA.
+//! bits. Palettes become RGB or RGBA, and grey with alpha becomes RGBA. Animations are refused.
 
 use std::io::Cursor;
 
 use penstock_error::{Error, Result};
 use png::{BitDepth, ColorType, Decoder, Encoder, Transformations};
 
-use super::picture::{Format, Header, Outline, Picture, undecodable};
+use super::picture::{Format, Header, Outline, Picture, animation, undecodable};
 
 fn failed(error: png::DecodingError) -> Error {
     undecodable(format!("cannot decode PNG: {error}"))
@@ -32,7 +32,25 @@ pub fn probe(bytes: &[u8]) -> Result<Header> {
         ColorType::GrayscaleAlpha | ColorType::Rgba => 4,
     };
     let bits = if info.bit_depth == BitDepth::Sixteen { 16 } else { 8 };
+    if is_animated(bytes) {
+        return Err(animation("PNG"));
+    }
     Ok(Header { format: Format::Png, width: info.width.into(), height: info.height.into(), channels, bits })
+}
+
+/// Return whether a PNG declares an animation: by an `acTL` chunk before its pixels. Source: PNG (third edition), section 11.3.6.
+fn is_animated(bytes: &[u8]) -> bool {
+    let mut rest = bytes.get(8..).unwrap_or_default();
+    while let [a, b, c, d, name @ ..] = rest {
+        match name.get(..4) {
+            Some(b"acTL") => return true,
+            None | Some(b"IDAT") => return false,
+            _ => {}
+        }
+        // A chunk has a name and a checksum of four bytes each around its body.
+        rest = name.get(8usize.saturating_add(u32::from_be_bytes([*a, *b, *c, *d]) as usize)..).unwrap_or_default();
+    }
+    false
 }
 
 /// Read the outline of a PNG. Returns None if its header is cut off.

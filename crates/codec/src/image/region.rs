@@ -126,7 +126,7 @@ impl<'a> Encoded<'a> {
     /// Read the header of an image. `pixels` provides the memory for decoded JPEG regions.
     pub fn open(bytes: &'a [u8], limits: Limits, orientation: Orientation, pixels: &'a Pool) -> Result<Encoded<'a>> {
         let header = probe(bytes, limits)?;
-        Mode::Rgb.check(header.bits)?;
+        Mode::Rgb.check(header.channels, header.bits)?;
         let orientation = orientation.tag(bytes);
         Ok(Encoded { bytes, header, orientation, pixels })
     }

@@ -7,7 +7,7 @@ use std::io::Cursor;
 use image_webp::WebPDecoder;
 use penstock_error::{Error, Result};
 
-use super::picture::{Format, Header, Outline, Picture, undecodable};
+use super::picture::{Format, Header, Outline, Picture, animation, undecodable};
 
 /// The place of the flags in a file with a VP8X header, and the flags. Source: RFC 9649 section 2.7.1.
 const FLAGS_AT: usize = 20;
@@ -65,7 +65,7 @@ fn size_of((name, body): (&[u8], &[u8])) -> Option<(usize, usize)> {
 pub fn probe(bytes: &[u8]) -> Result<Header> {
     let decoder = decoder(bytes)?;
     if decoder.is_animated() {
-        return Err(Error::new("unsupported-format", "cannot decode WebP: it is an animation").hint("store its frames as separate images"));
+        return Err(animation("WebP"));
     }
     let (width, height) = decoder.dimensions();
     // The decoder would allocate the frame before it checks that the frame fits the canvas.

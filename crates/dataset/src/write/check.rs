@@ -9,7 +9,7 @@ use penstock_format::schema::ColumnKind;
 use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
-use super::media::{Media, Validate, check_media};
+use super::media::{Media, Validate, check_media, mode_of};
 
 /// Values of a named column. Labels and categories are int64 codes (`Fixed`) or words (`Ragged`). If `words` is set, the values
 /// are int64 indexes into that list.
@@ -25,7 +25,7 @@ pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, val
         ColumnKind::Label { names } => label_codes(names, column, words),
         ColumnKind::Labels { names, .. } => check_labels(names, column),
         ColumnKind::Text | ColumnKind::Json => check_text(column),
-        ColumnKind::Image { .. } => check_media(column, Media::Image, validate),
+        ColumnKind::Image { mode, .. } => check_media(column, Media::Image(mode_of(*mode)), validate),
         ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),
         ColumnKind::Tensor { tile, .. } => {
             let (dtype, shape) = kind.stored()?;

@@ -1,7 +1,8 @@
 //! Check the headers or all pixels of encoded images before the images are stored.
 
-use penstock_codec::{Orientation, decode, decode_mask, probe, probe_mask};
+use penstock_codec::{Mode, Orientation, decode, decode_mask, probe, probe_mask};
 use penstock_error::{Error, Result};
+use penstock_format::schema::ImageMode;
 use penstock_tensor::Column;
 
 use crate::config::Config;
@@ -19,9 +20,31 @@ pub enum Validate {
 /// The kind of image that a column stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
-    Image,
+    /// Pixels that reads return in this mode.
+    Image(Mode),
     /// One class number per pixel.
     Mask,
+}
+
+/// Return the codec's name for the mode of a column.
+pub fn mode_of(mode: ImageMode) -> Mode {
+    match mode {
+        ImageMode::Rgb => Mode::Rgb,
+        ImageMode::Grey => Mode::Grey,
+        ImageMode::Rgba => Mode::Rgba,
+        ImageMode::Deep => Mode::Deep,
+        ImageMode::Stored => Mode::Stored,
+    }
+}
+
+/// Check that an image can be decoded and that its mode holds its channels and bits.
+fn check_image(image: &[u8], mode: Mode, validate: Validate) -> Result<()> {
+    let header = probe(image, Config::limits())?;
+    mode.check(header.channels, header.bits)?;
+    match validate {
+        Validate::Header => Ok(()),
+        Validate::Decode => decode(image, Config::limits(), Orientation::Stored).map(|_| ()),
+    }
 }
 
 /// Check media on all threads. Returns one entry per value: an error if the value is refused, otherwise None.
@@ -37,9 +60,8 @@ pub fn check<'a>(
         let media = value(index)?;
         let checked = match (validate, kind) {
             (Validate::Header, Media::Mask) => probe_mask(media, limits).map(|_| ()),
-            (Validate::Header, Media::Image) => probe(media, limits).map(|_| ()),
             (Validate::Decode, Media::Mask) => decode_mask(media, limits).map(|_| ()),
-            (Validate::Decode, Media::Image) => decode(media, limits, Orientation::Stored).map(|_| ()),
+            (validate, Media::Image(mode)) => check_image(media, mode, validate),
         };
         checked.err()
     })

@@ -98,13 +98,14 @@ impl Job {
         let pipeline = &recipe.pipeline;
         let mut inputs = Vec::with_capacity(work.inputs.len());
         for (input, output) in work.inputs.iter().zip(&group.outputs) {
-            let shape = &pipeline.outputs[*output].stored_shape;
+            let (shape, of) = (&pipeline.outputs[*output].stored_shape, pipeline.outputs[*output].column);
+            let column = &recipe.specs[self.started.places[at].source][of];
             inputs.push(match input {
-                Stored::Raw(raw) => Input { bytes: raw.get(at), shape: shape.fill(raw.free(at)), window: None },
-                Stored::Parts(parts) => parts.input(at, &pipeline.outputs[*output]),
+                Stored::Raw(raw) => Input { bytes: raw.get(at), shape: shape.fill(raw.free(at)), window: None, column },
+                Stored::Parts(parts) => parts.input(at, &pipeline.outputs[*output], column),
                 Stored::Fixed { memory, cell, nulls } => {
                     let there = !nulls.as_ref().is_some_and(|nulls| nulls[at]);
-                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]), window: None }
+                    Input { bytes: there.then(|| memory.bytes_of(at * cell, *cell)), shape: shape.fill(&[]), window: None, column }
                 }
             });
         }
@@ -159,7 +160,9 @@ impl Job {
         self.plain.into_iter().for_each(|(at, values)| columns[at] = Some(values));
         for (group, work) in recipe.pipeline.groups.iter().zip(self.work) {
             for (at, target) in group.outputs.iter().zip(work.targets) {
-                columns[*at] = Some(target.values(&recipe.pipeline.outputs[*at], count)?);
+                let output = &recipe.pipeline.outputs[*at];
+                let values = target.values(output, count).map_err(|(row, error)| recipe.locate(&started, row, output, error))?;
+                columns[*at] = Some(values);
             }
         }
         let columns = recipe.pipeline.outputs.iter().zip(columns).filter_map(|(output, values)| Some((output.name.clone(), values?)));
@@ -176,20 +179,30 @@ impl Job {
     }
 }
 
-/// Stack images of the same size and dtype into one array. A list that contains a null, or images of different sizes or dtypes,
-/// remains a list.
-fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
-    let Some(Some((_, dtype, shape))) = list.first() else { return Ok(Values::List(list)) };
-    let alike = |loose: &Option<Loose>| loose.as_ref().is_some_and(|(_, other, size)| (other, size) == (dtype, shape));
-    if !list.iter().all(alike) {
-        return Ok(Values::List(list));
+/// An error, and the place in the batch of the sample that causes it.
+type Misfit = (usize, Error);
+
+/// Stack images of the same size and dtype into one array. A list that contains a null remains a list: the caller refuses nulls
+/// unless it has asked for a list.
+fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result<Values, Misfit> {
+    let Some(Some((_, dtype, shape))) = list.first().filter(|_| list.iter().all(Option::is_some)) else { return Ok(Values::List(list)) };
+    let unequal = |(_, other, size): &Loose| (other, size) != (dtype, shape);
+    if let Some((row, (_, other, size))) = list.iter().flatten().enumerate().find(|(_, loose)| unequal(loose)) {
+        let text = format!(
+            "its shape is {size:?} {}, but the first one of the batch has {shape:?} {}, expected one shape for all samples",
+            other.name(),
+            dtype.name()
+        );
+        let name = &output.name;
+        let hint = format!("add T.Resize((height, width)) or a crop; or write ragged=[\"{name}\"] for a list in every batch");
+        return Err((row, Error::new("invalid-value", text).hint(hint)));
     }
     let (dtype, shape) = (*dtype, std::iter::once(list.len() as u64).chain(shape.iter().copied()).collect());
     if list.len() == 1 {
         let memory = Memory::of(list.pop().flatten().map(|(data, ..)| data).unwrap_or_default());
         return Ok(Values::Array(Array { memory, dtype, shape, nulls: None }));
     }
-    let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum())?;
+    let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum()).map_err(|error| (0_usize, error))?;
     let mut rest = memory.slice();
     for (data, ..) in list.drain(..).flatten() {
         let (place, later) = rest.split_at_mut(data.len());
@@ -200,7 +213,8 @@ fn stacked(mut list: Vec<Option<Loose>>) -> Result<Values> {
 }
 
 impl Target {
-    fn values(self, output: &Output, count: usize) -> Result<Values> {
+    /// Return the values of a result. An error names the place in the batch that causes it.
+    fn values(self, output: &Output, count: usize) -> std::result::Result<Values, Misfit> {
         let array = |memory: Memory, nulls: Mutex<Vec<usize>>| {
             let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
             let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
@@ -213,11 +227,11 @@ impl Target {
             Target::Made { memory, nulls } => array(memory, nulls),
             Target::Loose(list) => {
                 let list = list.into_inner().unwrap_or_else(PoisonError::into_inner);
-                if output.is_listed() {
-                    return stacked(list);
+                if output.is_media() {
+                    return if output.listed { Ok(Values::List(list)) } else { stacked(list, output) };
                 }
                 let values = list.iter().map(|loose| loose.as_ref().map(|(data, _, shape)| (&data[..], shape.clone())));
-                ragged(values, output.dtype, output.shape.len())
+                ragged(values, output.dtype, output.shape.len()).map_err(|error| (0, error))
             }
         }
     }

@@ -263,16 +263,16 @@ impl Parts {
     }
 
     /// Return the stored value of a sample. If the memory is the result, the value has no bytes.
-    pub fn input<'a>(&'a self, at: usize, output: &Output) -> Input<'a> {
+    pub fn input<'a>(&'a self, at: usize, output: &Output, column: &'a ColumnSpec) -> Input<'a> {
         match &self.parts[at] {
-            Part::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None },
+            Part::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None, column },
             Part::Whole => {
                 let free = self.rest.as_ref().map_or(&[][..], |rest| rest.free(at));
-                Input { bytes: self.rest.as_ref().and_then(|rest| rest.get(at)), shape: output.stored_shape.fill(free), window: None }
+                Input { bytes: self.rest.as_ref().and_then(|rest| rest.get(at)), shape: output.stored_shape.fill(free), window: None, column }
             }
             Part::Slice { begin, bytes, shape, slice } => {
                 let bytes = if self.is_result { &[][..] } else { self.memory.bytes_of(*begin, *bytes) };
-                Input { bytes: Some(bytes), shape: shape.clone(), window: Some(slice) }
+                Input { bytes: Some(bytes), shape: shape.clone(), window: Some(slice), column }
             }
         }
     }

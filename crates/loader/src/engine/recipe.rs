@@ -297,7 +297,8 @@ impl Recipe {
                 let (made, largest, scratch) = each.fold((0, 0, 0), |(all, largest, scratch): (u64, u64, u64), (made, beside)| {
                     (all + made, largest.max(made), scratch.max(beside))
                 });
-                loose_bytes += if fixed { 0 } else { made + if count > 1 && largest * count as u64 == made { made } else { 0 } };
+                let stacks = count > 1 && !output.listed && largest * count as u64 == made;
+                loose_bytes += if fixed { 0 } else { made + if stacks { made } else { 0 } };
                 scratch_bytes = scratch_bytes.max(scratch);
             }
             work.push(Work { inputs, targets });

@@ -148,13 +148,17 @@ impl Engine {
                 && let Some(InProgress { slot: Slot::Done(batch), bytes, .. }) = state.entries.remove(&step)
             {
                 state.give += state.stride;
-                let before = std::mem::replace(&mut state.given_bytes, bytes);
+                let (before, most) = (std::mem::replace(&mut state.given_bytes, bytes), inner.budget.memory_bytes);
+                let fits = before + bytes <= most;
+                let batch = batch.and_then(|batch| if fits { Ok(batch) } else { Err(too_large(bytes, bytes, before, most)) });
+                // An iteration ends with its first error, while its consumer still holds the batch before it. Later batches would only
+                // take memory that the budget does not have.
+                let unneeded = if batch.is_err() { std::mem::take(&mut state.entries) } else { BTreeMap::new() };
+                inner.stop.fetch_or(batch.is_err(), Relaxed);
                 drop(state);
+                drop(unneeded);
                 inner.wake();
                 let mut batch = batch?;
-                if before + bytes > inner.budget.memory_bytes {
-                    return Err(too_large(bytes, bytes, before, inner.budget.memory_bytes));
-                }
                 batch.give(&inner.stats.kept_bytes);
                 return Ok(Some(batch));
             }

@@ -173,6 +173,9 @@ impl Cell<'_> {
     }
 }
 
+/// The formats of boxes.
+pub const FORMATS: [&str; 3] = ["xyxy", "xywh", "cxcywh"];
+
 /// Convert a box to its corners.
 pub fn to_xyxy(row: [f32; 4], format: &str) -> [f32; 4] {
     let [a, b, c, d] = row;

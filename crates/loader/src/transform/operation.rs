@@ -69,6 +69,9 @@ pub enum Operation {
         dtype: String,
         scale: bool,
     },
+    ConvertBoxes {
+        format: String,
+    },
     SanitizeBoundingBoxes {
         min_size: f32,
         min_area: f32,
@@ -141,6 +144,7 @@ impl Operation {
             Operation::Pad { .. } => "Pad",
             Operation::Normalize { .. } => "Normalize",
             Operation::ToDtype { .. } => "ToDtype",
+            Operation::ConvertBoxes { .. } => "ConvertBoxes",
             Operation::SanitizeBoundingBoxes { .. } => "SanitizeBoundingBoxes",
             Operation::TokenChunks { .. } => "TokenChunks",
             Operation::ColorJitter { .. } => "ColorJitter",
@@ -157,6 +161,9 @@ impl Operation {
 pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws, lost: &mut bool) -> Result<()> {
     if let Operation::SanitizeBoundingBoxes { min_size, min_area } = operation {
         return sanitise(cells, on, (*min_size, *min_area), *lost);
+    }
+    if let Operation::ConvertBoxes { .. } = operation {
+        return Ok(()); // Boxes are corners until they are written in the format of their result.
     }
     let lead = on.iter().find_map(|at| size_of(&cells[*at]));
     let Some(size) = lead else {

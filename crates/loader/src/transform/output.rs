@@ -6,13 +6,13 @@ use std::ops::Range;
 use penstock_codec::cut::{Convert, MAX_RANK};
 use penstock_codec::pixels::Pool;
 use penstock_codec::{Mode, Orientation, decode_in};
-use penstock_dataset::Config;
+use penstock_dataset::{Config, mode_of};
 use penstock_error::{Error, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
 
 use crate::source::view::value_type;
-use crate::transform::cell::{self, Cell, CutArray, Image};
+use crate::transform::cell::{self, Cell, CutArray, FORMATS, Image};
 use crate::transform::colour::is_colour;
 use crate::transform::operation::{Operation, padded_size, padding_of};
 
@@ -30,6 +30,10 @@ pub struct Output {
     stored: Dtype,
     pub stored_shape: Shape,
     pub convert: Option<Convert>,
+    /// Whether images or masks become a list in every batch, instead of one array.
+    pub listed: bool,
+    /// Whether a transform changes more than the format of boxes.
+    changed: bool,
 }
 
 /// The form of images and masks in a batch.
@@ -49,6 +53,7 @@ pub enum Role {
         mode: Mode,
     },
     Mask,
+    /// Boxes in this format, in the batch.
     Boxes(String),
     /// Keypoints with this many numbers per point.
     Keypoints(usize),
@@ -57,13 +62,14 @@ pub enum Role {
     Other,
 }
 
-/// The stored value of one sample: its bytes and full shape. A null has no bytes.
+/// The stored value of one sample: its bytes and full shape, and the column of its own source. A null has no bytes.
 #[derive(Clone)]
 pub struct Input<'a> {
     pub bytes: Option<&'a [u8]>,
     pub shape: Vec<u64>,
     /// The part of the value that `bytes` has, or None if it has all.
     pub window: Option<&'a [Range<u64>]>,
+    pub column: &'a ColumnSpec,
 }
 
 impl Output {
@@ -89,7 +95,7 @@ impl Output {
             Role::Image { .. } | Role::Mask => Dtype::Uint8,
             _ => dtype,
         };
-        Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None })
+        Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None, listed: false, changed: false })
     }
 
     /// Return whether all samples have the same shape, so that the batch is one array.
@@ -107,8 +113,8 @@ impl Output {
         self.shape.len() == 3 && matches!(self.role, Role::Image { .. } | Role::Tensor)
     }
 
-    /// Return whether values of different shapes become a list of arrays instead of one ragged array.
-    pub fn is_listed(&self) -> bool {
+    /// Return whether the result consists of pixels, which become one array or a list of arrays, but never a ragged array.
+    pub fn is_media(&self) -> bool {
         matches!(self.role, Role::Image { .. } | Role::Mask)
     }
 
@@ -145,6 +151,7 @@ impl Output {
 
     /// Update shape and dtype for a transform that `check` has accepted.
     pub fn transformed(&mut self, operation: &Operation) -> Result<()> {
+        self.changed |= !matches!(operation, Operation::ConvertBoxes { .. });
         let misfit = |text: &str| Err(Error::new("invalid-argument", format!("{} does not fit `{}`: {text}", operation.name(), self.name)));
         let spatial = matches!(self.role, Role::Image { .. } | Role::Mask | Role::Tensor);
         match operation {
@@ -182,6 +189,7 @@ impl Output {
                 self.dtype = to;
             }
             Operation::RandomErasing { .. } => {}
+            Operation::ConvertBoxes { format } => self.role = Role::Boxes(format.clone()),
             _ if self.convert.is_some() && spatial => return misfit("it must come before ToDtype and Normalize"),
             Operation::Resize { size, .. } if spatial => {
                 let known = if let [height, width] = size[..] { [Some(height), Some(width)] } else { [None, None] };
@@ -225,23 +233,16 @@ impl Output {
             Role::Image { orientation, mode: Mode::Rgb } => Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?),
             Role::Image { orientation, mode } => Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?)),
             Role::Mask => Cell::Array(cell::mask(bytes, Config::limits())?),
-            Role::Boxes(format) => {
-                let numbers = numbers();
-                Cell::Boxes(numbers.as_chunks::<4>().0.iter().map(|row| cell::to_xyxy(*row, format)).collect())
-            }
+            Role::Boxes(format) => match &input.column.kind {
+                // Boxes that stay as they are must not be rounded.
+                ColumnKind::Boxes { format: stored, .. } if self.changed || stored != format => {
+                    Cell::Boxes(numbers().as_chunks::<4>().0.iter().map(|row| cell::to_xyxy(*row, stored)).collect())
+                }
+                _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes())),
+            },
             Role::Keypoints(each) => Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
             _ => Cell::Array(CutArray { window: input.window, ..CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes()) }),
         })
-    }
-}
-
-fn mode_of(mode: ImageMode) -> Mode {
-    match mode {
-        ImageMode::Rgb => Mode::Rgb,
-        ImageMode::Grey => Mode::Grey,
-        ImageMode::Rgba => Mode::Rgba,
-        ImageMode::Deep => Mode::Deep,
-        ImageMode::Stored => Mode::Stored,
     }
 }
 
@@ -350,6 +351,9 @@ fn check_parameters(operation: &Operation) -> Result<()> {
             }
         }
         Operation::RandomAffine(affine) => affine.wrong().map_or(Ok(()), wrong)?,
+        Operation::ConvertBoxes { format } if !FORMATS.contains(&format.as_str()) => {
+            return wrong(format!("format=`{format}`, expected one of {}", FORMATS.join(", ")));
+        }
         Operation::TokenChunks { length: 0, .. } => return wrong("length=0, expected a number above 0".into()),
         _ => {}
     }
@@ -416,6 +420,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                 }
                 output.shape.len() == 3
             }
+            (Operation::ConvertBoxes { .. }, role) => matches!(role, Role::Boxes(_)),
             (Operation::SanitizeBoundingBoxes { .. }, role) => matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor),
             (Operation::TokenChunks { .. }, role) => *role == Role::Tensor && output.shape.len() == 1,
             (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, Role::Tensor) => size.len() <= output.shape.len(),
@@ -439,7 +444,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
     }
     let follows = |role: &Role| matches!(role, Role::Boxes(_) | Role::Keypoints(_));
     let led = on.iter().any(|at| !follows(&outputs[*at].role));
-    if !led && !matches!(operation, Operation::SanitizeBoundingBoxes { .. }) {
+    if !led && !matches!(operation, Operation::SanitizeBoundingBoxes { .. } | Operation::ConvertBoxes { .. }) {
         return wrong(format!("`{}` follows an image, mask or tensor, but on= contains none", outputs[on[0]].name));
     }
     if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {

@@ -97,11 +97,16 @@ impl Pipeline {
         Ok(pipeline)
     }
 
+    /// Make these results lists in every batch. Other images and masks become one array.
+    pub fn list(&mut self, names: &[String]) {
+        self.outputs.iter_mut().for_each(|output| output.listed = names.contains(&output.name));
+    }
+
     /// Estimate the bytes of a result and the scratch bytes needed to make it, from the header of its stored image. Returns None
     /// if the result is not an image or a mask, or if the header has no size.
     pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
-        let Outline { width, height, decoder_bytes } = if output.is_listed() { outline(stored)? } else { return None };
+        let Outline { width, height, decoder_bytes } = if output.is_media() { outline(stored)? } else { return None };
         let channels = if let Role::Image { mode, .. } = &output.role {
             mode.form().map_or(8, |(channels, bits)| channels * bits as usize / 8)
         } else {

@@ -58,7 +58,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     if split:
         schema["split"] = options.types.get("split", Category())
     decoded = isinstance(schema["image"], Image | Mask)
-    classes = _classes(folder, files, split, accepted=options.on_error == "skip" and decoded)
+    classes = _classes(folder, files, split, schema["image"] if options.on_error == "skip" and decoded else None)
     unknown = [name for name in options.types if name not in (*schema, "label")]
     if unknown:
         known = ", ".join((*schema, "label"))
@@ -167,21 +167,21 @@ def _head(file: pathlib.Path) -> bytes:
         return b""  # The file is left out. An unreadable file with an image suffix is refused later instead.
 
 
-def _classes(folder: pathlib.Path, files: list[pathlib.Path], split: bool, accepted: bool) -> list[str]:
-    """List the classes: folders that contain an image. If `accepted` is true, counts only images that the import accepts."""
+def _classes(folder: pathlib.Path, files: list[pathlib.Path], split: bool, kind: ColumnType | None) -> list[str]:
+    """List the classes: folders that contain an image. If `kind` is given, counts only images that a column of this type accepts."""
     found: set[str] = set()
     for file in files:
         name = _class_of(folder, file, split)
-        if name is not None and name not in found and (not accepted or _accepted(folder, file)):
+        if name is not None and name not in found and (kind is None or _accepted(folder, file, kind)):
             found.add(name)
     return sorted(found)
 
 
-def _accepted(folder: pathlib.Path, file: pathlib.Path) -> bool:
+def _accepted(folder: pathlib.Path, file: pathlib.Path, kind: ColumnType) -> bool:
     if problem_of(str(file.relative_to(folder)), file) is not None:
         return False
     try:
-        return _core.check_media([file.read_bytes()], False, "header") == [None]
+        return _core.check_media([file.read_bytes()], getattr(kind, "mode", None), "header") == [None]
     except OSError:
         return False
 

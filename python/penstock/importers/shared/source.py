@@ -129,11 +129,12 @@ def checked_patterns(name: str, given: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass
 class Refusal:
-    """One refused item or value: where it came from, the error code, and the message."""
+    """One refused item or value: where it came from, the error code, the message, and the remedy if there is one."""
 
     path: str
     code: str
     message: str
+    hint: str | None = None
 
     @classmethod
     def of_value(cls, path: str, column: str, why: str) -> Refusal:

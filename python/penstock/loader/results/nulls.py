@@ -1,0 +1,86 @@
+"""Finds nulls in batches, and replaces them as `nulls=` says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidInputError
+from penstock.ragged import Ragged
+from penstock.values.dtypes import filler
+from penstock.views.view import Batch
+
+
+def nulls_of(values: Any) -> int:
+    """Count the nulls in a list or in ragged arrays. Returns 0 for plain arrays, whose nulls the core reports separately."""
+    if isinstance(values, Ragged):
+        return 0 if values.nulls is None else int(np.count_nonzero(values.nulls))
+    return sum(value is None for value in values) if isinstance(values, list) else 0
+
+
+def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | None) -> None:
+    """Replace the nulls of a column with `value`; "mask" adds a column `<name>_valid` instead."""
+    values = batch[name]
+    if nulls is None:
+        nulls = values.nulls if isinstance(values, Ragged) else None
+        nulls = np.array([item is None for item in values], bool) if isinstance(values, list) else nulls
+    there = np.ones(len(values), bool) if nulls is None else ~nulls
+    if isinstance(value, str) and value == "mask":
+        batch[f"{name}_valid"] = there
+    elif isinstance(values, list):
+        # Each row gets its own copy, which the user may change.
+        batch[name] = [item if valid else copy.deepcopy(value) for item, valid in zip(values, there, strict=True)]
+    elif isinstance(values, np.ndarray) and not there.all():
+        values[~there] = value
+
+
+def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, list[int | None], bool]], kinds: Mapping[str, str]) -> None:
+    """Refuse invalid replacements for nulls before anything is read. `kinds`: the column type of each result."""
+    for name in wanted:
+        if name not in kinds:
+            hint = f"the loader's columns: {', '.join(kinds)}"
+            raise InvalidInputError(f"nulls= refers to `{name}`, which the loader does not return", code="invalid-argument", hint=hint)
+    for name, value in wanted.items():
+        if isinstance(value, str) and value == "mask" and f"{name}_valid" in kinds:
+            raise InvalidInputError(
+                f"nulls of `{name}` cannot become a mask: the loader already has a column `{name}_valid`",
+                code="invalid-argument",
+                hint="rename that column with outputs={…}",
+            )
+    for name, dtype, shape, _ in results:
+        if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
+            continue
+        kind, value = kinds[name], wanted[name]
+        if kind in ("tensor", "boxes", "keypoints", "labels") and None in shape:
+            raise InvalidInputError(
+                f"nulls of `{name}` cannot be filled: the column is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
+            )
+        if None in shape or dtype == "bytes":
+            if dtype == "bytes":
+                wanted_type = {"text": str, "json": object}.get(kind, bytes)
+                fits, expected = isinstance(value, wanted_type), wanted_type.__name__
+            else:
+                fits = isinstance(value, np.ndarray) and value.ndim == len(shape)
+                expected = f"an array of {dtype} with {len(shape)} dimensions"
+            if not fits:
+                raise InvalidInputError(f"nulls of `{name}` cannot become {value!r}: expected {expected}", code="invalid-argument")
+            continue
+        try:
+            filler(value, dtype, tuple(size or 0 for size in shape))
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"nulls of `{name}` cannot become {value!r}: expected {dtype} of shape {tuple(shape)}", code="invalid-argument"
+            ) from error
+
+
+def has_nulls(name: str, count: int) -> InvalidInputError:
+    error = InvalidInputError(
+        f"column `{name}` has {count} nulls in this batch", code="invalid-value",
+        hint=f'choose a replacement: nulls={{"{name}": value}}, or "mask" for a column `{name}_valid`',
+    )  # fmt: skip
+    error.column = name
+    return error

@@ -1,0 +1,135 @@
+"""Boxes of several formats: `T.ConvertBoxes`, and mixtures and joined views of datasets whose boxes differ in format."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import penstock as ps
+import pytest
+from penstock import transforms as T
+
+pytestmark = pytest.mark.local
+FORMATS = ["xyxy", "xywh", "cxcywh"]
+PLACES = itertools.count()
+RNG = np.random.default_rng(7)
+CORNERS = [np.sort(RNG.integers(0, 200, (count, 2, 2)), axis=1).reshape(count, 4).astype(np.float32) / 4 for count in (3, 0, 1, 2, 5, 1)]
+
+
+def in_format(corners, form):
+    low, high = corners[:, :2], corners[:, 2:]
+    return {
+        "xyxy": corners, "xywh": np.concatenate([low, high - low], axis=1), "cxcywh": np.concatenate([(low + high) / 2, high - low], axis=1),
+    }[form]  # fmt: skip
+
+
+def made(form, corners=CORNERS, nulls=()):
+    ds = ps.create(
+        f"memory://box-formats-{next(PLACES)}",
+        {"image": ps.Image(), "boxes": ps.Boxes(form, of="image"), "labels": ps.Tensor((None,), "int64")},
+    )
+    boxes = [None if row in nulls else in_format(rows, form) for row, rows in enumerate(corners)]
+    pixels = [np.full((60, 50, 3), row, np.uint8) for row in range(len(corners))]
+    ds.append({"image": pixels, "boxes": boxes, "labels": [np.arange(len(rows)) for rows in corners]})
+    return ds
+
+
+def same(got, form, corners=CORNERS):
+    for found, expected in zip(got, corners, strict=True):
+        assert np.array_equal(found, in_format(expected, form)), (found, in_format(expected, form))
+
+
+def only(loader):
+    [batch] = loader
+    return batch
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize("to", FORMATS)
+def test_boxes_are_converted_between_all_formats(stored, to):
+    ds = made(stored)
+    for transform in ([T.ConvertBoxes(to)], [T.ConvertBoxes("cxcywh"), T.ConvertBoxes(to.upper())], [T.ConvertBoxes(to, on="boxes")]):
+        batch = only(ds.loader(batch_size=6, transform=transform))
+        assert isinstance(batch["boxes"], ps.Ragged)
+        same(batch["boxes"], to)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("before", [True, False])
+def test_the_place_of_a_conversion_does_not_matter_to_transforms(to, before):
+    moves = [T.RandomHorizontalFlip(1.0), T.Resize((120, 50)), T.SanitizeBoundingBoxes(on=("boxes", "labels"))]
+    transform = [T.ConvertBoxes(to), *moves] if before else [*moves, T.ConvertBoxes(to)]
+    batch = only(made("xywh").loader(batch_size=6, transform=transform))
+    expected = []
+    for corners in CORNERS:
+        moved = np.stack([50 - corners[:, 2], 2 * corners[:, 1], 50 - corners[:, 0], 2 * corners[:, 3]], axis=1)
+        sides = moved[:, 2:] - moved[:, :2]
+        expected.append(moved[(sides >= 1).all(axis=1) & (sides.prod(axis=1) >= 1)])
+    same(batch["boxes"], to, expected)
+    assert [len(labels) for labels in batch["labels"]] == [len(boxes) for boxes in expected]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_transforms_of_torchvision_know_the_converted_format(to):
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    batch = only(made("xywh").loader(batch_size=6, transform=[T.ConvertBoxes(to), v2.RandomHorizontalFlip(1.0)]))
+    same(batch["boxes"], to, [np.stack([50 - c[:, 2], c[:, 1], 50 - c[:, 0], c[:, 3]], axis=1) for c in CORNERS])
+
+
+def test_wrong_conversions_are_refused():
+    ds = made("xyxy")
+    for transform, text in (
+        (T.ConvertBoxes("yxyx"), "format='yxyx'"), (T.ConvertBoxes("xywh", on="image"), "does not fit `image`"),
+        (T.ConvertBoxes("xywh", on="labels"), "does not fit `labels`"), (T.ConvertBoxes("xywh", on="other"), "`other`, which the loader"),
+    ):  # fmt: skip
+        with pytest.raises(ps.InvalidInputError, match=text):
+            ds.loader(batch_size=1, transform=[transform])
+    with pytest.raises(ps.InvalidInputError, match="returns no boxes"):
+        ds.loader(batch_size=1, columns=["image"], transform=[T.ConvertBoxes("xywh")])
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(FORMATS, FORMATS)))
+def test_joined_views_have_the_format_of_the_first(first, second):
+    """Every read path gives the same boxes, and those that are in this format already are not rounded."""
+    odd = [rows / np.float32(3) for rows in CORNERS]
+    one, two = made(first, odd), made(second)
+    both = ps.concat([one, two])
+    assert both.schema["boxes"].format == first
+    kept = one.take(range(6))["boxes"]
+    reads = {
+        "take": both.take(range(12))["boxes"], "slice": both[0:12]["boxes"], "sample": [both[i]["boxes"] for i in range(12)],
+        "column": both["boxes"][:], "iteration": [sample["boxes"] for sample in both], "batches": [b for batch in both.batches(5) for b in batch["boxes"]],
+        "torch": [both.torch()[i]["boxes"] for i in range(12)], "loader": [b for batch in both.loader(batch_size=4) for b in batch["boxes"]],
+        "function": [b for batch in both.loader(batch_size=4, transform=[lambda sample: sample]) for b in batch["boxes"]],
+        "select": both.select(range(12)).take(range(12))["boxes"],
+    }  # fmt: skip
+    for how, boxes in reads.items():
+        boxes = list(boxes)
+        for found, expected in zip(boxes[:6], kept, strict=True):
+            assert np.array_equal(found, expected), how
+        same(boxes[6:], first)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(FORMATS, FORMATS)))
+def test_mixed_views_have_the_format_of_the_first(first, second):
+    one, two = made(first), made(second, nulls=[3])
+    mixed = ps.mix({"one": one, "two": two})
+    for transform, to in (([], first), ([T.ConvertBoxes("cxcywh")], "cxcywh")):
+        seen = 0
+        for batch in mixed.loader(batch_size=4, columns=["boxes", "_source", "_position"], transform=transform, nulls={"boxes": "mask"}):
+            for boxes, source, position in zip(batch["boxes"], batch["_source"], batch["_position"], strict=True):
+                if (source, position) == (1, 3):
+                    assert boxes is None
+                else:
+                    assert np.array_equal(boxes, in_format(CORNERS[position], to)), (source, position)
+                seen += 1
+        assert seen == 12
+
+
+def test_boxes_of_different_images_are_still_refused():
+    one = made("xyxy")
+    other = ps.create("memory://box-formats-other", {"image": ps.Image(), "boxes": ps.Boxes("xywh"), "labels": ps.Tensor((None,), "int64")})
+    with pytest.raises(ps.InvalidInputError, match="column `boxes`"):
+        ps.concat([one, other])
+    with pytest.raises(ps.InvalidInputError, match="column `boxes` differs"):
+        ps.mix({"one": one, "other": (other, 1)}).loader(batch_size=1)
