@@ -268,7 +268,12 @@ impl Parts {
             Part::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None, column },
             Part::Whole => {
                 let free = self.rest.as_ref().map_or(&[][..], |rest| rest.free(at));
-                Input { bytes: self.rest.as_ref().and_then(|rest| rest.get(at)), shape: output.stored_shape.fill(free), window: None, column }
+                Input {
+                    bytes: self.rest.as_ref().and_then(|rest| rest.get(at)),
+                    shape: output.stored_shape.fill(free),
+                    window: None,
+                    column,
+                }
             }
             Part::Slice { begin, bytes, shape, slice } => {
                 let bytes = if self.is_result { &[][..] } else { self.memory.bytes_of(*begin, *bytes) };
