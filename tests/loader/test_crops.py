@@ -11,7 +11,7 @@ from penstock import transforms as T
 # Kinds of tensors whose samples have blocks of their own: shape, shape of one sample, tile, codec.
 KINDS = {
     "tiled": ((120, 110, 100), (120, 110, 100), (16, 32, 64), "none"),
-    "tiled by size": ((None, None, None), (200, 160, 150), None, "none"),
+    "tiled by size": ((None, None, None), (150, 120, 125), None, "none"),
     "ragged tiles": ((None, None, None), (90, 80, 70), (30, 20, 10), "none"),
     "compressed tiles": ((100, 80, 70), (100, 80, 70), (25, 40, 35), "lz4"),
     "large": ((100, 80, 70), (100, 80, 70), None, "none"),
@@ -22,8 +22,8 @@ KINDS = {
 def stored(place, kind, samples=6):
     """Create a dataset of one kind. Returns its values."""
     shape, size, tile, codec = KINDS[kind]
-    values = np.random.default_rng(1).integers(0, 50, (samples, *size)).astype(np.int16)
-    ps.create(place, {"volume": ps.Tensor(shape, "int16", tile=tile, codec=codec), "number": "int32"}).append(
+    values = np.stack([np.arange(np.prod(size), dtype=np.int32).reshape(size)] * samples)
+    ps.create(place, {"volume": ps.Tensor(shape, "int32", tile=tile, codec=codec), "number": "int32"}).append(
         {"volume": list(values), "number": range(samples)}
     )
     return values
@@ -57,9 +57,8 @@ def test_a_first_crop_reads_what_slices_read(tmp_path, kind):
         [(ranges, received, parts)] = pool.starmap(cost_of, [(place, crop, None)], chunksize=1)
         corners = []
         for value, part in zip(values, parts, strict=True):
-            windows = np.lib.stride_tricks.sliding_window_view(value, crop)
-            places = np.argwhere((windows[..., 0, 0, :3] == part[0, 0, :3]).all(axis=-1))
-            corners.append(next(corner for corner in places.tolist() if np.array_equal(windows[tuple(corner)], part)))
+            corners.append([int(low) for low in np.unravel_index(part[0, 0, 0], value.shape)])
+            np.testing.assert_array_equal(part, value[tuple(slice(low, low + side) for low, side in zip(corners[-1], crop, strict=True))])
         assert len({tuple(corner) for corner in corners}) > 1
         [(slice_ranges, slice_bytes, _)] = pool.starmap(cost_of, [(place, crop, corners)], chunksize=1)
     assert received <= 1.5 * slice_bytes, (received, slice_bytes)
@@ -69,14 +68,17 @@ def test_a_first_crop_reads_what_slices_read(tmp_path, kind):
 
 def volumes(rng, samples):
     """Return a random schema of tensors that crops may share, and its values. Boxes follow `a`."""
-    rank = int(rng.integers(2, 5))
-    lead = rng.integers(8, 30, rank)
+    rank = int(rng.integers(2, 4))
+    lead = rng.integers(8, 30 if rank == 2 else 16, rank)
     free = rng.random(rank) < 0.4
     columns, data = {}, {}
-    sizes = [[int(rng.integers(6, 34)) if open_ else int(size) for size, open_ in zip(lead, free, strict=True)] for _ in range(samples)]
+    sizes = [
+        [int(rng.integers(6, int(lead.max()) + 3)) if open_ else int(size) for size, open_ in zip(lead, free, strict=True)]
+        for _ in range(samples)
+    ]
     for name in ("a", "b")[: int(rng.integers(1, 3))]:
-        dtype = rng.choice(["uint8", "int16", "float32", "float64", "bool", "int64", "float16"])
-        more = int(rng.integers(30, 90)) if rng.random() < 0.5 else None  # Samples of more than 64 KiB, without tiles.
+        dtype = str(rng.choice(["uint8", "int16", "float32", "float64", "bool", "int64", "float16"]))
+        more = int(rng.integers(20, 60)) if rng.random() < 0.5 else None  # Samples of more than 64 KiB, without tiles.
         tile = None if more else tuple(int(side) for side in rng.integers(2, 20, rank))
         shape = tuple(None if open_ else int(size) for size, open_ in zip(lead, free, strict=True)) + ((more,) if more else ())
         columns[name] = ps.Tensor(shape, dtype, tile=tile, codec=str(rng.choice(["none", "none", "lz4", "zstd"])))
@@ -93,11 +95,11 @@ def chain(rng, names, rank, lead):
     made = []
     for _ in range(int(rng.integers(1, 5))):
         on = [str(name) for name in names if rng.random() < 0.6] or [str(rng.choice(names))]
-        if rank >= 2 and rng.random() < 0.5:
-            on.append("boxes")
         size = [int(size) for size in np.maximum(1, (lead * rng.uniform(0.2, 1.3, rank)).astype(int))][
             : max(2, int(rng.integers(1, rank + 1)))
         ]
+        if len(size) == 2 and rng.random() < 0.5:
+            on.append("boxes")
         pads = [int(pad) for pad in rng.integers(0, 5, 2 * max(2, min(rank, 2)))]
         fill = int(rng.integers(0, 2))
         made.append(
@@ -118,9 +120,10 @@ def chain(rng, names, rank, lead):
     return made
 
 
-def outcome(loader):
+def outcome(ds, outputs, options):
     """Return all values of two epochs in a comparable form, or the error."""
     try:
+        loader = ds.loader(outputs=outputs, **options | {"nulls": {name: "mask" for name in outputs if name not in ("boxes", "number")}})
         return [
             {
                 name: [(np.asarray(value).dtype, np.asarray(value).shape, np.asarray(value).tobytes()) for value in values]
@@ -150,13 +153,11 @@ def check_program(place, seed, io):
     results = {**{name: name for name in names}, "boxes": "boxes", "number": "number"}
     options = {
         "batch_size": int(rng.integers(1, 5)), "shuffle": [True, False, ps.Window(bytes=1 << 16)][int(rng.integers(3))], "seed": seed,
-        "transform": chain(rng, names, rank, lead), "nulls": dict.fromkeys(names, "mask"),
+        "transform": chain(rng, names, rank, lead),
     }  # fmt: skip
     # A result that needs whole samples makes the loader read them whole. It adds no transform, so all draws are the same.
-    whole = ds.loader(outputs={**results, **{f"whole_{name}": name for name in names}}, **options | {
-        "nulls": {**options["nulls"], **{f"whole_{name}": "mask" for name in names}}})  # fmt: skip
-    parts = ds.loader(outputs=results, **options)
-    expected, found = outcome(whole), outcome(parts)
+    expected = outcome(ds, {**results, **{f"whole_{name}": name for name in names}}, options)
+    found = outcome(ds, results, options)
     assert found == expected, (seed, io, options["transform"], columns)
     return isinstance(expected, list)
 
@@ -164,8 +165,8 @@ def check_program(place, seed, io):
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 def test_crops_of_parts_equal_crops_of_whole_samples(tmp_path, io):
-    good = [check_program(tmp_path / str(seed), seed, io) for seed in range(25)]
-    assert sum(good) >= 8, "most programs succeed"
+    good = [check_program(tmp_path / str(seed), seed, io) for seed in range(15)]
+    assert sum(good) >= 4, "most programs succeed"
 
 
 @pytest.mark.soak
@@ -211,7 +212,7 @@ def test_damage_beside_a_crop_is_not_noticed_and_damage_inside_is_replaced(tmp_p
     values = stored(place, "large", samples=3)
     [data] = [path for path in (place / "d").iterdir() if path.stat().st_size > values.nbytes]
     body = bytearray(data.read_bytes())
-    begin = body.index(values[1].tobytes())
+    begin = body.index(values[1].tobytes(), body.index(values[0].tobytes()) + 1)  # All samples are equal.
     body[begin + 10] ^= 1  # In the first plane.
     data.write_bytes(body)
     ds = ps.open(place, io=io)

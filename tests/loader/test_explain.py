@@ -59,7 +59,7 @@ def columns_of(kind, rng):
 # Kinds of datasets, each with options of loaders, and sizes of the block cache in MiB.
 CONFIGURATIONS = {
     "rows": [
-        ({"batch_size": 250, "shuffle": True}, 256), ({"batch_size": 250, "shuffle": True, "columns": ["v"]}, 12),
+        ({"batch_size": 250, "shuffle": True}, 256), ({"batch_size": 250, "shuffle": True, "columns": ["v"], "memory_bytes": 32 << 20}, 12),
         ({"batch_size": 100, "shuffle": False, "columns": ["t", "n"]}, 256), ({"batch_size": 250, "shuffle": ps.Window(bytes=1 << 20)}, 256),
         ({"batch_size": 64, "shuffle": True, "columns": ["n", "c"], "world_size": 2, "rank": 1}, 256),
     ],
@@ -123,7 +123,7 @@ def filled(place, kind, parts=2):
 
 
 @pytest.mark.local
-@pytest.mark.parametrize(("kind", "access"), itertools.product(CONFIGURATIONS, ["mapped", "buffered", "direct"]))
+@pytest.mark.parametrize(("kind", "access"), list(itertools.product(CONFIGURATIONS, ["mapped", "buffered", "direct"])))
 def test_explain_foretells_the_requests_of_local_epochs(tmp_path, kind, access):
     check(filled(tmp_path / "dataset", kind), kind, {"io": access})
 
