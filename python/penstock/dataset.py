@@ -14,12 +14,13 @@ from penstock import _core
 from penstock.changes import backfill, inputs
 from penstock.changes.boxes import rule_of, with_rule
 from penstock.changes.checks import text_of
+from penstock.changes.receipt import Receipt, receipt_of
 from penstock.changes.stage import Stage
 from penstock.changes.tables import Table, columns_of
 from penstock.errors import InvalidInputError
 from penstock.history.versions import Versions, Which, author_of, snapshot_id_of
 from penstock.schema import from_json, to_json
-from penstock.transaction import Receipt, Transaction, receipt_of
+from penstock.transaction import Transaction
 from penstock.values.checks import is_utf8, storage_pairs
 
 

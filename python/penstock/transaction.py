@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ from penstock.changes.boxes import rule_of, with_rule
 from penstock.changes.call import Calls
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.provisional import Mark
+from penstock.changes.receipt import Receipt, receipt_of
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
 from penstock.changes.tables import Table
@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.dataset import Dataset
-
-
-@dataclasses.dataclass(frozen=True)
-class Receipt:
-    """The result of a commit: its snapshot and the row ids of the added samples, in input order. `not_found` lists the keys that no sample
-    has, for `Dataset.update(on=…)`.
-    """
-
-    snapshot: str
-    row_ids: npt.NDArray[np.int64]
-    not_found: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Transaction(SchemaChanges):
@@ -447,12 +436,6 @@ class Transaction(SchemaChanges):
             self._core.abort(True)  # A journal remains, because the next process may continue it.
         elif self._receipt is None and not self._aborted:
             self.commit()
-
-
-def receipt_of(committed: tuple[str, int, int, _core.Snapshot]) -> tuple[Receipt, _core.Snapshot]:
-    """Return the receipt for a commit, and the new snapshot."""
-    snapshot_id, first, samples, snapshot = committed
-    return Receipt(snapshot_id, np.arange(first, first + samples, dtype=np.int64)), snapshot
 
 
 def _ids_of(runs: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:

@@ -41,7 +41,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<errors::Stop>()?;
     module.add_class::<export::Output>()?;
     module.add_class::<loader::Loader>()?;
-    module.add_class::<loader::Weights>()?;
+    module.add_class::<lists::Weights>()?;
     module.add_class::<loader::Files>()?;
     module.add_function(wrap_pyfunction!(versions::snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(versions::snapshot::open, module)?)?;

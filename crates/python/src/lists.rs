@@ -1,9 +1,14 @@
 //! Converts lists of plain Python numbers and strings to arrays in one pass. `penstock/values/` calls these functions,
 //! and searches mixed lists for the offending row.
 
+use std::sync::Arc;
+
 use numpy::{Element, PyArray1, PyReadonlyArray1};
+use penstock_loader::order::sequence::Alias;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
+
+use crate::errors::OrRaise;
 
 /// The values and their validity flags. The flags are None if all values are valid.
 type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
@@ -96,4 +101,17 @@ pub fn texts<'py>(py: Python<'py>, list: &Bound<'py, PyList>) -> Option<Texts<'p
         offsets.push(data.len() as i64);
     }
     Some((PyArray1::from_vec(py, data), PyArray1::from_vec(py, offsets), validity.array(py)))
+}
+
+/// An alias table that several loaders may share.
+#[pyclass(frozen, module = "penstock._core")]
+pub struct Weights(pub Arc<Alias>);
+
+#[pymethods]
+impl Weights {
+    #[new]
+    fn new(py: Python<'_>, weights: PyReadonlyArray1<'_, f64>) -> PyResult<Weights> {
+        let weights = weights.as_slice()?;
+        py.detach(|| Alias::new(weights)).map(|alias| Weights(Arc::new(alias))).or_raise(py)
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1};
+use numpy::{PyArray1, PyArrayMethods as _};
 use penstock_error::Error;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::batch::{Array, Batch, Raw, Values};
@@ -27,6 +27,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use serde::Deserialize;
 
 use crate::errors::{OrRaise, interrupted};
+use crate::lists::Weights;
 use crate::output::{byte_strings, imported_ragged, jsons, numpy_dtype, texts};
 use crate::recycle;
 use crate::view::View;
@@ -70,19 +71,6 @@ pub struct Loader {
     budget: Budget,
     stats: Arc<Stats>,
     engine: Mutex<Option<Arc<Engine>>>,
-}
-
-/// An alias table that several loaders may share.
-#[pyclass(frozen, module = "penstock._core")]
-pub struct Weights(Arc<Alias>);
-
-#[pymethods]
-impl Weights {
-    #[new]
-    fn new(py: Python<'_>, weights: PyReadonlyArray1<'_, f64>) -> PyResult<Weights> {
-        let weights = weights.as_slice()?;
-        py.detach(|| Alias::new(weights)).map(|alias| Weights(Arc::new(alias))).or_raise(py)
-    }
 }
 
 /// Files that contain the values of a column.

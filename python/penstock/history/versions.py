@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes.checks import json_of, text_of
+from penstock.changes.receipt import Receipt
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.history.log import Commit, Difference, Log
-from penstock.transaction import Receipt
 from penstock.views.view import View
 
 # What names a snapshot: an id or the beginning of one, a branch, a tag, a receipt, a commit, or a view.

@@ -3,6 +3,7 @@
 pub mod cell;
 mod colour;
 pub mod crops;
+mod dtypes;
 mod erased;
 mod grey;
 pub mod motion;

@@ -12,8 +12,8 @@ from penstock.cli.terminal import at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.changes.receipt import Receipt
     from penstock.dataset import Dataset
-    from penstock.transaction import Receipt
 
 
 # Over 6 parameters: each is an option of the command line.
