@@ -66,7 +66,21 @@ def _parsed(text: str) -> Schema:
     schema = Schema()
     for column in json.loads(text):
         kind = TYPES[column["type"]]
-        fields = {field.name for field in dataclasses.fields(kind)}
-        values = {key: value for key, value in column.items() if key in fields}
-        schema[column["name"]] = kind(**values)
+        fields = _fields(kind)
+        values = tuple((key, value) for key, value in column.items() if key in fields)
+        try:
+            schema[column["name"]] = _made(kind, values)
+        except TypeError:  # A list, such as names of classes, has no hash.
+            schema[column["name"]] = kind(**dict(values))
     return schema
+
+
+@functools.cache
+def _fields(kind: type[ColumnType]) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def _made(kind: type[ColumnType], values: tuple[tuple[str, Any], ...]) -> ColumnType:
+    """Return a column type. Thousands of columns have few types, which never change."""
+    return kind(**dict(values))
