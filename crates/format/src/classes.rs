@@ -77,7 +77,7 @@ impl Classes {
 
     /// Return the codes with their names.
     fn pairs(&self) -> impl Iterator<Item = (u64, &str)> {
-        self.names.iter().enumerate().filter_map(|(place, name)| Some((self.code_of(place)?, &name[..])))
+        self.names.iter().enumerate().filter_map(move |(place, name)| Some((self.code_of(place)?, &name[..])))
     }
 
     /// Append a class.
@@ -115,7 +115,7 @@ impl Classes {
         for (code, name) in ours.pairs() {
             let name = match (before.get(&code), other.get(&code)) {
                 (_, Some(their)) if their == name => name,
-                (Some(before), Some(their)) if before == name => their,
+                (Some(before), Some(their)) if before == name => &their[..],
                 (before, Some(their)) if before != Some(their) => return Err(format!("theirs calls class `{name}` `{their}`")),
                 _ => name,
             };

@@ -135,11 +135,11 @@ impl Schema {
                 _ if plain(column) == plain(their) => {}
                 _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
             }
-            if ![Some(&own), Some(their), base].into_iter().flatten().all(|other| column.take_wider(other)) {
-                return conflict(&column.name, "no dtype has the values of both");
-            }
             if let Err(what) = column.merge_classes(base, &own, their) {
                 return conflict(&own.name, &what);
+            }
+            if ![Some(&own), Some(their), base].into_iter().flatten().all(|other| column.take_wider(other)) {
+                return conflict(&column.name, "no dtype has the values of both");
             }
         }
         merged
@@ -241,7 +241,9 @@ impl ColumnKind {
     }
 
     fn without_classes(mut self) -> ColumnKind {
-        self.classes_mut().map(std::mem::take);
+        if let Some(classes) = self.classes_mut() {
+            *classes = Default::default();
+        }
         self
     }
 

@@ -1,7 +1,7 @@
 //! Count objects that no snapshot refers to. A killed writer leaves them, and a running one has not committed its own yet, so nothing here
 //! decides whether they are garbage.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use penstock_format::files::FileRef;
 use penstock_format::ids::{ObjectRef, log_folder, numbered, page_name, record_number, root_name};
 use penstock_format::manifest::{Fragment, Root, WordsSegment, parse_page};
 use penstock_format::overlay::Overlay;
-use penstock_format::record::{Delta, Record};
+use penstock_format::record::{Delta, RECORD_BYTES, Record};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::{Fill, Schema};
 use penstock_storage::{RangeRequest, Storage};
@@ -69,7 +69,7 @@ fn count(context: &Context) -> Result<Unreferenced> {
 /// Return the numbers of all logs, those of deleted branches included.
 fn logs(store: &dyn Storage) -> Result<BTreeSet<u64>> {
     let mut found = BTreeSet::from([0]);
-    store.survey(&mut |name| {
+    store.survey(&mut |name: &str| {
         let branch = name.strip_prefix("log/").and_then(|rest| rest.split('/').next());
         found.extend(branch.filter(|branch| branch.len() == 16).and_then(|branch| u64::from_str_radix(branch, 16).ok()));
         ControlFlow::Continue(())
@@ -92,7 +92,9 @@ impl Walk<'_> {
     }
 
     fn files<'a>(&mut self, files: impl IntoIterator<Item = &'a FileRef>) {
-        files.into_iter().for_each(|file| drop(self.listed.remove(&(DATA, file.id))));
+        for file in files {
+            self.listed.remove(&(DATA, file.id));
+        }
     }
 
     fn rows(&mut self, rows: &RowSet) {
@@ -120,7 +122,9 @@ impl Walk<'_> {
         for delta in &record.deltas {
             match delta {
                 Delta::Fragment(fragment) => self.files(&fragment.files),
-                Delta::Page(page) => drop(self.pages.insert(page.object)),
+                Delta::Page(page) => {
+                    self.pages.insert(page.object);
+                }
                 Delta::Words(segment) => self.words(segment),
                 Delta::Overlay(overlay) => self.overlay(overlay),
             }
@@ -132,19 +136,22 @@ impl Walk<'_> {
     fn log(&mut self, branch: u64) -> Result<()> {
         let (store, folder) = (self.context.storage.as_ref(), log_folder(branch));
         let entries = store.list(&folder)?.into_iter();
-        let listed: HashMap<u64, u64> = entries.filter_map(|entry| Some((record_number(&entry.name)?, entry.bytes))).collect();
+        let listed: BTreeMap<u64, u64> = entries.filter_map(|entry| Some((record_number(&entry.name)?, entry.bytes))).collect();
         let Some(newest) = newest_number(store, &folder, None)? else { return Ok(()) };
-        let numbers: Vec<u64> = (0..=newest.number).collect();
+        // A listing may lack the newest records.
+        let unlisted = listed.last_key_value().map_or(0, |(last, _)| last + 1)..=newest.number;
+        let numbers: Vec<u64> = listed.keys().copied().chain(unlisted.take(AT_ONCE)).collect();
+        // A record that is too long is read alone, which reports the error.
+        let bytes_of = |number: &u64| listed.get(number).copied().filter(|bytes| *bytes <= RECORD_BYTES as u64);
         for numbers in numbers.chunks(AT_ONCE) {
             let range = |number: &u64| {
                 let name = numbered(&folder, *number);
-                listed.get(number).map(|bytes| RangeRequest::plain(&name, 0, *bytes, Some(*bytes)))
+                bytes_of(number).map(|bytes| RangeRequest::plain(&name, 0, bytes, Some(bytes)))
             };
             let ranges: Vec<RangeRequest> = numbers.iter().filter_map(range).collect();
             let mut bodies = store.fetch(ranges).into_iter();
             for number in numbers {
-                let body: Option<Bytes> = listed.get(number).and_then(|_| bodies.next()?.ok()?.into_iter().next());
-                // A listing may lack the newest records, and reading one alone reports the error.
+                let body: Option<Bytes> = bytes_of(number).and_then(|_| bodies.next()?.ok()?.into_iter().next());
                 match body.and_then(|body| Record::parse(&body, branch, *number).ok()) {
                     Some(record) => self.record(&record),
                     None => self.record(&read_record(store, branch, *number)?.record),

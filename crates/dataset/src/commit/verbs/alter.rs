@@ -87,9 +87,11 @@ impl Transaction {
         self.check_open()?;
         self.check_repeatable("add classes")?;
         let Some(schema) = self.base.schema.with_classes(name, classes)? else { return Ok(()) };
-        self.check_not_key(name, "add classes to")?;
-        // The dtype of codes may change.
-        self.write_pending()?;
+        let dtype = |schema: &Schema| schema.column(name).and_then(|(_, spec)| spec.kind.stored().ok()).map(|(dtype, _)| dtype);
+        if dtype(&schema) != dtype(&self.base.schema) {
+            self.check_not_key(name, "add classes to")?;
+            self.write_pending()?;
+        }
         let column = self.base.column(name)?.id;
         let altered = self.altered_classes();
         altered.features |= FEATURE_CLASSES;
