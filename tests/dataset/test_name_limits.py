@@ -68,7 +68,6 @@ def author(ds, text, _):
     return written(ds, author=text).author == text
 
 
-
 LIMITS = {
     "a new dataset's column": (created, 255), "an added column": (added, 255), "a renamed column": (renamed, 255), "a tag": (tagged, 255),
     "a branch": (branched, 255), "a message": (message, 1024), "an author": (author, 256),

@@ -80,7 +80,9 @@ def test_everything_that_snapshots_refer_to_is_found(root):
         handle = handles[step % len(handles)]
         with handle.transaction() as tx:
             count = int(rng.integers(1, 60))
-            tx.append({"n": range(count), "word": [f"{step} {k % 7}" for k in range(count)], "blob": [b"x" * 999] * count, "label": ["x"] * count})
+            tx.append(
+                {"n": range(count), "word": [f"{step} {k % 7}" for k in range(count)], "blob": [b"x" * 999] * count, "label": ["x"] * count}
+            )
             if step % 5 == 0:
                 ids = handle.take(columns=["_row_id"])["_row_id"]
                 tx.update({"blob": [b"y" * 700] * len(ids[::2])}, row_ids=ids[::2])

@@ -234,7 +234,9 @@ def test_branches_with_classes_are_those_of_a_model(root, seed):
             handle.merge(["side", "main"][here])
             other = sides[1 - here]
             side.samples |= {row: value for row, value in other.samples.items() if row % 2 != here}
-            side.classes = {key: max(side.classes.get(key, (-1, "")), other.classes.get(key, (-1, ""))) for key in side.classes | other.classes}
+            side.classes = {
+                key: max(side.classes.get(key, (-1, "")), other.classes.get(key, (-1, ""))) for key in side.classes | other.classes
+            }
         else:
             # Another writer may add classes between the beginning and the commit.
             late = newest(ps.open(root, branch=["main", "side"][here]), len(handle)).transaction()

@@ -15,7 +15,7 @@ import pytest
 from penstock.importers import import_data
 from PIL import Image as Pillow
 
-WORDS = ["cat", "dog", None, "ünï, \"x\"", "cat", "", "emu"]
+WORDS = ["cat", "dog", None, 'ünï, "x"', "cat", "", "emu"]
 LISTS = [["cat"], [], None, ["dog", "cat"], ["ünï"], ["emu", "emu"], ["cat"]]
 OPEN = {"label": ps.Label([]), "labels": ps.Labels([])}
 

@@ -394,7 +394,11 @@ mod tests {
         let layer = Layer::parse(reference, &body)?;
         let names = Names { number: 0, time_us: 1, objects: vec![reference], operations: vec![set("b")], own: 1 };
         let mut folded = Folded::default();
-        assert!(folded.follow(names.clone(), vec![layer]).is_err_and(|error| error.code() == "unsupported-format" || error.kind() == Kind::Corrupt));
+        assert!(
+            folded
+                .follow(names.clone(), vec![layer])
+                .is_err_and(|error| error.code() == "unsupported-format" || error.kind() == Kind::Corrupt)
+        );
         assert!(folded.follow(names, Vec::new()).is_err());
         assert_eq!((folded.next, folded.all(NameKind::Tag).len()), (0, 0), "a record that is refused changes nothing");
         Ok(())

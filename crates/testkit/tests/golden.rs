@@ -14,10 +14,10 @@ use penstock_format::datafile::Tail;
 use penstock_format::ids::{NAMES_FOLDER, ObjectRef, names_name, numbered, record_number, rows_name};
 use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
 use penstock_format::names::{Folded, Layer, NameKind, Names, NewLayer, Operation};
-use penstock_format::{Id, SnapshotId};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_format::{Id, SnapshotId};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
@@ -156,7 +156,13 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
 fn names() -> Result<Objects, Box<dyn std::error::Error>> {
     let (mut folded, mut objects) = (Folded::default(), Objects::new());
     for number in 0..900u64 {
-        let kind = if number.is_multiple_of(37) { NameKind::Branch } else if number.is_multiple_of(3) { NameKind::Pin } else { NameKind::Tag };
+        let kind = if number.is_multiple_of(37) {
+            NameKind::Branch
+        } else if number.is_multiple_of(3) {
+            NameKind::Pin
+        } else {
+            NameKind::Tag
+        };
         let name = format!("{} {}", "größe / ✓ ".repeat((number % 5) as usize), number % 300);
         let target = SnapshotId { branch: number % 4, number: number * 7919, uuid: Id([number as u8; 16]) };
         let removes = folded.get(kind, &name).is_some() && number % 11 > 5;

@@ -110,7 +110,9 @@ class SchemaChanges:
         """
         doing = "add classes"
         if isinstance(names, str) or not isinstance(names, Iterable):
-            raise InvalidInputError(f"cannot {doing}: names={names!r}, expected a list of str", hint='write tx.add_classes(column, ["fox"])')
+            raise InvalidInputError(
+                f"cannot {doing}: names={names!r}, expected a list of str", hint='write tx.add_classes(column, ["fox"])'
+            )
         classes = [text_of(name, "class", doing) for name in names]
         with self._calls.begin():
             self._core.add_classes(text_of(column, "column", doing), classes)

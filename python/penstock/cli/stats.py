@@ -20,9 +20,10 @@ def stats(
     from penstock.cli.terminal import show
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch)
-    found = {**dataset.structure(), "branches": len(dataset.branches()), "tags": len(dataset.tags()), "pins": len(dataset.pins())}
-    unreferenced = dataset.unreferenced() or {"objects": None, "bytes": None}
-    found |= {f"unreferenced_{name}": value for name, value in unreferenced.items()}
+    found: dict[str, int | None] = {**dataset.structure(), "branches": len(dataset.branches()), "tags": len(dataset.tags())}
+    left = dataset.unreferenced()
+    objects, count = (None, None) if left is None else (left["objects"], left["bytes"])
+    found |= {"pins": len(dataset.pins()), "unreferenced_objects": objects, "unreferenced_bytes": count}
     if as_json:
         show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot, **found})
         return
@@ -31,5 +32,5 @@ def stats(
         number = "unknown" if value is None else show.size_text(value) if name.endswith("_bytes") else f"{value:,}"
         table.add_row(name.removesuffix("_bytes").replace("_", " "), number)
     show.console.print(table)
-    if unreferenced["objects"]:
-        print(show.unreferenced_text(unreferenced["objects"], unreferenced["bytes"]))
+    if objects:
+        print(show.unreferenced_text(objects, count or 0))

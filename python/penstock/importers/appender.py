@@ -48,7 +48,9 @@ class Appender:
     ) -> None:
         self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
         # The known classes of label columns whose names come from the data.
-        self.open: dict[str, set[str]] = {name: set(kind.names) for name, kind in kinds.items() if name in opened and isinstance(kind, Named)}
+        self.open: dict[str, set[str]] = {
+            name: set(kind.names) for name, kind in kinds.items() if name in opened and isinstance(kind, Named)
+        }
 
     def append(self, chunk: Chunk) -> int:
         """Append a chunk and return the number of samples appended."""

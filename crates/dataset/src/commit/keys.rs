@@ -53,7 +53,8 @@ impl Keys {
         let now = snapshot.schema.columns.iter().find(|spec| spec.id == column.id);
         let dtype = |spec: &ColumnSpec| spec.kind.stored().ok().map(|(dtype, _)| dtype);
         if now.is_some_and(|now| dtype(now) != dtype(column)) {
-            let text = format!("cannot commit: another commit, made in the meantime, changed the dtype of the key column `{}`", column.name);
+            let text =
+                format!("cannot commit: another commit, made in the meantime, changed the dtype of the key column `{}`", column.name);
             return Err(Error::new("conflict", text).column(&column.name).hint(AGAIN));
         }
         snapshot.each_position_of(row_ids, |positions| {

@@ -70,9 +70,8 @@ fn fold(folded: &mut Folded, context: &Context, mut names: Names) -> Result<()> 
 
 /// Read objects of names. Cost: concurrent reads.
 fn layers(context: &Context, objects: &[ObjectRef]) -> Result<Vec<Layer>> {
-    let parse = |object: &ObjectRef, body: Bytes| {
-        Layer::parse(*object, &body).context(|| format!("cannot read `{}`", names_name(object.id)))
-    };
+    let parse =
+        |object: &ObjectRef, body: Bytes| Layer::parse(*object, &body).context(|| format!("cannot read `{}`", names_name(object.id)));
     context.objects(objects, names_name)?.into_iter().zip(objects).map(|(body, object)| parse(object, body)).collect()
 }
 

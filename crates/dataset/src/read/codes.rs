@@ -33,7 +33,7 @@ impl Reader {
         }
         match &column.kind {
             ColumnKind::Label(classes) => {
-                // A null has code 0, even if there are no classes.
+                // A null has code 0, even in a column without classes.
                 let (limit, places) = (classes.names.len().max(1) as i64, classes.places());
                 for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit || classes.has_codes()) {
                     if let Some(found) = places.of(code.cast_unsigned()) {
@@ -42,7 +42,8 @@ impl Reader {
                         *code = 0;
                     } else {
                         let why = no_class(code.cast_unsigned(), classes);
-                        *code = self.null_instead(why, place as u32, &mut nulls).map_err(|(error, place)| self.locate(error, column, place))?;
+                        *code =
+                            self.null_instead(why, place as u32, &mut nulls).map_err(|(error, place)| self.locate(error, column, place))?;
                     }
                 }
             }

@@ -346,7 +346,8 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: im
         ColumnKind::Labels(classes) => check_label_codes(bytes, classes, &classes.places()),
         ColumnKind::Category => {
             let words = chunk.dictionary.as_ref().map_or(0, Strings::len) as u64;
-            let known = |code: u64| if code < words { Ok(()) } else { Err(format!("it has code {code}, but only {words} codes are defined")) };
+            let known =
+                |code: u64| if code < words { Ok(()) } else { Err(format!("it has code {code}, but only {words} codes are defined")) };
             check_codes(chunk, bytes, known, valid)
         }
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),

@@ -1,5 +1,7 @@
 //! Changes of a schema: add, drop, rename and widen columns, and merge the changes of two branches (spec section 8).
 
+mod classes;
+
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
