@@ -126,16 +126,15 @@ impl Classes {
         }
     }
 
-    /// Append the classes of another schema that this one lacks. Returns false if a name would be there twice.
-    pub(crate) fn take(&mut self, other: &Classes) -> bool {
+    /// Append the classes of another schema that this one lacks.
+    pub(crate) fn take(&mut self, other: &Classes) {
         let known: HashSet<u64> = self.pairs().map(|(code, _)| code).collect();
         let lacking: Vec<(u64, &str)> = other.pairs().filter(|(code, _)| !known.contains(code)).collect();
         lacking.into_iter().for_each(|(code, name)| self.push(code, name));
-        self.repeated().is_none()
     }
 
     /// Return a name that is given twice.
-    fn repeated(&self) -> Option<&str> {
+    pub(crate) fn repeated(&self) -> Option<&str> {
         let mut seen = HashSet::new();
         self.names.iter().find(|name| !seen.insert(*name)).map(String::as_str)
     }

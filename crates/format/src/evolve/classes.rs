@@ -1,5 +1,7 @@
 //! Changes of the classes of label columns: add, rename and merge them (spec section 8).
 
+use std::collections::HashMap;
+
 use penstock_error::{Error, Result};
 
 use crate::classes::Classes;
@@ -38,6 +40,21 @@ impl Schema {
         }
         schema.check().map_err(|error| error.context(format!("cannot rename class `{old}` of column `{name}`")).column(name))?;
         Ok(schema)
+    }
+
+    /// Return the schema with its classes in the places that they have in another one, or None if they are there already. No class that the other
+    /// one has is lost.
+    pub fn with_places_of(&self, other: &Schema) -> Result<Option<Schema>> {
+        let known: HashMap<u64, &ColumnSpec> = other.columns.iter().map(|column| (column.id, column)).collect();
+        let mut schema = self.clone();
+        for column in &mut schema.columns {
+            let (Some(before), now) = (known.get(&column.id), column.clone()) else { continue };
+            column.merge_classes(Some(before), before, &now).map_err(|what| {
+                let text = format!("found conflicts: column `{}`: {what}", column.name);
+                Error::new("conflict", text).column(&column.name).hint("rename one of the classes, then merge again")
+            })?;
+        }
+        Ok((schema != *self).then_some(schema))
     }
 
     /// Return the place and the classes of a label column.
@@ -92,8 +109,9 @@ impl ColumnSpec {
         let none = Classes::default();
         let before = base.and_then(|base| base.kind.classes()).unwrap_or(&none);
         let mut merged = Classes::merged(before, our, their)?;
-        if !merged.take(before) {
-            return Err("a class that one side no longer has would be there twice".to_owned());
+        merged.take(before); // A reset may have removed classes that files of the other side use.
+        if let Some(name) = merged.repeated() {
+            return Err(format!("each side has another class `{name}`"));
         }
         if let Some(classes) = self.kind.classes_mut() {
             *classes = merged;

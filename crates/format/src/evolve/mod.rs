@@ -80,7 +80,10 @@ impl Schema {
     pub fn widen_to(&mut self, other: &Schema) -> Option<String> {
         let find = |id: u64| other.columns.iter().find(|known| known.id == id);
         let mut failed = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
-        failed.find_map(|(known, column)| (!column.take_wider(known)).then(|| column.name.clone()))
+        let fits = |column: &mut ColumnSpec, known: &ColumnSpec| {
+            column.take_wider(known) && column.kind.classes().is_none_or(|classes| classes.repeated().is_none())
+        };
+        failed.find_map(|(known, column)| (!fits(column, known)).then(|| column.name.clone()))
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
@@ -188,14 +191,14 @@ impl ColumnSpec {
     }
 
     /// Give this column the dtype of another one with the same id if that is wider, and the earlier dtypes and the classes of both. Returns false
-    /// if neither dtype represents the values of the other one, or if two classes would have one name.
+    /// if neither dtype represents the values of the other one.
     pub fn take_wider(&mut self, other: &ColumnSpec) -> bool {
         if let (Some(classes), Some(more)) = (self.kind.classes_mut(), other.kind.classes()) {
-            let fits = classes.take(more);
+            classes.take(more);
             if self.was.is_empty() {
                 self.was.clone_from(&other.was);
             }
-            return fits;
+            return true;
         }
         let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned)) else { return true };
         let widens =
