@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes import inputs, tables
-from penstock.changes.boxes import rule_of, with_rule
+from penstock.changes.boxes import rule_of
 from penstock.changes.call import Calls
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.provisional import Mark
@@ -21,7 +21,7 @@ from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
 from penstock.changes.tables import Table
 from penstock.errors import ClosedError, Error, InvalidInputError
-from penstock.schema import Schema, from_json
+from penstock.schema import Schema
 from penstock.views.keys import names_of
 from penstock.views.view import View
 
@@ -73,19 +73,10 @@ class Transaction(SchemaChanges):
         mode = isolation == "serializable", self._journal
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
         self._mark = Mark(self._core.journal_mark())
-        # A journal may continue a transaction that began with another schema.
-        self._schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
+        self._known: Schema | None = None
         self._receipt: Receipt | None = None
         self._calls = Calls(self._core)
         self._aborted = False
-
-    @property
-    def _schema(self) -> Schema:
-        return self._checked_schema
-
-    @_schema.setter
-    def _schema(self, schema: Schema) -> None:
-        self._checked_schema = schema if self._boxes.action == "refuse" else with_rule(schema, self._boxes)
 
     @property
     def restored(self) -> int:

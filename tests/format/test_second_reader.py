@@ -62,6 +62,16 @@ def widen(rng, tx):
         tx.widen_column(name, WIDER[tx._schema[name].dtype])
 
 
+def add_classes(rng, tx):
+    """Add classes to all label columns, rename one, and append a sample of each."""
+    labels = {name: kind for name, kind in tx._schema.items() if isinstance(kind, ps.Label | ps.Labels)}
+    for name in labels:
+        tx.add_classes(name, [f"class {number}" for number in rng.integers(0, 30, 3)])
+        tx.rename_class(name, str(rng.choice(tx._schema[name].names[3:])), f"renamed {rng.integers(1 << 40)}")
+        many = isinstance(tx._schema[name], ps.Labels)
+        tx.append({name: [[word] if many else word for word in tx._schema[name].names]})
+
+
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(4))
 def test_random_datasets_read_the_same(tmp_path, seed):
@@ -89,6 +99,8 @@ def test_random_datasets_read_the_same(tmp_path, seed):
                 tx.add_column(f"{added} {len(ds.log())}", SCHEMA[added], fill=fill)
             if rng.random() < 0.3:
                 widen(rng, tx)
+            if rng.random() < 0.2:
+                add_classes(rng, tx)
             if rng.random() < 0.05 and len(ds.schema) > len(names):
                 tx.drop_column(list(ds.schema)[-1], force=True)
         if rng.random() < 0.1:

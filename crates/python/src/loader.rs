@@ -122,7 +122,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
             let by_word = same && sources[index].codes_of(other).is_some();
             let converted =
                 matches!((&one.kind, &other.kind), (ColumnKind::Boxes { of: a, .. }, ColumnKind::Boxes { of: b, .. }) if a == b);
-            if one.kind != other.kind && !by_word && !converted {
+            if !one.kind.reads_as(&other.kind) && !by_word && !converted {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
             }

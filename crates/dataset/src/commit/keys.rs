@@ -59,8 +59,10 @@ impl Keys {
         let Some(now) = snapshot.schema.columns.iter().find(|spec| spec.id == column.id) else {
             return self.other_with_fill(snapshot, row_ids);
         };
-        if now.kind.dtype() != column.kind.dtype() {
-            let text = format!("cannot commit: another commit, made in the meantime, widened the key column `{}`", column.name);
+        let dtype = |spec: &ColumnSpec| spec.kind.stored().ok().map(|(dtype, _)| dtype);
+        if dtype(now) != dtype(column) {
+            let text =
+                format!("cannot commit: another commit, made in the meantime, changed the dtype of the key column `{}`", column.name);
             return Err(Error::new("conflict", text).column(&column.name).hint(AGAIN));
         }
         snapshot.each_position_of(row_ids, |positions| {

@@ -1,10 +1,12 @@
-//! Changes of the schema in a transaction: add, drop, rename and widen columns. No data file is rewritten.
+//! Changes of the schema in a transaction: add, drop, rename and widen columns, add and rename classes. No data file is rewritten.
 
+use penstock_codec::widen;
 use penstock_error::{Error, Result};
 use penstock_format::ids::data_name;
-use penstock_format::record::FEATURE_WIDENED;
+use penstock_format::record::{FEATURE_CLASSES, FEATURE_WIDENED};
 use penstock_format::schema::{ColumnSpec, Schema};
 
+use crate::commit::changes::Altered;
 use crate::commit::transaction::{Transaction, prepare};
 use crate::commit::verbs::keyed::keys_in;
 use crate::write::check::Input;
@@ -45,7 +47,7 @@ impl Transaction {
                 schema.set_fill(file.clone());
             }
         }
-        let altered = self.altered.get_or_insert_default();
+        let altered = self.altered();
         altered.features |= features;
         altered.fills.extend(key.map(|key| (spec.id, key)));
         self.set_schema(schema)
@@ -62,7 +64,7 @@ impl Transaction {
             return Err(Error::new("invalid-argument", text).hint("pass force=True; earlier snapshots keep the column"));
         }
         self.keys.retain(|keys| keys.column.id != spec.id);
-        self.altered.get_or_insert_default().dropped.push((spec.id, spec.name.clone()));
+        self.altered().dropped.push((spec.id, spec.name.clone()));
         self.set_schema(schema)
     }
 
@@ -71,7 +73,7 @@ impl Transaction {
         self.check_open()?;
         self.check_repeatable("rename a column")?;
         let schema = self.base.schema.renamed(old, new)?;
-        self.altered.get_or_insert_default();
+        self.altered();
         self.set_schema(schema)
     }
 
@@ -80,13 +82,74 @@ impl Transaction {
         self.check_open()?;
         self.check_repeatable("widen a column")?;
         let schema = self.base.schema.widened(name, dtype)?;
-        if self.base.column(name).is_ok_and(|spec| self.keys.iter().any(|keys| keys.column.id == spec.id)) {
-            let text = format!("cannot widen column `{name}`: this transaction has used it as a key");
-            return Err(Error::new("invalid-argument", text).hint("widen it before the upsert, or in another transaction"));
-        }
+        self.check_not_key(name, "widen")?;
         self.write_pending()?;
-        self.altered.get_or_insert_default().features |= FEATURE_WIDENED;
+        self.convert_fill(name, &schema)?;
+        self.altered().features |= FEATURE_WIDENED;
         self.set_schema(schema)
+    }
+
+    /// Add classes to a label column, except those that it has. Other commits may add theirs in the meantime.
+    pub fn add_classes(&mut self, name: &str, classes: &[String]) -> Result<()> {
+        self.check_open()?;
+        self.check_repeatable("add classes")?;
+        let Some(schema) = self.base.schema.with_classes(name, classes)? else { return Ok(()) };
+        let dtype = |schema: &Schema| schema.column(name).and_then(|(_, spec)| spec.kind.stored().ok()).map(|(dtype, _)| dtype);
+        if dtype(&schema) != dtype(&self.base.schema) {
+            self.check_not_key(name, "add classes to")?;
+            self.write_pending()?;
+            self.convert_fill(name, &schema)?;
+        }
+        let column = self.base.column(name)?.id;
+        let altered = self.altered_classes();
+        altered.features |= FEATURE_CLASSES;
+        if !altered.classes.contains(&column) {
+            altered.classes.push(column);
+        }
+        self.set_schema(schema)
+    }
+
+    /// Give a class of a label column another name. Samples of the class follow.
+    pub fn rename_class(&mut self, name: &str, old: &str, new: &str) -> Result<()> {
+        self.check_open()?;
+        self.check_repeatable("rename a class")?;
+        let schema = self.base.schema.with_class_renamed(name, old, new)?;
+        self.altered();
+        self.set_schema(schema)
+    }
+
+    /// Return the changes of the schema so far, to which a change that is not one of classes will be added.
+    fn altered(&mut self) -> &mut Altered {
+        let altered = self.altered_classes();
+        altered.has_others = true;
+        altered
+    }
+
+    fn altered_classes(&mut self) -> &mut Altered {
+        let before = &self.base.schema;
+        self.altered.get_or_insert_with(|| Altered::new(before.clone()))
+    }
+
+    /// Convert the fill value of a column that this transaction added to the dtype that the column has in the next schema.
+    fn convert_fill(&mut self, name: &str, next: &Schema) -> Result<()> {
+        let before = self.base.column(name)?;
+        let key = self.altered.as_mut().and_then(|altered| altered.fills.get_mut(&before.id));
+        if let (Some(key), Some((_, after))) = (key, next.column(name)) {
+            let ((from, _), (to, _)) = (before.kind.stored()?, after.kind.stored()?);
+            let mut wide = vec![0; to.size()];
+            widen(key, from, to, &mut wide)?;
+            *key = wide;
+        }
+        Ok(())
+    }
+
+    /// Refuse to change how the values of a column are stored if the transaction compares them.
+    fn check_not_key(&self, name: &str, verb: &str) -> Result<()> {
+        if self.base.column(name).is_ok_and(|spec| self.keys.iter().any(|keys| keys.column.id == spec.id)) {
+            let text = format!("cannot {verb} column `{name}`: this transaction has used it as a key");
+            return Err(Error::new("invalid-argument", text).hint("do it before the upsert, or in another transaction"));
+        }
+        Ok(())
     }
 
     /// Return whether any data file lists a column. Cost: reads the manifest.

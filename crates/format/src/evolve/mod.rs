@@ -1,5 +1,7 @@
 //! Changes of a schema: add, drop, rename and widen columns, and merge the changes of two branches (spec section 8).
 
+mod classes;
+
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
@@ -78,7 +80,12 @@ impl Schema {
     pub fn widen_to(&mut self, other: &Schema) -> Result<()> {
         let find = |id: u64| other.columns.iter().find(|known| known.id == id);
         let mut both = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
-        both.try_for_each(|(known, column)| if column.take_wider(known) { Ok(()) } else { Err(unlike(column, known)) })
+        both.try_for_each(|(known, column)| {
+            if !column.take_wider(known) {
+                return Err(unlike(column, known));
+            }
+            column.check_classes()
+        })
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
@@ -89,7 +96,7 @@ impl Schema {
         })
     }
 
-    fn next(&self) -> Schema {
+    pub(crate) fn next(&self) -> Schema {
         Schema { schema_id: self.schema_id + 1, ..self.clone() }
     }
 
@@ -97,7 +104,7 @@ impl Schema {
         format!("columns: {}", self.columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>().join(", "))
     }
 
-    fn found(&self, name: &str, verb: &str) -> Result<&ColumnSpec> {
+    pub(crate) fn found(&self, name: &str, verb: &str) -> Result<&ColumnSpec> {
         self.column(name).map(|(_, column)| column).ok_or_else(|| {
             Error::new("column-not-found", format!("cannot {verb} column `{name}`: the dataset has no such column")).hint(self.names())
         })
@@ -123,9 +130,9 @@ impl Schema {
         for column in &mut merged.columns {
             let (Some(their), base) = (other.get(&column.id), before.get(&column.id)) else { continue };
             // Columns that belong to another one follow its name, so their own definitions are compared without it.
-            // Dtypes are compared below.
+            // Dtypes and classes are merged below.
             let plain = |spec: &ColumnSpec| {
-                let kind = spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind);
+                let kind = spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind).without_classes();
                 (spec.name.clone(), kind, spec.codec, spec.fill.clone())
             };
             let own = column.clone();
@@ -134,6 +141,9 @@ impl Schema {
                 Some(base) if plain(column) == plain(base) => *column = their.clone(),
                 _ if plain(column) == plain(their) => {}
                 _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
+            }
+            if let Err(what) = column.merge_classes(base, &own, their) {
+                return conflict(&own.name, &what);
             }
             for other in [Some(&own), Some(their), base].into_iter().flatten() {
                 if !column.take_wider(other) {
@@ -205,9 +215,16 @@ impl ColumnSpec {
         Some(column)
     }
 
-    /// Give this column the dtype of another one with the same id if that is wider, and the earlier dtypes of both. Returns false if neither dtype
-    /// represents the values of the other one.
+    /// Give this column the dtype of another one with the same id if that is wider, and the earlier dtypes and the classes of both. Returns false
+    /// if neither dtype represents the values of the other one.
     pub fn take_wider(&mut self, other: &ColumnSpec) -> bool {
+        if let (Some(classes), Some(more)) = (self.kind.classes_mut(), other.kind.classes()) {
+            classes.take(more);
+            if self.was.is_empty() {
+                self.was.clone_from(&other.was);
+            }
+            return true;
+        }
         let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned)) else { return true };
         let widens =
             |from: &str, to: &str| matches!((Dtype::from_name(from), Dtype::from_name(to)), (Some(from), Some(to)) if from.widens_to(to));
@@ -255,6 +272,13 @@ impl ColumnKind {
         {
             *of = new.to_owned();
         }
+    }
+
+    fn without_classes(mut self) -> ColumnKind {
+        if let Some(classes) = self.classes_mut() {
+            *classes = Default::default();
+        }
+        self
     }
 
     fn without_of(&self) -> ColumnKind {
@@ -310,7 +334,7 @@ mod tests {
 
     #[test]
     fn labels_belong_to_boxes_and_follow_their_name() -> Result<()> {
-        let labels = |of: &str| column("labels", ColumnKind::Labels { names: vec!["cat".into()], of: Some(of.into()) });
+        let labels = |of: &str| column("labels", ColumnKind::Labels { classes: Classes::new(vec!["cat".into()]), of: Some(of.into()) });
         let schema = base()?.with_column(labels("boxes"), 7)?.renamed("boxes", "places")?;
         assert_eq!(schema.column("labels").and_then(|(_, column)| column.kind.of()), Some("places"));
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
