@@ -135,7 +135,8 @@ def test_erasing_after_normalize_uses_values_of_the_result():
     before = _ours(_dataset(images), T.RandomErasing(1.0, value=0), T.ToDtype("float32", scale=True), normalize).numpy()
     assert before.min() == -2, "before, the value is one of the image"
     sizes = [np.full((50 + row, 80, 3), 100, np.uint8) for row in range(3)]
-    [batch] = _dataset(sizes).loader(batch_size=3, columns=["image"], transform=[normalize, T.RandomErasing(1.0, value=5)])
+    erasing = [normalize, T.RandomErasing(1.0, value=5)]
+    [batch] = _dataset(sizes).loader(batch_size=3, columns=["image"], transform=erasing, ragged=["image"])
     assert [image.shape for image in batch["image"]] == [(50, 80, 3), (51, 80, 3), (52, 80, 3)] and all(
         (image == 5).any() for image in batch["image"]
     )

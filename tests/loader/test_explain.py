@@ -65,8 +65,9 @@ CONFIGURATIONS = {
     ],
     "packed": [({"batch_size": 250, "shuffle": True}, 256), ({"batch_size": 250, "shuffle": True}, 12), ({"batch_size": 500}, 12)],
     "images": [
-        ({"batch_size": 16, "shuffle": True}, 256), ({"batch_size": 16, "shuffle": True, "transform": [T.RandomResizedCrop(32)]}, 24),
-        ({"batch_size": 16, "decode": False}, 24), ({"batch_size": 16, "shuffle": ps.Window(bytes=4 << 20)}, 256),
+        ({"batch_size": 16, "shuffle": True, "ragged": ["image"]}, 256),
+        ({"batch_size": 16, "shuffle": True, "transform": [T.RandomResizedCrop(32)]}, 24), ({"batch_size": 16, "decode": False}, 24),
+        ({"batch_size": 16, "shuffle": ps.Window(bytes=4 << 20), "ragged": ["image"]}, 256),
     ],
     "ragged": [
         ({"batch_size": 16, "shuffle": True}, 256), ({"batch_size": 16, "shuffle": True}, 12),
@@ -107,7 +108,7 @@ def check(place, kind, opened):
     wrong = []
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for options, mebibytes in CONFIGURATIONS[kind]:
-            told, came, line = pool.apply(measured, (place, options, mebibytes, opened))
+            told, came, line = pool.apply(measured, (str(place), options, mebibytes, opened))
             near = all(abs(said - found) <= max(0.1 * found, least) for said, found, least in zip(told, came, (2, 4096), strict=True))
             if not near:
                 wrong.append((kind, options, mebibytes, told, came, line))

@@ -26,7 +26,7 @@ def arrays(folder, *values):
         (np.array(["2024-05-06"], "datetime64[s]"), "does not count microseconds"),
         (np.ones(3, ">f4"), "not in native byte order"),
         (np.array(["abc"]), "unknown dtype"),
-        (np.array([1], "timedelta64[s]"), "unknown dtype"),
+        (np.array([1], "timedelta64[s]"), "does not count microseconds"),
         (np.array([{}], object), "Python objects"),
         (np.ones(2, [("a", "f4")]), "unknown dtype"),
         (np.asfortranarray(np.ones((3, 2))), "Fortran order"),

@@ -58,7 +58,7 @@ class Local:
     """A callable that can be pickled, although its results cannot."""
 
     def __call__(self, sample, rng):
-        return {"n": lambda: sample}
+        return {"n": threading.Lock()}
 
 
 def test_a_result_that_cannot_be_sent_from_a_worker_is_reported(tmp_path):
