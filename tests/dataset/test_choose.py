@@ -225,5 +225,5 @@ def test_columns_compare_by_value_and_never_quietly():
         with pytest.raises(ps.InvalidInputError):
             wrong()
     shapes = {name: (ds[name].dtype, ds[name].shape) for name in ds.columns}
-    assert shapes["n"] == (np.int32, (3,)) and shapes["i"] == (None, (3, None, None, None)) and shapes["label"][0] == np.int64
+    assert shapes["n"] == (np.int32, (3,)) and shapes["i"] == (None, (3, None, None, 3)) and shapes["label"][0] == np.int64
     assert "n" in ds and "m" not in ds and ds._ipython_key_completions_() == ds.columns
