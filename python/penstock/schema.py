@@ -65,8 +65,22 @@ def from_json(text: str) -> Schema:
 def _parsed(text: str) -> Schema:
     schema = Schema()
     for column in json.loads(text):
-        kind = TYPES[column["type"]]
-        fields = {field.name for field in dataclasses.fields(kind)}
-        values = {key: value for key, value in column.items() if key in fields}
-        schema[column["name"]] = kind(**values)
+        name = column["type"]
+        values = tuple((key, value) for key, value in column.items() if key in _fields(name))
+        try:
+            schema[column["name"]] = _made(name, values)
+        except TypeError:  # A list, such as names of classes, has no hash.
+            schema[column["name"]] = TYPES[name](**dict(values))
     return schema
+
+
+@functools.cache
+def _fields(name: str) -> frozenset[str]:
+    """Return the parameters of a column type."""
+    return frozenset(field.name for field in dataclasses.fields(TYPES[name]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _made(name: str, values: tuple[tuple[str, Any], ...]) -> ColumnType:
+    """Return a column type. Thousands of columns have few types, which never change."""
+    return TYPES[name](**dict(values))

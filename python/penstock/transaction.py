@@ -20,7 +20,7 @@ from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
 from penstock.changes.tables import Table
 from penstock.errors import ClosedError, Error, InvalidInputError
-from penstock.schema import Schema, from_json
+from penstock.schema import Schema
 from penstock.views.keys import names_of
 from penstock.views.view import View
 
@@ -78,8 +78,7 @@ class Transaction(SchemaChanges):
         mode = isolation == "serializable", self._journal
         self._core = _core.begin(dataset._snapshot, self._message, self._author, self._properties, mode)
         self._mark = Mark(self._core.journal_mark())
-        # A journal may continue a transaction that began with another schema.
-        self._schema: Schema = from_json(self._core.columns() if journal is not None else dataset._snapshot.columns)
+        self._known: Schema | None = None
         self._receipt: Receipt | None = None
         self._calls = Calls(self._core)
         self._aborted = False

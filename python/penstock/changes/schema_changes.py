@@ -16,7 +16,14 @@ class SchemaChanges:
 
     _core: _core.Transaction
     _calls: Calls
-    _schema: Schema
+    _known: Schema | None
+
+    @property
+    def _schema(self) -> Schema:
+        """The schema with the changes so far. It is parsed when it is needed, because thousands of changes may follow each other."""
+        if self._known is None:
+            self._known = from_json(self._core.columns())
+        return self._known
 
     def add_column(self, name: str, kind: Any, *, fill: Any = None) -> None:
         """Add a column at the end. `kind` is a column type or a dtype, as in `ps.create`.
@@ -44,7 +51,7 @@ class SchemaChanges:
                 ready[name] = made.prepare(made.rows([fill]))
         with self._calls.begin():
             self._core.add_column(column, ready)
-            self._schema = from_json(self._core.columns())
+            self._known = None
 
     def drop_column(self, name: str, *, force: bool = False) -> None:
         """Drop a column. Earlier snapshots keep it, and no file is rewritten. A column with values needs `force=True`.
@@ -63,7 +70,7 @@ class SchemaChanges:
         """
         with self._calls.begin():
             self._core.drop_column(text_of(name, "column", "drop a column"), bool(force))
-            self._schema = from_json(self._core.columns())
+            self._known = None
 
     def rename_column(self, old: str, new: str) -> None:
         """Rename a column. Its values, and boxes, masks and keypoints that belong to it, follow. No file is rewritten.
@@ -102,4 +109,4 @@ class SchemaChanges:
             wider = dtype_name(dtype)
         with self._calls.begin():
             self._core.widen_column(name, wider)
-            self._schema = from_json(self._core.columns())
+            self._known = None

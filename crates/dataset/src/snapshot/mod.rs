@@ -12,7 +12,7 @@ pub mod sizes;
 pub mod values;
 pub mod vocabulary;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Error, Result};
@@ -209,8 +209,8 @@ impl Snapshot {
     /// Return this snapshot with another schema. `others` have the words of category columns that this snapshot lacks.
     pub fn with_schema(&self, schema: Arc<Schema>, others: &[&Snapshot]) -> Snapshot {
         let mut words = self.words.clone();
-        let has = |snapshot: &Snapshot, id: u64| snapshot.schema.columns.iter().any(|spec| spec.id == id);
-        for spec in schema.columns.iter().filter(|spec| !has(self, spec.id)) {
+        let before: HashSet<u64> = self.schema.columns.iter().map(|spec| spec.id).collect();
+        for spec in schema.columns.iter().filter(|spec| !before.contains(&spec.id)) {
             let known = others.iter().find_map(|other| other.words.get(&spec.id));
             words.extend(known.map(|segments| (spec.id, segments.clone())));
         }
