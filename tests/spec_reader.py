@@ -44,7 +44,7 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
     "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* statistics:object*",
     "words": "column:varint words:string*",
-    "names": "number:u64 time:i64 before:optional operations:operation* own:varint",
+    "names": "number:u64 time:i64 before:object* operations:operation* own:varint",
     "operation": "remove:flag kind:u8 name:string branch:u64 number:u64 uuid:id",
 }
 
@@ -537,10 +537,14 @@ class Dataset:
         names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")
         need(names.number == number, f"names {number}: claims to be names record {names.number}")
         need(1 <= names.own <= len(names.operations), f"names {number}: adds {names.own} of {len(names.operations)} operations")
-        before = self._object("n", names.before, b"PNSN", "operation*") if names.before else []
-        keys = [(o.kind, o.name) for o in before]
-        need(keys == sorted(set(keys)) and not any(o.remove for o in before), f"names {number}: its object is not in order")
-        operations = [*before, *names.operations]
+        operations = []
+        for place, word in enumerate(names.before):
+            before = self._object("n", word, b"PNSN", "operation*")
+            keys = [(o.kind, o.name) for o in before]
+            need(keys == sorted(set(keys)), f"names {number}: an object is not in order")
+            need(place or not any(o.remove for o in before), f"names {number}: its first object has a removal")
+            operations += before
+        operations += names.operations
         result = {(o.kind, o.name): None if o.remove else (o.branch, o.number, o.uuid) for o in operations}
         return {key: target for key, target in result.items() if target}
 

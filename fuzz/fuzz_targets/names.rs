@@ -3,7 +3,8 @@
 #![no_main]
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use penstock_format::names::{Names, parse_entries};
+use penstock_format::ids::ObjectRef;
+use penstock_format::names::{Layer, Names};
 use penstock_format::transit::journal::{Began, Frame, Given, encode};
 use penstock_format::transit::stage::Stage;
 use penstock_fuzz::sealed;
@@ -20,7 +21,7 @@ fn frame(data: &[u8]) {
 
 fuzz_target!(|data: &[u8]| {
     let parse = |bytes: &Bytes| {
-        let _ = (Names::parse(bytes, 0), parse_entries(bytes));
+        let _ = (Names::parse(bytes, 0), Layer::parse(ObjectRef::of(Default::default(), bytes), bytes));
         if let Ok(stage) = Stage::parse(bytes) {
             assert_eq!(Stage::parse(&stage.encode().into()).expect("an encoded stage parses"), stage);
         }

@@ -1,9 +1,11 @@
 """Test tags and time travel on every store: names made at once, thousands of operations, and what opening by a name costs."""
 
 import datetime
+import random
 
 import penstock as ps
 import pytest
+import spec_reader
 import waiting
 from conftest import newest
 
@@ -92,6 +94,11 @@ def test_two_names_made_at_once(root):
     assert len(ds.tags()) == 3 * 4 and not ds.verify()["problems"]
 
 
+def stored(root):
+    """Return the bytes of all names records, and those of their objects."""
+    return [sum(path.stat().st_size for path in (root / folder).glob("*")) for folder in ("refs", "n")]
+
+
 @pytest.mark.local
 def test_opening_by_a_tag_costs_little_after_many_operations(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int32"})
@@ -101,6 +108,71 @@ def test_opening_by_a_tag_costs_little_after_many_operations(tmp_path):
             ds.delete_tag(f"tag number {number}, which has a long name {'x' * 40}")
     assert len(ds.tags()) == 750 and len(list((tmp_path / "set" / "n").iterdir())) > 1
     sizes = [path.stat().st_size for path in (tmp_path / "set" / "refs").iterdir()]
-    assert max(sizes) <= 64 << 10
+    assert max(sizes) <= 4096
     opened = ps.open(tmp_path / "set", tag=f"tag number 748, which has a long name {'x' * 40}")
-    assert opened.stats()["reads"] <= 6, "the hints of both logs, a names record, its object, a commit record and a root"
+    assert opened.stats()["reads"] <= 5 + 4, "the hints of both logs, a names record, its objects, a commit record and a root"
+
+
+@pytest.mark.local
+def test_the_thousandth_name_costs_as_few_bytes_as_the_first_ones(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    costs = []
+    for hundred in range(12):
+        before = sum(stored(tmp_path / "set"))
+        for number in range(100):
+            ds.create_tag(f"tag-{hundred:03}-{number:03}")
+        costs.append((sum(stored(tmp_path / "set")) - before) / 100)
+    assert max(costs) < 4096 and sum(costs[6:]) < 1.25 * sum(costs[:6]), costs
+    assert len(ds.tags()) == len(ps.open(tmp_path / "set").tags()) == 1200
+
+
+@pytest.mark.local
+def test_objects_of_earlier_names_may_be_removed_by_a_collector(tmp_path):
+    """Only the objects of the newest record are needed. A reader that knew an older record, and one that begins to read it, find the names."""
+    root = tmp_path / "set"
+    ds = ps.create(root, {"n": "int32"})
+    for number in range(100):
+        ds.create_tag(f"tag-{number}")
+    late = ps.open(root)
+    assert len(late.tags()) == 100
+    objects = set((root / "n").iterdir())
+    for number in range(100, 900):
+        ds.create_tag(f"tag-{number}")
+    gone = [path for path in (root / "n").iterdir() if path.name not in named(root, 899)]
+    assert objects & set(gone), "the first objects were replaced"
+    for path in gone:
+        path.unlink()
+    for handle in (ds, late, ps.open(root)):
+        assert sorted(handle.tags()) == sorted(f"tag-{number}" for number in range(900))
+    assert not ds.verify()["problems"] and ps.open(root, tag="tag-0").snapshot == ds.snapshot
+    ds.create_tag("last")
+    next(path for path in (root / "n").iterdir() if path.name in named(root, 900)).unlink()
+    with pytest.raises(ps.NotFoundError, match="n/"):
+        ps.open(root).tags()
+    assert [name for name, _ in ps.open(root).verify()["problems"]] == ["refs"]
+
+
+def named(root, number):
+    """Return the ids of the objects of a names record."""
+    reader = spec_reader.Cursor((root / "refs" / f"{(1 << 64) - 1 - number:020d}").read_bytes()[8:-4], "names")
+    return {word.id for word in reader.read("names").before}
+
+
+@pytest.mark.local
+def test_names_set_and_removed_by_two_writers_are_those_of_a_model(tmp_path):
+    """Two handles take turns, so each reads the other one's records and objects. A third one reads everything now and then."""
+    root, rng = tmp_path / "set", random.Random(5)
+    ds = ps.create(root, {"n": "int32"})
+    writers, model = [ds, ps.open(root)], {}
+    names = [f"{number}-{'ä' * (number % 120)}" for number in range(60)]
+    for turn in range(1500):
+        writer, name = rng.choice(writers), rng.choice(names)
+        if name in model and rng.random() < 0.7:
+            writer.delete_tag(name)
+            del model[name]
+        elif name not in model:
+            writer.create_tag(name)
+            model[name] = ds.snapshot
+        if turn % 250 == 249:
+            assert [handle.tags() for handle in (*writers, ps.open(root))] == [model] * 3
+            assert {name for _, name in spec_reader.Dataset(root).names()} == set(model)

@@ -70,6 +70,9 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
+    /// The size of the shortest reference.
+    pub const LEAST_BYTES: usize = 21;
+
     pub fn of(id: Id, body: &[u8]) -> ObjectRef {
         ObjectRef { id, bytes: body.len() as u64, crc: sealed_crc(body) }
     }

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
+use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::ids::{NAMES_FOLDER, names_name, numbered, sealed_crc};
-use penstock_format::names::{Folded, NameKind, Names, Operation, parse_entries};
+use penstock_format::ids::{NAMES_FOLDER, ObjectRef, names_name, numbered, sealed_crc};
+use penstock_format::names::{Folded, Layer, NameKind, Names, NewLayer, Operation};
 use penstock_storage::{Created, create_certainly};
 
 use super::newest::{leave_hint, newest_number};
@@ -41,7 +42,8 @@ fn newer(folded: &Folded, context: &Context, known: Option<u64>) -> Result<Optio
     }
 }
 
-/// Read the newest record unless it is known, at least record `known`. Costs two requests at most, in addition to `newest_number`.
+/// Read the newest record unless it is known, at least record `known`. Costs one read and concurrent ones for its new objects, in addition to
+/// `newest_number`.
 fn catch_up(folded: &mut Folded, context: &Context, known: Option<u64>) -> Result<()> {
     match newer(folded, context, known)? {
         Some(names) => fold(folded, context, names),
@@ -49,20 +51,31 @@ fn catch_up(folded: &mut Folded, context: &Context, known: Option<u64>) -> Resul
     }
 }
 
-/// Replace the known names with those of a record. Costs one request if the record has an object.
-fn fold(folded: &mut Folded, context: &Context, names: Names) -> Result<()> {
-    let before = match names.object {
-        None => Vec::new(),
-        Some(object) => {
-            let name = names_name(object.id);
-            parse_entries(&context.object(&name, &object)?).context(|| format!("cannot read `{name}`"))?
+/// Replace the known names with those of a record. Its objects may be removed as soon as there is a newer record, which is then read instead.
+/// Cost: concurrent reads of the objects that are not known.
+fn fold(folded: &mut Folded, context: &Context, mut names: Names) -> Result<()> {
+    loop {
+        let read = layers(context, &folded.unknown(&names));
+        let error = match read {
+            Ok(read) => return folded.follow(names, read).context(|| format!("cannot read `{NAMES_FOLDER}`")),
+            Err(error) => error,
+        };
+        let later = if error.kind() == Kind::NotFound { newer(folded, context, Some(names.number))? } else { None };
+        match later {
+            Some(later) if later.number > names.number => names = later,
+            _ => return Err(error),
         }
-    };
-    *folded = Folded::of(names, &before);
-    Ok(())
+    }
 }
 
-/// Return the names of a kind. Cost: a read of commit 0, a call to `newest_number`, and at most two requests.
+/// Read objects of names. Cost: concurrent reads.
+fn layers(context: &Context, objects: &[ObjectRef]) -> Result<Vec<Layer>> {
+    let parse =
+        |object: &ObjectRef, body: Bytes| Layer::parse(*object, &body).context(|| format!("cannot read `{}`", names_name(object.id)));
+    context.objects(objects, names_name)?.into_iter().zip(objects).map(|(body, object)| parse(object, body)).collect()
+}
+
+/// Return the names of a kind. Cost: a read of commit 0, a call to `newest_number`, one request, and concurrent ones for new objects.
 fn all(context: &Context, kind: NameKind) -> Result<BTreeMap<String, SnapshotId>> {
     context.check_dataset()?;
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,8 +98,8 @@ pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     all(context, NameKind::Branch)
 }
 
-/// Return what a tag or a branch names, without checking the dataset. Cost: a call to `newest_number`, and at most two requests. The second
-/// one is needed only if the newest record lacks the name.
+/// Return what a tag or a branch names, without checking the dataset. Cost: a call to `newest_number` and one request. If the newest record
+/// lacks the name, concurrent ones for its objects follow.
 pub fn find(context: &Context, kind: NameKind, name: &str) -> Result<Option<SnapshotId>> {
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
     match newer(&folded, context, None)? {
@@ -211,15 +224,18 @@ fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded) -> Resul
         if race == 0 {
             storage.prove()?;
         }
-        let (names, object) = folded.followed_by(operation, now_us().max(folded.time_us + 1), here.new_id()?);
-        if let (Some(reference), Some(body)) = (names.object, object) {
-            storage.put(&names_name(reference.id), &body)?;
+        let (names, new) = folded.followed_by(operation, now_us().max(folded.time_us + 1), here.new_id()?);
+        if let Some(NewLayer { layer, body }) = &new {
+            storage.put(&names_name(layer.object.id), body)?;
             storage.sync(&["n"])?;
         }
         if create_certainly(storage, &numbered(NAMES_FOLDER, names.number), &names.encode())? == Created::Created {
             leave_hint(storage, NAMES_FOLDER, names.number);
             // A stale listing must not hide this handle's own record.
-            folded.follow(names);
+            // Nothing may fail now. Without the names in memory, the next call reads them.
+            if folded.follow(names, new.into_iter().map(|new| new.layer).collect()).is_err() {
+                *folded = Folded::default();
+            }
             return Ok(true);
         }
         // Another writer created the record. The next iteration reads it.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Result};
+use penstock_format::Id;
 use penstock_format::cursor::Strings;
 use penstock_format::ids::{ObjectRef, Run, page_name, rows_name, words_name};
 use penstock_format::manifest::{Fragment, PageRef, WordsSegment, parse_page, parse_words};
@@ -24,6 +25,20 @@ impl Context {
         let body = read()?;
         object.check(name, &body)?;
         Ok(body)
+    }
+
+    /// Read several objects as `object` does. `name` returns the name of the object with an id. Cost: concurrent requests.
+    pub fn objects(&self, objects: &[ObjectRef], name: fn(Id) -> String) -> Result<Vec<Bytes>> {
+        if let [object] = objects {
+            return Ok(vec![self.object(&name(object.id), object)?]);
+        }
+        let range = |object: &ObjectRef| RangeRequest::plain(&name(object.id), 0, object.bytes, Some(object.bytes));
+        let bodies = self.storage.fetch(objects.iter().map(range).collect()).into_iter().zip(objects).map(|(answer, object)| {
+            let body = answer.ok().and_then(|pieces| pieces.into_iter().next()).filter(|body| object.check(&name(object.id), body).is_ok());
+            // Reading it alone reports the error, or succeeds after a transient one.
+            body.map_or_else(|| self.object(&name(object.id), object), Ok)
+        });
+        bodies.collect()
     }
 
     /// Return the fragments of a page, with final row ids.
