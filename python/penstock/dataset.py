@@ -329,7 +329,8 @@ class Dataset(Versions):
 
         Returns counts and `problems`, a list of (object, error) pairs that is empty for an intact dataset. Calls
         `progress(data_files, data_bytes)` as it proceeds. Does not decode media, unlike `append(validate="decode")` and reads.
-        Cost: reads every data file once.
+        `unreferenced_objects` and `unreferenced_bytes` are as in `unreferenced`, or None.
+        Cost: reads every data file once, and what `unreferenced` reads.
         """
         return self._snapshot.verify(progress)
 
@@ -345,6 +346,22 @@ class Dataset(Versions):
         (3, 1, 0)
         """
         return dict(self._snapshot.structure())
+
+    def unreferenced(self) -> dict[str, int] | None:
+        """Count the objects that no snapshot of any branch refers to, and their bytes.
+
+        A writer that was killed leaves such objects. A running one has them too until it commits, and so have stages that were not added, so they
+        are not necessarily garbage. Returns None if they cannot be counted, because the store cannot list, or a record or page is damaged.
+        Cost: lists the dataset, and reads all records, roots and pages of all branches, concurrently.
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://unreferenced", {"n": "int32"})
+        >>> receipt = ds.append({"n": [1, 2, 3]})
+        >>> ds.unreferenced()
+        {'objects': 0, 'bytes': 0}
+        """
+        found = self._snapshot.unreferenced()
+        return None if found is None else {"objects": found[0], "bytes": found[1]}
 
     def layout(self) -> dict[str, dict[str, int]]:
         """Return each column's storage use as stored_bytes, blocks and data_files. Cost: reads the tail of every data file."""

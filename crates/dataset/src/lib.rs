@@ -46,6 +46,7 @@ pub use store::blocks::{budget_bytes as block_cache_bytes, fit_budget};
 pub use store::context::{CACHE_POLICY, Context, Incomplete, file_cache_bytes};
 pub use upkeep::diff::{Diff, Difference, Happened};
 pub use upkeep::doctor::{Finding, examine};
+pub use upkeep::unreferenced::{Unreferenced, unreferenced};
 pub use upkeep::verify::{Problem, Report, check_text, verify};
 pub use upkeep::warm::warm;
 pub use write::check::Input;

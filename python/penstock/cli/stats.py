@@ -16,16 +16,21 @@ def stats(
     as_of: str = at.AS_OF,
     as_json: bool = typer.Option(False, "--json", help="Print the numbers as a JSON object."),
 ) -> None:
-    """Count what a snapshot consists of: samples, fragments, data files and their bytes, overlays, and names."""
+    """Count what a snapshot consists of: samples, fragments, data files and their bytes, overlays, names, and objects that no snapshot refers to."""
     from penstock.cli.terminal import show
 
     dataset = at.opened(uri, snapshot, tag, as_of, branch)
-    found = {**dataset.structure(), "branches": len(dataset.branches()), "tags": len(dataset.tags()), "pins": len(dataset.pins())}
+    found: dict[str, int | None] = {**dataset.structure(), "branches": len(dataset.branches()), "tags": len(dataset.tags())}
+    left = dataset.unreferenced()
+    objects, count = (None, None) if left is None else (left["objects"], left["bytes"])
+    found |= {"pins": len(dataset.pins()), "unreferenced_objects": objects, "unreferenced_bytes": count}
     if as_json:
         show.print_json({"uri": dataset.uri, "snapshot": dataset.snapshot, **found})
         return
     table = show.table(f"{dataset.uri}, snapshot {dataset.snapshot}", "what", "number")
     for name, value in found.items():
-        number = show.size_text(value) if name.endswith("_bytes") else f"{value:,}"
+        number = "unknown" if value is None else show.size_text(value) if name.endswith("_bytes") else f"{value:,}"
         table.add_row(name.removesuffix("_bytes").replace("_", " "), number)
     show.console.print(table)
+    if objects:
+        print(show.unreferenced_text(objects, count or 0))

@@ -43,5 +43,7 @@ def verify(
         )
         for name, error in problems:
             print(f"{name}: {error}", file=sys.stderr)
+        if report["unreferenced_objects"]:
+            print(show.unreferenced_text(report["unreferenced_objects"], report["unreferenced_bytes"]))
     if problems:
         raise typer.Exit(1)

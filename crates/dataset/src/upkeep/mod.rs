@@ -2,5 +2,6 @@
 
 pub mod diff;
 pub mod doctor;
+pub mod unreferenced;
 pub mod verify;
 pub mod warm;

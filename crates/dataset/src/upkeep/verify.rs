@@ -14,6 +14,7 @@ use penstock_format::schema::{ColumnKind, ColumnSpec, Fill};
 use penstock_storage::RangeRequest;
 use penstock_tensor::Dtype;
 
+use super::unreferenced::{Unreferenced, unreferenced};
 use crate::config::Config;
 use crate::log::history::History;
 use crate::log::newest;
@@ -33,6 +34,8 @@ pub struct Report {
     pub data_bytes: u64,
     pub samples: u64,
     pub problems: Vec<Problem>,
+    /// Objects that no snapshot refers to. None if they cannot be counted.
+    pub unreferenced: Option<Unreferenced>,
 }
 
 #[derive(Debug, Clone)]
@@ -84,6 +87,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
+    report.unreferenced = unreferenced(&snapshot.context)?;
     note(&mut report, "row ids".into(), check_deletions(snapshot))?;
     let record = snapshot.record();
     report.samples = report.samples.saturating_sub(record.samples - record.live); // Deleted samples were checked as well.

@@ -279,10 +279,18 @@ impl Snapshot {
         ] {
             answer.set_item(name, value)?;
         }
+        answer.set_item("unreferenced_objects", report.unreferenced.map(|found| found.objects))?;
+        answer.set_item("unreferenced_bytes", report.unreferenced.map(|found| found.bytes))?;
         let problems: Vec<(String, Py<PyAny>)> =
             report.problems.into_iter().map(|problem| (problem.object, exception(py, problem.error))).collect();
         answer.set_item("problems", problems)?;
         Ok(answer.unbind())
+    }
+
+    /// Count the objects that no snapshot refers to, and their bytes. None if they cannot be counted.
+    fn unreferenced(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
+        let found = py.detach(|| penstock_dataset::unreferenced(&self.uncached()?.context)).or_raise(py)?;
+        Ok(found.map(|found| (found.objects, found.bytes)))
     }
 
     /// Return a number that is the same for all handles that share counters.

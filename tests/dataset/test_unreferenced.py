@@ -1,0 +1,112 @@
+"""Test that `stats` and `verify` count objects that no snapshot refers to: those of a killed writer, and those of a running one."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import penstock as ps
+import pytest
+
+pytestmark = pytest.mark.local
+
+# Imports rows of 256 KiB and dies after 400 of them.
+KILLED = """
+import os, sys, numpy, penstock as ps
+def rows():
+    for number in range(400):
+        yield {"v": numpy.full(32768, number), "word": f"word {number}"}
+    os._exit(9)
+ps.configure(memory_bytes=8 << 20)
+ps.importers.import_data(rows(), sys.argv[1], types={"v": ps.Tensor((32768,), "int64"), "word": ps.Category()})
+"""
+
+
+def command(*arguments):
+    found = subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def objects(root):
+    return {path: path.stat().st_size for folder in "dprwo" for path in (pathlib.Path(root) / folder).glob("*")}
+
+
+def test_what_a_killed_import_leaves_is_counted_by_stats_and_verify(root):
+    ds = ps.create(root, {"v": ps.Tensor((32768,), "int64"), "word": ps.Category()})
+    ds.append({"v": np.zeros((2, 32768), np.int64), "word": ["a", "b"]})
+    before = objects(root)
+    assert ds.unreferenced() == {"objects": 0, "bytes": 0} and "writer" not in command("stats", root)
+    assert subprocess.run([sys.executable, "-c", KILLED, root], check=False).returncode == 9
+    left = {path: size for path, size in objects(root).items() if path not in before}
+    assert sum(left.values()) > 5 << 20, "the import had written data files"
+    found = {"objects": len(left), "bytes": sum(left.values())}
+    assert ds.unreferenced() == found and ds.verify()["unreferenced_bytes"] == found["bytes"]
+    for verb in ("stats", "verify"):
+        text = " ".join(command(verb, root).split())
+        assert "not referred to by any snapshot; perhaps of a running or interrupted writer" in text
+        told = json.loads(command(verb, root, "--json"))
+        assert {name: told[f"unreferenced_{name}"] for name in ("objects", "bytes")} == found
+    [ds.append({"v": np.ones((1, 32768), np.int64), "word": ["c"]}) for _ in range(3)]
+    assert ds.unreferenced() == found and len(ds) == 5
+
+
+def test_objects_of_a_running_writer_are_counted_until_it_commits(root):
+    ds = ps.create(root, {"v": ps.Tensor((1024,), "int64")})
+    before = objects(root)
+    tx = ds.transaction()
+    ids = tx.append({"v": np.zeros((2000, 1024), np.int64)})
+    tx.take(ids[:1])  # Writes the samples so far.
+    stage = ds.stage({"v": np.ones((100, 1024), np.int64)})
+    own = {path: size for path, size in objects(root).items() if path not in before}
+    assert ds.unreferenced() == {"objects": len(own), "bytes": sum(own.values())} and own
+    tx.add(stage)
+    tx.commit()
+    assert ds.unreferenced() == {"objects": 0, "bytes": 0}
+    aborted = ds.transaction()
+    aborted.append({"v": np.zeros((2000, 1024), np.int64)})
+    aborted.abort()
+    assert ds.unreferenced() == {"objects": 0, "bytes": 0}, "an aborted transaction deletes its files"
+
+
+def test_everything_that_snapshots_refer_to_is_found(root):
+    """Branches, merges, pages, overlays, sets of row ids, words and fill values; and snapshots of a branch that was deleted."""
+    rng = np.random.default_rng(3)
+    ds = ps.create(root, {"n": "int64", "word": ps.Category(), "blob": ps.Bytes(), "label": ps.Label(["x"])})
+    handles = [ds]
+    for step in range(150):
+        handle = handles[step % len(handles)]
+        with handle.transaction() as tx:
+            count = int(rng.integers(1, 60))
+            tx.append(
+                {"n": range(count), "word": [f"{step} {k % 7}" for k in range(count)], "blob": [b"x" * 999] * count, "label": ["x"] * count}
+            )
+            if step % 5 == 0:
+                ids = handle.take(range(len(handle)), columns=["_row_id"])["_row_id"]
+                tx.update({"blob": [b"y" * 700] * len(ids[::2])}, row_ids=ids[::2])
+                tx.delete(row_ids=ids[1::4])
+            if step % 30 == 7:
+                tx.add_column(f"c{step}", ps.Bytes(), fill=b"z" * 9000)
+        if step in (20, 60):
+            handles.append(ds.create_branch(f"b{step}"))
+    side = ds.create_branch("side")
+    side.append({"n": [1], "word": ["side"]})
+    ds.append({"n": [2], "word": ["main"]})
+    ds.merge("side")
+    gone = handles.pop()
+    ds.delete_branch("b60")
+    found = objects(root)
+    assert {path.parent.name for path in found} == set("dprwo"), "each kind of object occurs"
+    assert ds.unreferenced() == {"objects": 0, "bytes": 0}
+    assert len(ps.open(root, snapshot=gone.snapshot)) > 0
+    for number, folder in enumerate("dprwo"):
+        (pathlib.Path(root) / folder / f"{number:032x}").write_bytes(b"x" * (number + 1))
+    assert ds.unreferenced() == {"objects": 5, "bytes": 15}
+    (pathlib.Path(root) / "d" / "tmp-1").write_bytes(b"other names are ignored")
+    assert ds.unreferenced()["objects"] == 5
+    for path in found:
+        if path.parent.name == "p":
+            os.truncate(path, 20)
+    assert ds.unreferenced() is None, "a damaged page may refer to anything"
