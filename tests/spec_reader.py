@@ -12,8 +12,9 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 
 UNIT, PROVISIONAL, TILED_FEATURE, OVERLAYS_FEATURE, MERGES_FEATURE, FIXED, PACKED, SINGLE, TILED = 65_536, 1 << 63, 1, 2, 32, 0, 1, 2, 3
-WIDENED_FEATURE, INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = (
+WIDENED_FEATURE, CLASSES_FEATURE, INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = (
     128,
+    256,
     16,
     2048,
     75,
@@ -22,7 +23,7 @@ CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # k
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp"]
 NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]"}  # dtypes whose NumPy names differ
-CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "file_kind": 3, "change_kind": 6, "record_kind": 9, "dtype": 17, "layout": 4, "codec": 3}
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "file_kind": 3, "change_kind": 7, "record_kind": 9, "dtype": 17, "layout": 4, "codec": 3}
 FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
@@ -172,7 +173,7 @@ def record(data, branch, number):
     name = f"record {number}"
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
-    known = TILED_FEATURE | OVERLAYS_FEATURE | INLINE_FEATURE | MERGES_FEATURE | WIDENED_FEATURE
+    known = TILED_FEATURE | OVERLAYS_FEATURE | INLINE_FEATURE | MERGES_FEATURE | WIDENED_FEATURE | CLASSES_FEATURE
     need(not r.read & ~known, f"{name}: unknown features among {r.read:#x}")
     need(r.kind == (DATA if number else BRANCH if branch else CREATE) or (number and r.kind not in (CREATE, BRANCH)), f"{name}: wrong kind")
     parents = [(parent.branch, parent.number) for parent in r.parents]
@@ -241,7 +242,11 @@ def schema(value):
     need(good, "schema: column id out of range")
     need(sum(column["type"] == "category" for column in columns) <= 32, "schema: more than 32 category columns")
     for column in columns:
-        codes = next(dtype for dtype in ("uint8", "uint16", "uint32") if len(column.get("names", ())) <= np.iinfo(dtype).max + 1)
+        names, codes = column.get("names", []), column.setdefault("codes", list(range(len(column.get("names", [])))))
+        good = all(code == place or 1 << 47 <= code < 1 << 48 for place, code in enumerate(codes))
+        need(good and len(set(codes)) == len(set(names)) == len(codes) == len(names), f"schema: classes of {column['name']}")
+        small = next(dtype for dtype in ("uint8", "uint16", "uint32") if len(names) <= np.iinfo(dtype).max + 1)
+        codes = small if codes == list(range(len(codes))) else "uint64"
         forms = {
             "scalar": [column.get("dtype"), []], "tensor": [column.get("dtype"), column.get("shape")], "label": [codes, []],
             "category": ["uint32", []], "labels": ["int64", [None]], "boxes": ["float32", [None, 4]],
@@ -497,7 +502,8 @@ class Dataset:
             data = self._data(file)
             chunk = data_file(data, file, samples)[column["id"]]
             dtype, shape = column["stored"]
-            earlier = chunk.dtype != dtype and chunk.dtype in column.get("was", ()) and self.record.read & WIDENED_FEATURE
+            feature = CLASSES_FEATURE if column["type"] == "label" else WIDENED_FEATURE
+            earlier = chunk.dtype != dtype and chunk.dtype in column.get("was", ()) and self.record.read & feature
             need(
                 (chunk.dtype == dtype or earlier) and chunk.shape == shape,
                 f"{chunk.name}: {chunk.dtype} {chunk.shape}, not {column['stored']}",
@@ -507,12 +513,15 @@ class Dataset:
             if earlier:
                 wider = np.dtype(NUMPY.get(dtype, dtype))
                 values = [value if value is None else widened(value, chunk.dtype, wider) for value in values]
-            words = chunk.dictionary if column["type"] == "category" else column.get("names")
-            if words is not None:
-                good = max((int(code) for codes in values if codes is not None for code in np.ravel(codes)), default=-1) < len(words)
+            if column["type"] in ("category", "label", "labels"):
+                words = chunk.dictionary if column["type"] == "category" else column["names"]
+                places = {code: place for place, code in enumerate(range(len(words)) if column["type"] == "category" else column["codes"])}
+                good = all(int(code) in places for codes in values if codes is not None for code in np.ravel(codes))
                 need(good and known.issuperset(chunk.dictionary), f"{chunk.name}: an unknown code or word")
-            if column["type"] == "category":
-                values = [code if code is None else words[code] for code in values]
+                if column["type"] == "category":
+                    values = [code if code is None else words[code] for code in values]
+                else:
+                    values = [codes if codes is None else np.vectorize(places.get, otypes=["i8"])(codes) for codes in values]
         return values
 
     def _data(self, file):
@@ -531,7 +540,7 @@ class Dataset:
 
     def names(self):
         """Section 9: return a dict that maps (kind, name) to the branch, number and uuid of a snapshot."""
-        if not self._get(self._place("refs", 0), must=False):
+        if not self._get("refs/hint", must=False) and not self._get(self._place("refs", 0), must=False):
             return {}
         number = self._newest("refs")
         names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")

@@ -1,6 +1,7 @@
 """An independent reader (spec_reader.py), based only on the specification, reads the same values as Penstock."""
 
 import pathlib
+import shutil
 
 import numpy as np
 import penstock as ps
@@ -48,6 +49,17 @@ def test_golden_files_read_the_same():
     compare(GOLDEN)
 
 
+@pytest.mark.local
+def test_golden_names_read_the_same(tmp_path):
+    """The newest names record of a dataset with its object, after hundreds of operations. Earlier records and objects are not there."""
+    golden = GOLDEN.with_name("names")
+    shutil.copytree(golden, tmp_path / "set")
+    (tmp_path / "set" / "contents.txt").unlink()
+    expected = sorted((golden / "contents.txt").read_text("utf-8").splitlines())
+    assert sorted(ps.open(tmp_path / "set").tags()) == expected
+    assert sorted(name for _, name in spec_reader.Dataset(tmp_path / "set").names()) == expected
+
+
 WIDER = {
     "int8": "int16", "int16": "int32", "int32": "int64", "uint8": "int16", "uint16": "uint32", "uint32": "int64", "uint64": None, "int64": None,
     "float16": "float32", "bfloat16": "float32", "float32": "float64", "complex64": "complex128",
@@ -60,6 +72,16 @@ def widen(rng, tx):
     if numbers:
         name = str(rng.choice(numbers))
         tx.widen_column(name, WIDER[tx._schema[name].dtype])
+
+
+def add_classes(rng, tx):
+    """Add classes to all label columns, rename one, and append a sample of each."""
+    labels = {name: kind for name, kind in tx._schema.items() if isinstance(kind, ps.Label | ps.Labels)}
+    for name in labels:
+        tx.add_classes(name, [f"class {number}" for number in rng.integers(0, 30, 3)])
+        tx.rename_class(name, str(rng.choice(tx._schema[name].names[3:])), f"renamed {rng.integers(1 << 40)}")
+        many = isinstance(tx._schema[name], ps.Labels)
+        tx.append({name: [[word] if many else word for word in tx._schema[name].names]})
 
 
 @pytest.mark.local
@@ -89,6 +111,8 @@ def test_random_datasets_read_the_same(tmp_path, seed):
                 tx.add_column(f"{added} {len(ds.log())}", SCHEMA[added], fill=fill)
             if rng.random() < 0.3:
                 widen(rng, tx)
+            if rng.random() < 0.2:
+                add_classes(rng, tx)
             if rng.random() < 0.05 and len(ds.schema) > len(names):
                 tx.drop_column(list(ds.schema)[-1], force=True)
         if rng.random() < 0.1:

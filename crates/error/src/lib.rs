@@ -49,6 +49,7 @@ pub const CODES: &[(&str, Kind)] = &[
     ("snapshot-not-found", Kind::NotFound),
     ("branch-not-found", Kind::NotFound),
     ("column-not-found", Kind::NotFound),
+    ("class-not-found", Kind::NotFound),
     ("row-id-not-found", Kind::NotFound),
     ("source-not-found", Kind::NotFound),
     ("position-out-of-range", Kind::OutOfRange),

@@ -116,12 +116,14 @@ pub enum ChangeKind {
     Layout = 4,
     /// The whole state was replaced.
     Reset = 5,
+    /// Label columns have more classes.
+    Classes = 6,
 }
 
 impl ChangeKind {
     pub fn from_code(code: u8) -> Result<ChangeKind> {
         use ChangeKind::*;
-        [Append, Value, Delete, Schema, Layout, Reset]
+        [Append, Value, Delete, Schema, Layout, Reset, Classes]
             .get(code as usize)
             .copied()
             .ok_or_else(|| malformed(format!("unknown change kind {code}")))

@@ -4,6 +4,7 @@
 //! Each file implements one or two sections of the spec. Parsers check every count against the remaining bytes, so hostile input
 //! cannot exhaust memory or cause a panic. `fuzz/` tests most of the parsers. The `dataset` crate is the main caller.
 
+pub mod classes;
 pub mod cursor;
 pub mod datafile;
 pub mod delta;

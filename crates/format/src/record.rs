@@ -30,7 +30,10 @@ pub const FEATURE_MERGES: u64 = 1 << 5;
 /// Data files with an earlier dtype of a column.
 pub const FEATURE_WIDENED: u64 = 1 << 7;
 
-pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES | FEATURE_WIDENED;
+/// A label column whose classes have codes.
+pub const FEATURE_CLASSES: u64 = 1 << 8;
+
+pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES | FEATURE_WIDENED | FEATURE_CLASSES;
 /// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = KNOWN_READ;
 

@@ -5,6 +5,7 @@ use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::classes::Classes;
 use crate::datafile::Codec;
 use crate::files::{FileRef, Place};
 use crate::id::Id;
@@ -94,13 +95,9 @@ pub enum ColumnKind {
     Text,
     Bytes,
     Json,
-    Label {
-        names: Vec<String>,
-    },
+    Label(Classes),
     /// A list of labels for each sample.
-    Labels {
-        names: Vec<String>,
-    },
+    Labels(Classes),
     Category,
     Tensor {
         dtype: String,
@@ -161,7 +158,7 @@ impl ColumnKind {
             ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Json | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
                 (Dtype::Bytes, Shape::free())
             }
-            ColumnKind::Label { names } => (label_dtype(names.len()), Shape::scalar()),
+            ColumnKind::Label(classes) => (classes.dtype(), Shape::scalar()),
             ColumnKind::Labels { .. } => (Dtype::Int64, Shape::free()),
             ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
             ColumnKind::Tensor { dtype, shape, .. } => (dtype_of(dtype)?, Shape(shape.clone())),
@@ -173,14 +170,6 @@ impl ColumnKind {
 
 fn yes() -> bool {
     true
-}
-
-fn label_dtype(names: usize) -> Dtype {
-    match names {
-        0..=256 => Dtype::Uint8,
-        257..=65_536 => Dtype::Uint16,
-        _ => Dtype::Uint32,
-    }
 }
 
 fn dtype_of(name: &str) -> Result<Dtype> {
@@ -294,12 +283,8 @@ impl Schema {
                 }
                 of
             }
-            ColumnKind::Label { names } | ColumnKind::Labels { names } => {
-                let mut seen = std::collections::HashSet::new();
-                if let Some(double) = names.iter().find(|label| !seen.insert(*label)) {
-                    return invalid(format!("label `{double}` is given twice"));
-                }
-                return Ok(());
+            ColumnKind::Label(classes) | ColumnKind::Labels(classes) => {
+                return classes.fault().map_or(Ok(()), invalid);
             }
             _ => return Ok(()),
         };

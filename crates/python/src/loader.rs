@@ -131,7 +131,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
             let lists = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Labels { .. });
             let same = (words(one) && words(other)) || (lists(one) && lists(other));
             let by_word = same && sources[index].codes_of(other).is_some();
-            if one.kind != other.kind && !by_word {
+            if !one.kind.reads_as(&other.kind) && !by_word {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use penstock_codec::encode_png;
 use penstock_dataset::{History, Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
 use penstock_error::Result;
+use penstock_format::classes::Classes;
 use penstock_format::datafile::Codec;
 use penstock_format::record::Record;
 use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
@@ -29,9 +30,9 @@ pub fn schema() -> Vec<ColumnSpec> {
         column("packed_zstd", tensor(&[Some(8)], "float32"), Codec::Zstd),
         column("text", ColumnKind::Text, Codec::None),
         column("text_lz4", ColumnKind::Text, Codec::Lz4),
-        column("label", ColumnKind::Label { names: vec!["cat".into(), "dog".into()] }, Codec::None),
+        column("label", ColumnKind::Label(Classes::new(vec!["cat".into(), "dog".into()])), Codec::None),
         column("breed", ColumnKind::Category, Codec::None),
-        column("labels", ColumnKind::Labels { names: vec!["cat".into(), "dog".into()] }, Codec::None),
+        column("labels", ColumnKind::Labels(Classes::new(vec!["cat".into(), "dog".into()])), Codec::None),
         column("cloud", tensor(&[None, Some(2), None], "int16"), Codec::None),
         column("large", tensor(&[None], "uint8"), Codec::None),
         column("image", ColumnKind::Image { exif_orientation: true, mode: ImageMode::Rgb }, Codec::None),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from penstock import _core
 from penstock.changes.call import Calls
 from penstock.changes.checks import naming, text_of
+from penstock.errors import InvalidInputError
 from penstock.schema import Schema, from_json, to_json
 from penstock.values.dtypes import dtype_name
 
 
 class SchemaChanges:
-    """Adds, drops, renames and widens columns. Nothing is rewritten, and nobody sees the change before the commit."""
+    """Adds, drops, renames and widens columns, and adds and renames classes. Nothing is rewritten, and nobody sees the change before the commit."""
 
     _core: _core.Transaction
     _calls: Calls
@@ -87,7 +89,54 @@ class SchemaChanges:
         """
         with self._calls.begin():
             self._core.rename_column(text_of(old, "column", "rename a column"), text_of(new, "column", "rename a column"))
-            self._schema = from_json(self._core.columns())
+            self._known = None
+
+    def add_classes(self, column: str, names: Iterable[str]) -> None:
+        """Add classes to a `Label` or `Labels` column, after those that it has. Names that it has already are left out.
+
+        Conflicts with nothing: other commits may add theirs in the meantime, append samples of them, or change the schema. Classes of branches
+        are merged by name. A class of this transaction may then get another code, and its samples follow. Codes of committed classes never change.
+        Cost: nothing is rewritten. Labels that are appended later take 8 bytes each before compression.
+        Raises: NotFoundError (column-not-found), InvalidInputError (invalid-schema if the column is not one of labels).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://add-classes", {"label": ps.Label(["cat", "dog"])})
+        >>> receipt = ds.append({"label": ["cat", "dog"]})
+        >>> with ds.transaction("foxes") as tx:
+        ...     tx.add_classes("label", ["fox"])
+        ...     ids = tx.append({"label": ["fox"]})
+        >>> ds["label"][:].tolist(), ds.schema["label"].names
+        ([0, 1, 2], ('cat', 'dog', 'fox'))
+        """
+        doing = "add classes"
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise InvalidInputError(
+                f"cannot {doing}: names={names!r}, expected a list of str", hint='write tx.add_classes(column, ["fox"])'
+            )
+        classes = [text_of(name, "class", doing) for name in names]
+        with self._calls.begin():
+            self._core.add_classes(text_of(column, "column", doing), classes)
+            self._known = None
+
+    def rename_class(self, column: str, old: str, new: str) -> None:
+        """Give a class of a `Label` or `Labels` column another name. Its samples follow, and codes stay the same.
+
+        Cost: one change of the schema; nothing is rewritten. If another commit changes the schema in the meantime, the commit is a
+        ConflictError, unless it only added classes. Raises: NotFoundError (column-not-found, class-not-found), InvalidInputError
+        (invalid-schema if another class has the name).
+
+        >>> import penstock as ps
+        >>> ds = ps.create("memory://rename-class", {"label": ps.Label(["cat", "fox"])})
+        >>> receipt = ds.append({"label": ["fox", "cat"]})
+        >>> with ds.transaction() as tx:
+        ...     tx.rename_class("label", "fox", "red fox")
+        >>> ds.to_arrow()["label"].to_pylist(), ds["label"][:].tolist()
+        (['red fox', 'cat'], [1, 0])
+        """
+        doing = "rename a class"
+        with self._calls.begin():
+            self._core.rename_class(text_of(column, "column", doing), text_of(old, "class", doing), text_of(new, "class", doing))
+            self._known = None
 
     def widen_column(self, name: str, dtype: Any) -> None:
         """Give a column of numbers a dtype that represents all of its values exactly, such as int16 to int32, or float16 to float32.

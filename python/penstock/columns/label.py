@@ -43,9 +43,7 @@ class Named(Coded):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        if not text:
-            raise ValueError(f"{cls.type} needs names, as in {cls.type}:cat,dog (or write category: its names need not be known)")
-        return cls(text.split(","))
+        return cls(text.split(",") if text else ())  # Without names, an import takes them from the data.
 
     def describe(self) -> str:
         shown = ", ".join(self.names[:4])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock import _core
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
+from penstock.columns.label import Named
 from penstock.columns.mask import Mask
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.shared import tables
@@ -30,12 +32,25 @@ def as_error(refusal: Refusal, column: str | None = None) -> Error:
 
 
 class Appender:
-    """Appends the good rows of chunks. Finds the bad rows by appending smaller and smaller parts."""
+    """Appends the good rows of chunks. Finds the bad rows by appending smaller and smaller parts.
+
+    `opened` are the label columns that take their names from the data: those that are new are added.
+    """
 
     def __init__(
-        self, transaction: Transaction, kinds: Mapping[str, ColumnType], validate: str, on_error: str, refused: list[Refusal]
+        self,
+        transaction: Transaction,
+        kinds: Mapping[str, ColumnType],
+        validate: str,
+        on_error: str,
+        refused: list[Refusal],
+        opened: Collection[str] = (),
     ) -> None:
         self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
+        # The known classes of label columns whose names come from the data.
+        self.open: dict[str, set[str]] = {
+            name: set(kind.names) for name, kind in kinds.items() if name in opened and isinstance(kind, Named)
+        }
 
     def append(self, chunk: Chunk) -> int:
         """Append a chunk and return the number of samples appended."""
@@ -99,6 +114,11 @@ class Appender:
             return self._row(part, chunk.name(rows[0]), error)
 
     def _append(self, columns: Mapping[str, Any], rows: int) -> None:
+        for name, known in self.open.items():
+            new = sorted(words_of(columns.get(name, ())) - known)
+            if new:
+                self.transaction.add_classes(name, new)
+                known.update(new)
         # `_problems` has checked all media except Arrow arrays, which the transaction checks.
         left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
         self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
@@ -119,6 +139,23 @@ class Appender:
                 if again.code in _NO_FAULT_OF_A_ROW:
                     raise
                 error = again
+
+
+def words_of(values: Any) -> set[str]:
+    """Return the words among values, or in lists of them."""
+    if is_arrow(values):
+        values = tables.decoded(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
+        while pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+            values = tables.decoded(values.flatten())
+        values = values.unique().to_pylist()
+    found: set[str] = set()
+    for value in values:
+        found.update([value] if isinstance(value, str) else [word for word in value if isinstance(word, str)] if _is_list(value) else ())
+    return found
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray)
 
 
 # Errors that every row would raise, such as failing storage or a closed transaction.

@@ -16,6 +16,7 @@ from penstock.changes.tables import is_table
 from penstock.columns.blob import Bytes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
+from penstock.columns.label import Named
 from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
@@ -65,7 +66,7 @@ def import_data(
     `key` names a column of texts or whole numbers that identifies samples. In this mode, samples whose key the dataset has are left out,
     so a table that has grown is completed. Images are known by their `path` without it. "create" refuses an existing dataset. All this
     also holds for commits that are made during the import. `types` maps column names to types;
-    missing types are inferred. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
+    missing types are inferred. `ps.Label([])` and `ps.Labels([])` take their names from the data. `on_error`: "raise" commits nothing, "skip" leaves out the item, "null" stores a null for the value.
     `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
     `storage_options` are those of `ps.open`, for the destination.
     `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
@@ -214,7 +215,9 @@ class _Wanted:
         ):
             if self.mode != "append":
                 transaction._core.begin_import(key, note.get("digest"))
-            appender = Appender(transaction, kinds, self.validate, on_error, report.refused)
+            # A label type without names takes them from the data.
+            opened_labels = [column for column, kind in self.common.types.items() if isinstance(kind, Named) and not kind.names]
+            appender = Appender(transaction, kinds, self.validate, on_error, report.refused, opened_labels)
             for chunk in chunks:
                 report.refused.extend(chunk.refused)
                 if chunk.refused and on_error == "raise":

@@ -28,6 +28,8 @@ INSTEAD = {
     "sql": "write duckdb.sql(…) over ds.to_arrow_dataset()",
     "unique": "write set(ds.vocabulary(column)), or numpy.unique(ds[column][:])",
     "rename_column": "write it in a transaction: tx.rename_column(old, new)",
+    "add_classes": "write it in a transaction: tx.add_classes(column, names)",
+    "rename_class": "write it in a transaction: tx.rename_class(column, old, new)",
     "remove_columns": "choose columns, ds[[…]], or drop them in a transaction: tx.drop_column(name)",
     "add_column": "write it in a transaction: tx.add_column(name, type)",
     "update": "write it in a transaction: tx.update({column: values}, row_ids=…)",

@@ -115,7 +115,14 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
     }
     list_changes(written, &mut proposal, &added, found.changed(), &removed)?;
     proposal.features = sides.theirs.record().features_read | sides.theirs.record().features_write;
-    let state = state_of(&sides.theirs, &mut written.puts)?;
+    let state = match sides.theirs.schema.with_places_of(&sides.ours.schema)? {
+        None => state_of(&sides.theirs, &mut written.puts)?,
+        // The branch keeps the places of its classes.
+        Some(schema) => {
+            let (root, _) = write_root(&sides.theirs.with_schema(Arc::new(schema), &[]), &mut written.puts)?;
+            State { root, samples: sides.theirs.record().samples, live: sides.theirs.record().live }
+        }
+    };
     proposal.theirs = Theirs { parent: None, physical: None, state: Some(state) };
     Ok((proposal, added))
 }

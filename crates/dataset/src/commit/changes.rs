@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, PROVISIONAL, Run};
 use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, Record, RecordKind, Transaction};
@@ -166,11 +167,28 @@ pub struct Proposal {
     pub base: u64,
     pub gc_epoch: u64,
     /// The new schema, if it changed. The record then needs a new root.
-    pub schema: Option<Arc<Schema>>,
+    pub schema: Option<NewSchema>,
     /// What a merge, a reset or a copied commit adds to the record.
     pub theirs: Theirs,
     /// Whether another process may commit the transaction: an earlier one, or one with a copy of the journal.
     pub may_exist: bool,
+}
+
+/// A schema that a transaction changed.
+#[derive(Debug, Clone)]
+pub struct NewSchema {
+    pub before: Arc<Schema>,
+    pub after: Arc<Schema>,
+}
+
+impl NewSchema {
+    /// Return the new schema for a commit whose parent has this one. Another commit may have added classes.
+    pub fn following(&self, parent: &Arc<Schema>) -> Result<Arc<Schema>> {
+        match parent == &self.before {
+            true => Ok(self.after.clone()),
+            false => Schema::merged(&self.before, parent, &self.after).map(Arc::new),
+        }
+    }
 }
 
 /// A part of a commit that comes from another snapshot.
@@ -203,18 +221,31 @@ impl Proposal {
 }
 
 /// How a transaction changed the schema.
-#[derive(Default)]
 pub struct Altered {
+    /// The schema before all changes.
+    pub before: Arc<Schema>,
     /// The ids and names of columns.
     pub dropped: Vec<(u64, String)>,
-    /// Feature bits required to read the fill values.
+    /// The columns with more classes.
+    pub classes: Vec<u64>,
+    /// Whether anything but classes changed.
+    pub has_others: bool,
+    /// Feature bits required to read the new columns.
     pub features: u64,
 }
 
 impl Altered {
-    /// Return the entry of the change set. It conflicts with other schema changes, and with changes of dropped columns.
+    pub fn new(before: Arc<Schema>) -> Altered {
+        Altered { before, dropped: Vec::new(), classes: Vec::new(), has_others: false, features: 0 }
+    }
+
+    /// Return the entry of the change set. More classes conflict with nothing. Other changes conflict with those of another commit, and with
+    /// changes of dropped columns.
     pub fn change(&self) -> Change {
-        schema_change(self.dropped.iter().map(|(column, _)| *column).collect())
+        if self.has_others {
+            return schema_change(self.dropped.iter().map(|(column, _)| *column).collect());
+        }
+        Change { kind: ChangeKind::Classes, columns: self.classes.clone(), rows: RowSet::Runs(Vec::new()) }
     }
 }
 

@@ -73,6 +73,7 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         ChangeKind::Schema => "it changed the schema".to_owned(),
         ChangeKind::Layout => "it moved samples that this transaction also moved".to_owned(),
         ChangeKind::Reset => "it replaced the whole state".to_owned(),
+        ChangeKind::Classes => "it added classes".to_owned(),
     };
     let name = |column: &u64| match names.iter().find(|(id, _)| id == column) {
         Some((_, name)) => format!("`{name}`"),
@@ -119,6 +120,8 @@ fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (ours.kind, theirs.kind) {
         (Reset, _) | (_, Reset) | (Schema, Schema) => always(true),
+        // Classes are merged by name, and samples refer to them by codes that stay the same.
+        (Classes, _) | (_, Classes) => Meets::No,
         (Schema, Append | Value) | (Append | Value, Schema) => always(columns_meet(&ours.columns, &theirs.columns)),
         (Value, Value) if !columns_meet(&ours.columns, &theirs.columns) => Meets::No,
         // A merge lists the samples of another branch that it adds. Two merges must not add the same ones.
@@ -132,7 +135,7 @@ fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
 fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (rows, theirs.kind) {
-        (_, Layout) => Meets::No,
+        (_, Layout | Classes) => Meets::No,
         (_, Reset) => always(true),
         (None, Append | Delete) => always(theirs.rows.ids() > 0),
         (_, Value | Schema) if !columns_meet(columns, &theirs.columns) => Meets::No,
@@ -186,8 +189,15 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [ChangeKind; 6] =
-        [ChangeKind::Append, ChangeKind::Value, ChangeKind::Delete, ChangeKind::Schema, ChangeKind::Layout, ChangeKind::Reset];
+    const KINDS: [ChangeKind; 7] = [
+        ChangeKind::Append,
+        ChangeKind::Value,
+        ChangeKind::Delete,
+        ChangeKind::Schema,
+        ChangeKind::Layout,
+        ChangeKind::Reset,
+        ChangeKind::Classes,
+    ];
 
     fn ten(first: u64) -> RowSet {
         RowSet::Runs(vec![Run { first, count: 10 }])
@@ -227,6 +237,7 @@ mod tests {
         let new = Change { rows: RowSet::Runs(Vec::new()), ..change(Append, &[], 0) };
         assert!(KINDS[..5].iter().all(|kind| *kind == Schema || !meets(new.clone(), change(*kind, &[], 0))));
         assert!(meets(change(Append, &[], 0), change(Append, &[], 9)) && !meets(change(Append, &[], 0), change(Append, &[], 10)));
+        assert!(KINDS.iter().all(|kind| *kind == Reset || !meets(change(Classes, &[1], 0), change(*kind, &[1], 0))));
         assert!(KINDS.iter().all(|kind| meets(change(Reset, &[], 0), change(*kind, &[2], 50))));
         assert!(meets(change(Value, &[1], 0), change(Value, &[1], 9)));
         assert!(!meets(change(Value, &[1], 0), change(Value, &[1], 10)), "changes to disjoint rows do not conflict");
@@ -248,6 +259,7 @@ mod tests {
         assert_eq!(reads(rows(), change(Value, &[1], 9)), Some(Value));
         assert_eq!((reads(rows(), change(Value, &[2], 9)), reads(all(), change(Value, &[2], 9))), (None, None));
         assert_eq!((reads(rows(), change(Delete, &[], 10)), reads(all(), change(Delete, &[], 10))), (None, Some(Delete)));
+        assert_eq!((reads(rows(), change(Classes, &[1], 5)), reads(all(), change(Classes, &[1], 5))), (None, None));
         assert_eq!(conflict(Vec::new(), Vec::new(), change(Schema, &[], 0)), None);
     }
 

@@ -10,10 +10,10 @@ use penstock_format::ids::{ObjectRef, log_folder, record_name, sealed_crc};
 use penstock_format::manifest::Root;
 use penstock_format::record::Record;
 use penstock_format::rows::RowSet;
-use penstock_format::schema::{ColumnSpec, Schema};
+use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Created, Storage, process};
 
-use super::changes::Proposal;
+use super::changes::{NewSchema, Proposal};
 use super::keys::Keys;
 use super::machine::{Event, Machine, Request, Taken};
 use super::queue;
@@ -87,7 +87,7 @@ struct Driver<'a> {
     /// The data files of the stages that the transaction added.
     staged: Arc<HashSet<Id>>,
     /// The new schema, if it changed.
-    schema: Option<Arc<Schema>>,
+    schema: Option<NewSchema>,
     /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
@@ -184,7 +184,7 @@ impl Driver<'_> {
         delete_last(self.base.context.storage.as_ref(), self.puts, self.root_puts);
         let before = self.puts.len();
         let written = match &self.schema {
-            Some(schema) => write_root(&parent.with_schema(schema.clone(), &[]), self.puts),
+            Some(schema) => write_root(&parent.with_schema(schema.following(&parent.schema)?, &[]), self.puts),
             None => write_root(parent, self.puts),
         };
         self.root_puts = self.puts.len() - before;

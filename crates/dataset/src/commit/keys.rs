@@ -51,8 +51,10 @@ impl Keys {
     pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
         let (column, mut found) = (&self.column, None);
         let now = snapshot.schema.columns.iter().find(|spec| spec.id == column.id);
-        if now.is_some_and(|now| now.kind.dtype() != column.kind.dtype()) {
-            let text = format!("cannot commit: another commit, made in the meantime, widened the key column `{}`", column.name);
+        let dtype = |spec: &ColumnSpec| spec.kind.stored().ok().map(|(dtype, _)| dtype);
+        if now.is_some_and(|now| dtype(now) != dtype(column)) {
+            let text =
+                format!("cannot commit: another commit, made in the meantime, changed the dtype of the key column `{}`", column.name);
             return Err(Error::new("conflict", text).column(&column.name).hint(AGAIN));
         }
         snapshot.each_position_of(row_ids, |positions| {

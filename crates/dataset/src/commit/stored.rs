@@ -39,7 +39,7 @@ impl Reader {
             let nulls = self.fixed(column, &mut data)?;
             return Ok(Column::Fixed { data, validity: valid(nulls), samples });
         }
-        let values = self.ragged(column)?;
+        let values = self.stored_ragged(column)?;
         let mut stored = Ragged::default();
         (0..values.len()).for_each(|index| stored.push(values.get(index), values.free(index)));
         Ok(Column::Ragged(stored))

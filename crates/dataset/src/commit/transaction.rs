@@ -14,7 +14,7 @@ use penstock_format::transit::journal::Verb;
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
 
-use super::changes::{Altered, ChangeSet, Member, Proposal, Read, ReadSet, Theirs};
+use super::changes::{Altered, ChangeSet, Member, NewSchema, Proposal, Read, ReadSet, Theirs};
 use super::drive;
 use super::keys::Keys;
 use super::machine;
@@ -340,7 +340,7 @@ impl Transaction {
             features,
             base: self.base.id().number,
             gc_epoch: self.gc_epoch,
-            schema: self.altered.is_some().then(|| self.base.schema.clone()),
+            schema: self.altered.as_ref().map(|altered| NewSchema { before: altered.before.clone(), after: self.base.schema.clone() }),
             theirs: Theirs::default(),
             may_exist: self.journal.is_some(),
         };

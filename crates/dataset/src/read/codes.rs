@@ -1,6 +1,7 @@
 //! Read label and category codes as int64. Category codes refer to the snapshot's vocabulary.
 
 use penstock_error::{Error, Result};
+use penstock_format::classes::Classes;
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::ints::unpack;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
@@ -8,26 +9,42 @@ use penstock_format::schema::{ColumnKind, ColumnSpec};
 use super::fixed::put_own;
 use super::reader::{Nulls, OnCorrupt, Reader, set_null};
 
+/// Say what is wrong with a stored code that no class has.
+pub fn no_class(code: u64, classes: &Classes) -> String {
+    match classes.has_codes() {
+        true => format!("it has code {code}, which none of the column's {} classes has", classes.names.len()),
+        false => format!("it has code {}, but the column has only {} names", code.cast_signed(), classes.names.len()),
+    }
+}
+
 impl Reader {
-    /// Read the codes of a label or category column as int64. Category codes refer to this snapshot's vocabulary.
+    /// Read the codes of a label or category column as int64. Those of labels are places in the list of names, those of categories refer to this
+    /// snapshot's vocabulary.
     pub fn codes(&self, column: &ColumnSpec, out: &mut [i64]) -> Result<Nulls> {
         let (dtype, _) = column.kind.stored()?;
         let mut stored = vec![0u8; self.plan.len() * dtype.size()];
         let mut nulls = self.stored_fixed(column, &mut stored, &[])?;
         let own = self.own_values(column);
-        if let ColumnKind::Label { .. } = column.kind {
+        if let ColumnKind::Label(_) = column.kind {
             put_own(&own, self.plan.len(), &mut stored, &mut nulls);
         }
         for (place, code) in out.iter_mut().enumerate() {
             *code = unpack(&stored, dtype.size() as u8, place) as i64;
         }
         match &column.kind {
-            ColumnKind::Label { names } => {
-                // A null has code 0, even if `names` is empty.
-                let limit = names.len().max(1) as i64;
-                for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit) {
-                    let why = format!("it has code {code}, but the column has only {} names", names.len());
-                    *code = self.null_instead(why, place as u32, &mut nulls).map_err(|(error, place)| self.locate(error, column, place))?;
+            ColumnKind::Label(classes) => {
+                // A null has code 0, even in a column without classes.
+                let (limit, places) = (classes.names.len().max(1) as i64, classes.places());
+                for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit || classes.has_codes()) {
+                    if let Some(found) = places.of(code.cast_unsigned()) {
+                        *code = found as i64;
+                    } else if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
+                        *code = 0;
+                    } else {
+                        let why = no_class(code.cast_unsigned(), classes);
+                        *code =
+                            self.null_instead(why, place as u32, &mut nulls).map_err(|(error, place)| self.locate(error, column, place))?;
+                    }
                 }
             }
             _ => {

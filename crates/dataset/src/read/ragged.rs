@@ -3,12 +3,14 @@
 use bytes::Bytes;
 use penstock_codec::widen;
 use penstock_error::Result;
+use penstock_format::classes::{Classes, Places};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Codec, Layout, Packed};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Frozen, Slot};
 use penstock_tensor::slice::elements;
 
+use super::codes::no_class;
 use super::reader::{ColumnRows, Reader};
 use super::tiles::{Targets, Tiles};
 use crate::prefetch::prefetch;
@@ -110,11 +112,11 @@ impl RaggedValues {
     }
 }
 
-/// Check that the codes of a list of labels refer to names.
-pub fn check_label_codes(codes: &[u8], names: usize) -> Result<()> {
-    match codes.as_chunks::<8>().0.iter().map(|code| u64::from_le_bytes(*code)).find(|code| *code >= names as u64) {
+/// Check that the codes of a list of labels are those of classes.
+pub fn check_label_codes(codes: &[u8], classes: &Classes, places: &Places<'_>) -> Result<()> {
+    match codes.as_chunks::<8>().0.iter().map(|code| u64::from_le_bytes(*code)).find(|code| places.of(*code).is_none()) {
         None => Ok(()),
-        Some(code) => Err(malformed(format!("it has code {}, but the column has only {names} names", code.cast_signed()))),
+        Some(code) => Err(malformed(no_class(code, classes))),
     }
 }
 
@@ -129,8 +131,19 @@ struct OpenBlock {
 }
 
 impl Reader {
-    /// Locate ragged samples in memory. Only compressed blocks and tiles are copied.
+    /// Locate ragged samples in memory. Only compressed blocks and tiles are copied, and lists of labels to which classes were added.
     pub fn ragged(&self, column: &ColumnSpec) -> Result<RaggedValues> {
+        let mut values = self.stored_ragged(column)?;
+        if let Some(classes) = column.kind.classes().filter(|classes| classes.has_codes()) {
+            let places = classes.places();
+            let place = |code: &[u8; 8]| (places.of(u64::from_le_bytes(*code)).unwrap_or(0) as u64).to_le_bytes();
+            values.map(|codes| codes.as_chunks::<8>().0.iter().flat_map(place).collect());
+        }
+        Ok(values)
+    }
+
+    /// Locate ragged samples as `ragged` does. Labels have the codes that files store.
+    pub(crate) fn stored_ragged(&self, column: &ColumnSpec) -> Result<RaggedValues> {
         let (dtype, shape) = column.kind.stored()?;
         let free_count = if column.kind.is_array() { shape.free_count() } else { 0 };
         let mut values = RaggedValues {
@@ -198,16 +211,17 @@ impl Reader {
             let sizes = values.free[place * free_count..].iter_mut().zip(value.free);
             sizes.for_each(|(free, size)| *free = *size);
         }
-        if let ColumnKind::Labels { names } = &column.kind {
-            self.check_labels(column, names.len(), &mut values)?;
+        if let ColumnKind::Labels(classes) = &column.kind {
+            self.check_labels(column, classes, &mut values)?;
         }
         Ok(values)
     }
 
     /// Refuse codes that refer to no name, or make their samples null.
-    fn check_labels(&self, column: &ColumnSpec, names: usize, values: &mut RaggedValues) -> Result<()> {
+    fn check_labels(&self, column: &ColumnSpec, classes: &Classes, values: &mut RaggedValues) -> Result<()> {
+        let places = classes.places();
         for place in 0..values.len() {
-            match check_label_codes(values.get(place).unwrap_or_default(), names) {
+            match check_label_codes(values.get(place).unwrap_or_default(), classes, &places) {
                 Err(error) if self.passes(&error) => {
                     values.replace(place, None);
                     values.free[place] = 0;

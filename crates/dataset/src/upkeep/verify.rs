@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::log::history::History;
 use crate::log::newest;
 use crate::log::refs::pins;
+use crate::read::codes::no_class;
 use crate::read::fixed::check_bools;
 use crate::read::ragged::check_label_codes;
 use crate::snapshot::Snapshot;
@@ -33,9 +34,9 @@ pub struct Report {
     pub data_files: u64,
     pub data_bytes: u64,
     pub samples: u64,
-    pub problems: Vec<Problem>,
     /// Objects that no snapshot refers to. None if they cannot be counted.
     pub unreferenced: Option<Unreferenced>,
+    pub problems: Vec<Problem>,
 }
 
 #[derive(Debug, Clone)]
@@ -86,8 +87,8 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     for Fill(file) in snapshot.fills() {
         check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
-    note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     report.unreferenced = unreferenced(&snapshot.context)?;
+    note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     note(&mut report, "row ids".into(), check_deletions(snapshot))?;
     let record = snapshot.record();
     report.samples = report.samples.saturating_sub(record.samples - record.live); // Deleted samples were checked as well.
@@ -338,19 +339,34 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: im
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {
         ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
-        ColumnKind::Label { names } => check_codes(chunk, bytes, names.len(), valid),
-        ColumnKind::Labels { names } => check_label_codes(bytes, names.len()),
-        ColumnKind::Category => check_codes(chunk, bytes, chunk.dictionary.as_ref().map_or(0, Strings::len), valid),
+        ColumnKind::Label(classes) => {
+            let places = classes.places();
+            check_codes(chunk, bytes, |code| places.of(code).ok_or_else(|| no_class(code, classes)).map(|_| ()), valid)
+        }
+        ColumnKind::Labels(classes) => check_label_codes(bytes, classes, &classes.places()),
+        ColumnKind::Category => {
+            let words = chunk.dictionary.as_ref().map_or(0, Strings::len) as u64;
+            let known =
+                |code: u64| if code < words { Ok(()) } else { Err(format!("it has code {code}, but only {words} codes are defined")) };
+            check_codes(chunk, bytes, known, valid)
+        }
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
         _ => Ok(()),
     }
 }
 
-fn check_codes(chunk: &Chunk, bytes: &[u8], words: usize, valid: impl Fn(u64) -> bool) -> Result<()> {
+fn check_codes(
+    chunk: &Chunk,
+    bytes: &[u8],
+    known: impl Fn(u64) -> std::result::Result<(), String>,
+    valid: impl Fn(u64) -> bool,
+) -> Result<()> {
     for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
         let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
-        if code >= words as u64 && valid(place as u64) {
-            return Err(malformed(format!("a value has code {code}, but only {words} codes are defined")));
+        if let Err(why) = known(code)
+            && valid(place as u64)
+        {
+            return Err(malformed(format!("a value is wrong: {why}")));
         }
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
+use penstock_format::classes::Classes;
 use penstock_format::schema::ColumnKind;
 use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
@@ -22,8 +23,8 @@ pub struct Input {
 /// Check a column's values according to its kind, and convert them to their stored form. Categories are converted by `vocabulary`.
 pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Column> {
     match kind {
-        ColumnKind::Label { names } => label_codes(names, column, words),
-        ColumnKind::Labels { names } => check_labels(names, column),
+        ColumnKind::Label(classes) => label_codes(classes, column, words),
+        ColumnKind::Labels(classes) => check_labels(classes, column),
         ColumnKind::Text | ColumnKind::Json => check_text(column),
         ColumnKind::Image { .. } => check_media(column, Media::Image, validate),
         ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),
@@ -67,10 +68,11 @@ fn unknown_label(names: &[String], what: String, row: usize) -> Error {
         .at_row(row as u64)
 }
 
-/// Check lists of label codes.
-fn check_labels(names: &[String], column: Column) -> Result<Column> {
+/// Check lists of places in the list of classes, and convert them to codes.
+fn check_labels(classes: &Classes, column: Column) -> Result<Column> {
+    let names = &classes.names[..];
     let column = check_values(column, Dtype::Int64, &Shape::free(), None)?;
-    let Column::Ragged(ragged) = &column else { return Err(Error::new("invalid-value", "found a tensor, expected lists of labels")) };
+    let Column::Ragged(mut ragged) = column else { return Err(Error::new("invalid-value", "found a tensor, expected lists of labels")) };
     for row in (0..ragged.len()).filter(|row| !ragged.is_null(*row)) {
         let codes = ragged.value(row);
         let unknown = codes_of(codes, codes.len() / 8)?.find(|code| !(0..names.len() as i64).contains(code));
@@ -78,12 +80,18 @@ fn check_labels(names: &[String], column: Column) -> Result<Column> {
             return Err(unknown_label(names, format!("code {code}"), row));
         }
     }
-    Ok(column)
+    if classes.has_codes() {
+        // Nulls are empty, so each of these is the place of a class.
+        for code in ragged.data.as_chunks_mut::<8>().0 {
+            *code = classes.code_of(u64::from_le_bytes(*code) as usize).unwrap_or_default().to_le_bytes();
+        }
+    }
+    Ok(Column::Ragged(ragged))
 }
 
-/// Convert labels to codes of the smallest suitable width. The input contains codes, names, or indexes into `words`.
-pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
-    let (dtype, _) = ColumnKind::Label { names: names.to_vec() }.stored()?;
+/// Convert labels to codes as data files store them. The input contains places in the list of classes, names, or indexes into `words`.
+pub fn label_codes(classes: &Classes, column: Column, words: Option<Arc<Ragged>>) -> Result<Column> {
+    let (names, dtype) = (&classes.names[..], classes.dtype());
     let unknown = |what: String, row: usize| unknown_label(names, what, row);
     let (codes, validity): (Vec<i64>, _) = match column {
         Column::Fixed { data, validity, samples } if let Some(words) = words => {
@@ -121,7 +129,8 @@ pub fn label_codes(names: &[String], column: Column, words: Option<Arc<Ragged>>)
         if !null && !(0..names.len() as i64).contains(code) {
             return Err(unknown(format!("code {code}"), row));
         }
-        data.extend_from_slice(&(if null { 0 } else { *code }).to_le_bytes()[..dtype.size()]);
+        let stored = if null { None } else { classes.code_of(*code as usize) };
+        data.extend_from_slice(&stored.unwrap_or(0).to_le_bytes()[..dtype.size()]);
     }
     Ok(Column::Fixed { data, validity, samples: codes.len() })
 }

@@ -154,6 +154,14 @@ impl Transaction {
         self.change(py, |inner| inner.rename_column(old, new))
     }
 
+    fn add_classes(&self, py: Python<'_>, name: &str, classes: Vec<String>) -> PyResult<()> {
+        self.change(py, |inner| inner.add_classes(name, &classes))
+    }
+
+    fn rename_class(&self, py: Python<'_>, name: &str, old: &str, new: &str) -> PyResult<()> {
+        self.change(py, |inner| inner.rename_class(name, old, new))
+    }
+
     fn widen_column(&self, py: Python<'_>, name: &str, dtype: &str) -> PyResult<()> {
         self.change(py, |inner| inner.widen_column(name, dtype))
     }

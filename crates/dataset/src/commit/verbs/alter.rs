@@ -1,10 +1,11 @@
-//! Changes of the schema in a transaction: add, drop, rename and widen columns. No data file is rewritten.
+//! Changes of the schema in a transaction: add, drop, rename and widen columns, add and rename classes. No data file is rewritten.
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::data_name;
-use penstock_format::record::FEATURE_WIDENED;
+use penstock_format::record::{FEATURE_CLASSES, FEATURE_WIDENED};
 use penstock_format::schema::{ColumnSpec, Schema};
 
+use crate::commit::changes::Altered;
 use crate::commit::transaction::{Transaction, prepare};
 use crate::write::check::Input;
 use crate::write::column::Stored;
@@ -42,7 +43,7 @@ impl Transaction {
                 schema.set_fill(file.clone());
             }
         }
-        self.altered.get_or_insert_default().features |= features;
+        self.altered().features |= features;
         self.set_schema(schema)
     }
 
@@ -57,7 +58,7 @@ impl Transaction {
             return Err(Error::new("invalid-argument", text).hint("pass force=True; earlier snapshots keep the column"));
         }
         self.keys.retain(|keys| keys.column.id != spec.id);
-        self.altered.get_or_insert_default().dropped.push((spec.id, spec.name.clone()));
+        self.altered().dropped.push((spec.id, spec.name.clone()));
         self.set_schema(schema)
     }
 
@@ -66,7 +67,7 @@ impl Transaction {
         self.check_open()?;
         self.check_repeatable("rename a column")?;
         let schema = self.base.schema.renamed(old, new)?;
-        self.altered.get_or_insert_default();
+        self.altered();
         self.set_schema(schema)
     }
 
@@ -75,13 +76,59 @@ impl Transaction {
         self.check_open()?;
         self.check_repeatable("widen a column")?;
         let schema = self.base.schema.widened(name, dtype)?;
-        if self.base.column(name).is_ok_and(|spec| self.keys.iter().any(|keys| keys.column.id == spec.id)) {
-            let text = format!("cannot widen column `{name}`: this transaction has used it as a key");
-            return Err(Error::new("invalid-argument", text).hint("widen it before the upsert, or in another transaction"));
-        }
+        self.check_not_key(name, "widen")?;
         self.write_pending()?;
-        self.altered.get_or_insert_default().features |= FEATURE_WIDENED;
+        self.altered().features |= FEATURE_WIDENED;
         self.set_schema(schema)
+    }
+
+    /// Add classes to a label column, except those that it has. Other commits may add theirs in the meantime.
+    pub fn add_classes(&mut self, name: &str, classes: &[String]) -> Result<()> {
+        self.check_open()?;
+        self.check_repeatable("add classes")?;
+        let Some(schema) = self.base.schema.with_classes(name, classes)? else { return Ok(()) };
+        let dtype = |schema: &Schema| schema.column(name).and_then(|(_, spec)| spec.kind.stored().ok()).map(|(dtype, _)| dtype);
+        if dtype(&schema) != dtype(&self.base.schema) {
+            self.check_not_key(name, "add classes to")?;
+            self.write_pending()?;
+        }
+        let column = self.base.column(name)?.id;
+        let altered = self.altered_classes();
+        altered.features |= FEATURE_CLASSES;
+        if !altered.classes.contains(&column) {
+            altered.classes.push(column);
+        }
+        self.set_schema(schema)
+    }
+
+    /// Give a class of a label column another name. Samples of the class follow.
+    pub fn rename_class(&mut self, name: &str, old: &str, new: &str) -> Result<()> {
+        self.check_open()?;
+        self.check_repeatable("rename a class")?;
+        let schema = self.base.schema.with_class_renamed(name, old, new)?;
+        self.altered();
+        self.set_schema(schema)
+    }
+
+    /// Return the changes of the schema so far, to which a change that is not one of classes will be added.
+    fn altered(&mut self) -> &mut Altered {
+        let altered = self.altered_classes();
+        altered.has_others = true;
+        altered
+    }
+
+    fn altered_classes(&mut self) -> &mut Altered {
+        let before = &self.base.schema;
+        self.altered.get_or_insert_with(|| Altered::new(before.clone()))
+    }
+
+    /// Refuse to change how the values of a column are stored if the transaction compares them.
+    fn check_not_key(&self, name: &str, verb: &str) -> Result<()> {
+        if self.base.column(name).is_ok_and(|spec| self.keys.iter().any(|keys| keys.column.id == spec.id)) {
+            let text = format!("cannot {verb} column `{name}`: this transaction has used it as a key");
+            return Err(Error::new("invalid-argument", text).hint("do it before the upsert, or in another transaction"));
+        }
+        Ok(())
     }
 
     /// Return whether any data file lists a column. Cost: reads the manifest.

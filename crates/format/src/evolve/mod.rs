@@ -1,5 +1,7 @@
 //! Changes of a schema: add, drop, rename and widen columns, and merge the changes of two branches (spec section 8).
 
+mod classes;
+
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
@@ -78,7 +80,10 @@ impl Schema {
     pub fn widen_to(&mut self, other: &Schema) -> Option<String> {
         let find = |id: u64| other.columns.iter().find(|known| known.id == id);
         let mut failed = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
-        failed.find_map(|(known, column)| (!column.take_wider(known)).then(|| column.name.clone()))
+        let fits = |column: &mut ColumnSpec, known: &ColumnSpec| {
+            column.take_wider(known) && column.kind.classes().is_none_or(|classes| classes.repeated().is_none())
+        };
+        failed.find_map(|(known, column)| (!fits(column, known)).then(|| column.name.clone()))
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
@@ -89,7 +94,7 @@ impl Schema {
         })
     }
 
-    fn next(&self) -> Schema {
+    pub(crate) fn next(&self) -> Schema {
         Schema { schema_id: self.schema_id + 1, ..self.clone() }
     }
 
@@ -97,7 +102,7 @@ impl Schema {
         format!("columns: {}", self.columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>().join(", "))
     }
 
-    fn found(&self, name: &str, verb: &str) -> Result<&ColumnSpec> {
+    pub(crate) fn found(&self, name: &str, verb: &str) -> Result<&ColumnSpec> {
         self.column(name).map(|(_, column)| column).ok_or_else(|| {
             Error::new("column-not-found", format!("cannot {verb} column `{name}`: the dataset has no such column")).hint(self.names())
         })
@@ -123,9 +128,9 @@ impl Schema {
         for column in &mut merged.columns {
             let (Some(their), base) = (other.get(&column.id), before.get(&column.id)) else { continue };
             // Columns that belong to another one follow its name, so their own definitions are compared without it.
-            // Dtypes are compared below.
+            // Dtypes and classes are merged below.
             let plain = |spec: &ColumnSpec| {
-                let kind = spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind);
+                let kind = spec.with_dtype("").map_or_else(|| spec.kind.without_of(), |spec| spec.kind).without_classes();
                 (spec.name.clone(), kind, spec.codec, spec.fill.clone())
             };
             let own = column.clone();
@@ -134,6 +139,9 @@ impl Schema {
                 Some(base) if plain(column) == plain(base) => *column = their.clone(),
                 _ if plain(column) == plain(their) => {}
                 _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
+            }
+            if let Err(what) = column.merge_classes(base, &own, their) {
+                return conflict(&own.name, &what);
             }
             if ![Some(&own), Some(their), base].into_iter().flatten().all(|other| column.take_wider(other)) {
                 return conflict(&column.name, "no dtype has the values of both");
@@ -182,9 +190,16 @@ impl ColumnSpec {
         Some(column)
     }
 
-    /// Give this column the dtype of another one with the same id if that is wider, and the earlier dtypes of both. Returns false if neither dtype
-    /// represents the values of the other one.
+    /// Give this column the dtype of another one with the same id if that is wider, and the earlier dtypes and the classes of both. Returns false
+    /// if neither dtype represents the values of the other one.
     pub fn take_wider(&mut self, other: &ColumnSpec) -> bool {
+        if let (Some(classes), Some(more)) = (self.kind.classes_mut(), other.kind.classes()) {
+            classes.take(more);
+            if self.was.is_empty() {
+                self.was.clone_from(&other.was);
+            }
+            return true;
+        }
         let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned)) else { return true };
         let widens =
             |from: &str, to: &str| matches!((Dtype::from_name(from), Dtype::from_name(to)), (Some(from), Some(to)) if from.widens_to(to));
@@ -228,6 +243,13 @@ impl ColumnKind {
         {
             *of = new.to_owned();
         }
+    }
+
+    fn without_classes(mut self) -> ColumnKind {
+        if let Some(classes) = self.classes_mut() {
+            *classes = Default::default();
+        }
+        self
     }
 
     fn without_of(&self) -> ColumnKind {
