@@ -543,7 +543,7 @@ class Dataset:
 
     def names(self):
         """Section 9: return a dict that maps (kind, name) to the branch, number and uuid of a snapshot."""
-        if not self._get(self._place("refs", 0), must=False):
+        if not self._get("refs/hint", must=False) and not self._get(self._place("refs", 0), must=False):
             return {}
         number = self._newest("refs")
         names = envelope(self._get(self._place("refs", number)), b"PNSN", "names", f"names {number}")

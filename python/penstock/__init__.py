@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock import torch as torch
     from penstock import transforms as transforms
     from penstock._core import VERSION as __version__
+    from penstock.changes.receipt import Receipt
     from penstock.changes.stage import Stage
     from penstock.columns.blob import Bytes
     from penstock.columns.boxes import Boxes
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.loader.mixture import Mix, mix
     from penstock.loader.order import Replacement, Window
     from penstock.ragged import Ragged
-    from penstock.transaction import Receipt, Transaction
+    from penstock.transaction import Transaction
     from penstock.views.column import Column
     from penstock.views.concat import Concat, concat
     from penstock.views.view import View
@@ -111,6 +112,7 @@ __all__ = [
 
 # Maps each module to its public names. Names are imported on first use, so that `import penstock` and `penstock --help` are fast.
 _NAMES = {
+    "penstock.changes.receipt": "Receipt",
     "penstock.changes.stage": "Stage",
     "penstock.columns.blob": "Bytes",
     "penstock.columns.boxes": "Boxes",
@@ -124,7 +126,7 @@ _NAMES = {
     "penstock.columns.tensor": "Tensor",
     "penstock.columns.text": "Text",
     "penstock.dataset": "Dataset configure create open",
-    "penstock.transaction": "Receipt Transaction",
+    "penstock.transaction": "Transaction",
     "penstock.history.log": "Commit Difference Log",
     "penstock.errors": "AlreadyExistsError ClosedError ConflictError CorruptError Error InternalError InvalidInputError NotFoundError OutOfRangeError PermissionDeniedError UnavailableError UnsupportedError",
     "penstock.loader": "Loader",

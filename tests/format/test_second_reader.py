@@ -1,6 +1,7 @@
 """An independent reader (spec_reader.py), based only on the specification, reads the same values as Penstock."""
 
 import pathlib
+import shutil
 
 import numpy as np
 import penstock as ps
@@ -46,6 +47,17 @@ def compare(place):
 @pytest.mark.local
 def test_golden_files_read_the_same():
     compare(GOLDEN)
+
+
+@pytest.mark.local
+def test_golden_names_read_the_same(tmp_path):
+    """The newest names record of a dataset with its object, after hundreds of operations. Earlier records and objects are not there."""
+    golden = GOLDEN.with_name("names")
+    shutil.copytree(golden, tmp_path / "set")
+    (tmp_path / "set" / "contents.txt").unlink()
+    expected = sorted((golden / "contents.txt").read_text("utf-8").splitlines())
+    assert sorted(ps.open(tmp_path / "set").tags()) == expected
+    assert sorted(name for _, name in spec_reader.Dataset(tmp_path / "set").names()) == expected
 
 
 WIDER = {

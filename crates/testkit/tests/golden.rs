@@ -11,13 +11,12 @@ use bytes::Bytes;
 use penstock_dataset::{Context, Policies, Policy, Snapshot, Texts, create, create_branch, create_tag, merge, verify};
 use penstock_error::Result as Ours;
 use penstock_format::datafile::Tail;
-use penstock_format::ids::{NAMES_FOLDER, ObjectRef, names_name, numbered, record_number, rows_name};
+use penstock_format::ids::{record_number, rows_name};
 use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
-use penstock_format::names::{Folded, Layer, NameKind, Names, NewLayer, Operation};
+use penstock_format::names::Names;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
-use penstock_format::{Id, SnapshotId};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
@@ -149,68 +148,6 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
         seen[kind] += 1;
     }
     assert!(seen.iter().all(|count| *count > 0), "every kind of object must occur: {seen:?}");
-    Ok(())
-}
-
-/// Return a record of the names log after hundreds of operations, and its objects, with the same bytes each time.
-fn names() -> Result<Objects, Box<dyn std::error::Error>> {
-    let (mut folded, mut objects) = (Folded::default(), Objects::new());
-    for number in 0..900u64 {
-        let kind = if number.is_multiple_of(37) {
-            NameKind::Branch
-        } else if number.is_multiple_of(3) {
-            NameKind::Pin
-        } else {
-            NameKind::Tag
-        };
-        let name = format!("{} {}", "größe / ✓ ".repeat((number % 5) as usize), number % 300);
-        let target = SnapshotId { branch: number % 4, number: number * 7919, uuid: Id([number as u8; 16]) };
-        let removes = folded.get(kind, &name).is_some() && number % 11 > 5;
-        let mut id = [7; 16];
-        id[..8].copy_from_slice(&number.to_be_bytes());
-        let (record, new) = folded.followed_by(Operation { removes, kind, name, target }, 1_000_000 + number as i64, Id(id));
-        let last = Bytes::from(record.encode());
-        if let Some(NewLayer { layer, body }) = &new {
-            objects.insert(names_name(layer.object.id), body.clone().into());
-        }
-        let needed: Vec<String> = record.objects.iter().map(|object| names_name(object.id)).collect();
-        objects.retain(|name, _| needed.contains(name)); // The record before and its other objects are not needed.
-        objects.insert(numbered(NAMES_FOLDER, number), last);
-        folded.follow(record, new.into_iter().map(|new| new.layer).collect())?;
-    }
-    Ok(objects)
-}
-
-#[test]
-fn golden_names_read_the_same_and_are_written_the_same_way() -> Result<(), Box<dyn std::error::Error>> {
-    let (folder, written) = (folder().with_file_name("names"), names()?);
-    let list = |folded: &Folded| {
-        let of_kind = |kind| folded.all(kind).into_iter().map(move |(name, target)| format!("{kind:?} {name} {target}"));
-        [NameKind::Branch, NameKind::Tag, NameKind::Pin].into_iter().flat_map(of_kind).collect::<Vec<String>>().join("\n")
-    };
-    let read = |objects: &Objects| -> Result<Folded, Box<dyn std::error::Error>> {
-        let (name, body) = objects.iter().find(|(name, _)| name.starts_with(NAMES_FOLDER)).ok_or("no record")?;
-        let number = u64::MAX - name.rsplit('/').next().ok_or("no number")?.parse::<u64>()?;
-        let mut folded = Folded::default();
-        let record = Names::parse(body, number)?;
-        let layer = |object: &ObjectRef| Layer::parse(*object, &objects[&names_name(object.id)]);
-        let layers = folded.unknown(&record).iter().map(layer).collect::<Ours<Vec<Layer>>>()?;
-        assert!(layers.len() > 1, "several objects");
-        folded.follow(record, layers)?;
-        Ok(folded)
-    };
-    if std::env::var("PENSTOCK_GOLDEN").is_ok_and(|mode| mode == "write") {
-        let _ = std::fs::remove_dir_all(&folder); // The folder may not exist yet.
-        for (name, body) in &written {
-            std::fs::create_dir_all(folder.join(name).parent().ok_or("no parent")?)?;
-            std::fs::write(folder.join(name), body)?;
-        }
-        std::fs::write(folder.join("contents.txt"), list(&read(&written)?))?;
-    }
-    let mut objects = Objects::new();
-    load(&folder, "", &mut objects)?;
-    assert_eq!(list(&read(&objects)?), std::fs::read_to_string(folder.join("contents.txt"))?);
-    assert_eq!(written, objects);
     Ok(())
 }
 

@@ -227,7 +227,7 @@ struct Values {
     column: Column,
     words: WordList,
     category: bool,
-    /// The dtype of numbers.
+    /// The dtype of numbers, or of the codes of labels.
     dtype: Option<Dtype>,
 }
 
@@ -237,7 +237,7 @@ impl Values {
         reader.fetch(&[spec], Purpose::Take)?;
         let mut words = WordList::default();
         let column = reader.stored(spec, &mut words)?;
-        let dtype = spec.kind.dtype().and_then(Dtype::from_name);
+        let dtype = spec.kind.stored().ok().map(|(dtype, _)| dtype);
         Ok(Values { column, words, category: matches!(spec.kind, penstock_format::schema::ColumnKind::Category), dtype })
     }
 
