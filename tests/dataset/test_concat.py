@@ -138,6 +138,7 @@ def test_a_loader_of_joined_views_visits_each_sample_once_in_one_order(parts, or
         "seed": 3,
         "columns": ["n", "label", "word", "text", "image"],
         "nulls": {"label": "mask", "text": ""},
+        "ragged": ["image"],
     }
     loader = both.loader(**options)
     batches = list(loader)

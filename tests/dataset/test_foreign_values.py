@@ -96,7 +96,7 @@ def test_what_scan_gives_can_be_appended(root):
     one.append(
         {
             "b": [1.5, None, -2.0], "bs": [[1, 2], None, [0.5, 3]], "t": [np.arange(6).reshape(2, 3), None, -np.arange(6).reshape(2, 3)],
-            "r": [rng.random((3, 2), np.float32), None, np.zeros((0, 2), np.float32)], "x": [rng.random((2, 4), np.float32), None, np.zeros((0, 4))],
+            "r": [rng.random((3, 2), np.float32), None, np.zeros((0, 2), np.float32)], "x": [np.float32([[0.1, 0.2, 0.5, 0.7], [0, 0, 1, 1]]), None, np.zeros((0, 4))],
             "k": [rng.random((1, 2, 2), np.float32), None, np.zeros((0, 2, 2))], "w": ["v", None, "w"], "l": ["b", None, "a"], "s": ["é", None, ""],
             "y": [b"\xff", None, b""], "when": [7, None, -7], "n": [2**64 - 1, None, 0],
         }

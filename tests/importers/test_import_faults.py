@@ -106,7 +106,7 @@ def test_columns_that_come_late_are_refused_and_never_dropped(root, tmp_path, mo
 
 
 def test_an_image_alone_is_not_taken_for_many(root):
-    ds = ps.create(root, {"image": ps.Image(), "label": "int32"})
+    ds = ps.create(root, {"image": ps.Image(mode="stored"), "label": "int32"})
     pixels = np.zeros((5, 6, 3), np.uint8)
     for one in (pixels, pixels[:, :, :1], np.zeros((5, 6, 4), np.uint16)):
         with pytest.raises(ps.InvalidInputError, match="one image") as caught:

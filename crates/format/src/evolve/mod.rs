@@ -295,6 +295,7 @@ impl ColumnKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::classes::Classes;
     use crate::datafile::Codec;
 
     fn column(name: &str, kind: ColumnKind) -> ColumnSpec {

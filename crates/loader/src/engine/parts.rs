@@ -2,6 +2,7 @@
 //! are read (docs/design/0005-tiles.md). Samples that share a block with others are read whole, and cut later.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -112,8 +113,8 @@ impl Recipe {
         }
         let mut extents: HashMap<usize, Vec<Extent>> = HashMap::new();
         for (output, _) in self.pipeline.outputs.iter().zip(&self.in_parts).filter(|(_, in_parts)| **in_parts) {
-            if !extents.contains_key(&output.column) {
-                extents.insert(output.column, reads.extents(&self.specs, output.column)?);
+            if let Entry::Vacant(missing) = extents.entry(output.column) {
+                missing.insert(reads.extents(&self.specs, output.column)?);
             }
         }
         let mut planned: Vec<Planned> = Vec::new();
