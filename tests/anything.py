@@ -40,7 +40,7 @@ def values(rng, name, kind, count):
         "other": lambda: f"w{rng.integers(5)}", "cloud": lambda: floats(size(9000), 3),
         "twice": lambda: rng.integers(0, 9, (size(3), 2, size(40))).astype(np.int16),
         "tiled": lambda: rng.integers(0, 9, (size(30), size(50))).astype(np.int16), "even": lambda: rng.integers(0, 9, (9, 9)).astype(np.uint8),
-        "boxes": lambda: rng.random((size(3), 4), dtype=np.float32), "mask": lambda: np.full((3, 4), size(7), np.uint8),
+        "boxes": lambda: np.sort(rng.random((size(3), 2, 2), dtype=np.float32), axis=1).reshape(-1, 4), "mask": lambda: np.full((3, 4), size(7), np.uint8),
         "image": lambda: np.full((2, 5, 3), size(7), np.uint8), "points": lambda: rng.random((size(2), 2, 2), dtype=np.float32),
         "classes": lambda: rng.integers(0, 2, size(9)),
     }[name]  # fmt: skip
