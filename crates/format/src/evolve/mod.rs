@@ -339,7 +339,7 @@ mod tests {
         let schema = base()?.with_column(labels("boxes"), 7)?.renamed("boxes", "places")?;
         assert_eq!(schema.column("labels").and_then(|(_, column)| column.kind.of()), Some("places"));
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
-        let more = schema.with_classes("labels", &["dog".into()])?.unwrap_or_default();
+        let more = schema.with_classes("labels", &["dog".into()])?.unwrap_or_else(|| schema.clone());
         assert_eq!(
             (Schema::parse(&more.to_json()?)?, more.column("labels").and_then(|(_, column)| column.kind.of())),
             (more.clone(), Some("places"))
