@@ -145,7 +145,7 @@ def test_import_reports_refusals_and_verify_finds_damage(root, tmp_path):
     run("import", tmp_path / "a.jsonl", root, code=1)
     done = run("import", tmp_path / "a.jsonl", root, "--on-error", "skip", "--type", "x=int16", "--json")
     report = json.loads(done.stdout)
-    assert report["samples"] == 2 and [set(refusal) for refusal in report["refused"]] == [{"path", "code", "message"}]
+    assert report["samples"] == 2 and [set(refusal) for refusal in report["refused"]] == [{"path", "code", "message", "hint"}]
     assert "refused" in run("import", tmp_path / "a.jsonl", root.with_name("b"), "--on-error", "skip").stderr
     ds = ps.open(root)
     ds.append({"x": np.arange(1000)})
