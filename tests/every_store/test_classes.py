@@ -283,3 +283,22 @@ def test_branches_with_classes_are_those_of_a_model(root, seed):
             assert set(order) == set(names) and order[: len(places[here])] == places[here], "codes never change"
             places[here] = order
     assert not any(handle.verify()["problems"] for handle in handles)
+
+
+@pytest.mark.parametrize("wider", [True, False])
+@pytest.mark.parametrize(("key", "kind", "fill"), [("label", ps.Label(["cat", "dog"]), "dog"), ("k", "int16", -3)])
+def test_the_fill_value_of_a_new_column_is_a_key_in_the_dtype_that_the_column_gets(root, key, kind, fill, wider):
+    """A commit in the meantime appends a sample without the column, so that it has the fill value too."""
+    ds = ps.create(root, {"n": "int32"})
+    ds.append({"n": [1]})
+    tx, other = ps.open(root).transaction(), ps.open(root)
+    tx.add_column(key, kind, fill=fill)
+    if wider and key == "label":
+        tx.add_classes("label", ["fox"])
+    elif wider:
+        tx.widen_column("k", "int64")
+    tx.upsert({key: [fill], "n": [2]}, key=key)
+    other.append({"n": [3]})
+    with pytest.raises(ps.ConflictError):
+        tx.commit()
+    assert sorted(newest(ds, 2)["n"][:].tolist()) == [1, 3]

@@ -267,7 +267,7 @@ def test_keys_and_wider_dtypes_in_the_meantime(root):
     with other.transaction() as rival:
         rival.widen_column("k", "int64")
     other.append({"k": [99], "v": [2]})
-    with pytest.raises(ps.ConflictError, match="widened the key column `k`"):
+    with pytest.raises(ps.ConflictError, match="changed the dtype of the key column `k`"):
         tx.commit()
     with newest(ds, 3).transaction() as tx:
         tx.upsert({"k": [7, 99], "v": [1, 3]}, key="k")

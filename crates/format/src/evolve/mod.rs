@@ -339,6 +339,11 @@ mod tests {
         let schema = base()?.with_column(labels("boxes"), 7)?.renamed("boxes", "places")?;
         assert_eq!(schema.column("labels").and_then(|(_, column)| column.kind.of()), Some("places"));
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
+        let more = schema.with_classes("labels", &["dog".into()])?.unwrap_or_else(|| schema.clone());
+        assert_eq!(
+            (Schema::parse(&more.to_json()?)?, more.column("labels").and_then(|(_, column)| column.kind.of())),
+            (more.clone(), Some("places"))
+        );
         for refused in [schema.without_column("places"), base()?.with_column(labels("image"), 7), base()?.with_column(labels("none"), 7)] {
             assert!(refused.is_err_and(|error| error.code() == "invalid-schema"));
         }
