@@ -343,7 +343,8 @@ def test_merges_made_at_once_add_samples_once(root, what):
 
 
 def test_each_side_merged_an_older_commit_of_the_other(root):
-    """Two common ancestors disagree about what changed since. Nothing is lost: it is a conflict, which a policy decides."""
+    """Two common ancestors disagree about what changed since. Nothing is lost: it is a conflict, which a policy decides. A sample that one side
+    has seen and deleted, and that the other one left alone, does not conflict."""
     ds = ps.create(root, {"x": "int32"})
     ids = ds.append({"x": [0, 0]}).row_ids
     exp = ds.create_branch("exp")
@@ -363,8 +364,8 @@ def test_each_side_merged_an_older_commit_of_the_other(root):
         tx.delete(row_ids=gone)
     with pytest.raises(ps.ConflictError) as caught:
         ds.merge("exp")
-    assert set(caught.value.row_ids) == {int(ids[0]), int(gone[0])}
-    for policy, expected in (("ours", [0, 1, 5, 77]), ("theirs", [0, 0, 5])):
+    assert set(caught.value.row_ids) == {int(ids[0])}
+    for policy, expected in (("ours", [0, 1, 5]), ("theirs", [0, 0, 5])):
         side = ds.create_branch(policy)
         side.merge("exp", on_conflict=policy)
         assert sorted(side["x"][:].tolist()) == expected and not side.verify()["problems"]

@@ -109,7 +109,7 @@ def check(place, kind, opened):
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for options, mebibytes in CONFIGURATIONS[kind]:
             told, came, line = pool.apply(measured, (str(place), options, mebibytes, opened))
-            near = all(abs(said - found) <= max(0.1 * found, least) for said, found, least in zip(told, came, (2, 4096), strict=True))
+            near = all(abs(said - found) <= max(0.1 * found, least) for said, found, least in zip(told, came, (4, 4096), strict=True))
             if not near:
                 wrong.append((kind, options, mebibytes, told, came, line))
     assert not wrong, "\n".join(map(str, wrong))
