@@ -59,17 +59,17 @@ def test_hugging_face_opens_what_is_exported(ds, tmp_path):
     ds.to_parquet(tmp_path / "files", tensors="list", file_bytes=2000)
     assert len(list((tmp_path / "files").iterdir())) > 2
     theirs = datasets.load_dataset("parquet", data_dir=str(tmp_path / "files"), split="train", cache_dir=str(tmp_path / "cache"))
-    assert isinstance(theirs.features["image"], datasets.Image) and theirs.features["label"].names == ["cat", "dog"]
+    assert isinstance(theirs.features["image"], datasets.Image)
     assert len(theirs) == len(ds)
     for row, sample in zip(theirs, ds, strict=True):
         assert (row["image"] is None) == (sample["image"] is None)
         if row["image"] is not None:
             assert (np.asarray(row["image"]) == sample["image"]).all()
-        assert [row[name] for name in ("label", "n", "flag", "text")] == [sample[name] for name in ("label", "n", "flag", "text")]
-        for name in ("boxes", "classes", "vector", "cloud"):
+        assert [row[name] for name in ("n", "flag", "text")] == [sample[name] for name in ("n", "flag", "text")]
+        assert row["label"] == ["cat", "dog"][sample["label"]]
+        assert row["classes"] == (None if sample["classes"] is None else [["a", "b"][code] for code in sample["classes"]])
+        for name in ("boxes", "vector", "cloud"):
             assert row[name] == nested(sample[name]), name
-    report = ps.importers.import_data(theirs, tmp_path / "again")
-    assert report.samples == len(ds)
 
 
 @pytest.mark.parametrize("tensors", ["arrow", "list"])
@@ -84,7 +84,10 @@ def test_our_own_import_restores_types_and_values(tmp_path, tensors, several):
     again = ps.open(tmp_path / "again")
     assert dict(again.schema) == dict(ds.schema)
     for name in kinds:
-        assert again.to_arrow([name])[name].to_pylist() == ds.to_arrow([name])[name].to_pylist() or name in ("fixed", "half", "cloud"), name
+        if name != "twice" or tensors == "arrow":  # Lists cannot keep the sizes behind an empty dimension.
+            assert str(again.to_arrow([name])[name].to_pylist()) == str(ds.to_arrow([name])[name].to_pylist()), (
+                name
+            )  # As text, NaN is equal to NaN.
 
 
 def test_files_have_about_the_wanted_size_and_all_samples_in_order(tmp_path):
@@ -147,7 +150,7 @@ def test_files_are_written_to_object_stores(minio, ds, several):
     folder = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     uri = f"{folder}/files" if several else f"{folder}/one.parquet"
     options = {"endpoint_url": minio.endpoint}
-    assert ds.to_parquet(uri, tensors="list", file_bytes=3000 if several else None, storage_options=options) == len(ds)
+    assert ds.to_parquet(uri, tensors="list", file_bytes=1000 if several else None, storage_options=options) == len(ds)
     store, key = minio.client(), uri.removeprefix(f"s3://{BUCKET}/")
     names = [entry["Key"] for entry in store.list_objects_v2(Bucket=BUCKET, Prefix=key)["Contents"]]
     assert (len(names) > 2) == several

@@ -107,7 +107,7 @@ def test_images_in_rows_and_batches_are_told_apart(tmp_path):
     ds.append({"i": np.full((4, 5, 3), number, np.uint8), "n": number} for number in range(3))
     ds.append({"i": np.full((2, 4, 5, 3), 9, np.uint8), "n": [7, 8]} for _ in range(2))
     ds.append({"i": Image.new("L", (5, 4), number), "n": number} for number in range(2))
-    assert ds["n"][:].tolist() == [0, 1, 2, 7, 8, 7, 8, 0, 1] and [image.shape[2] for image in ds["i"]] == [3] * 7 + [1] * 2
+    assert ds["n"][:].tolist() == [0, 1, 2, 7, 8, 7, 8, 0, 1] and [image.shape[2] for image in ds["i"]] == [3] * 9
     Image.new("RGB", (3, 3)).save(tmp_path / "a.png")
     features = datasets.Features({"i": datasets.Image(), "n": datasets.Value("int8")})
     ds.append(

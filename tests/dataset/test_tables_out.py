@@ -113,7 +113,7 @@ def test_frames_keep_values_exactly(ds):
         polars.columns == ds.columns and polars["number"].to_list() == [1, None, -3] and polars["label"].to_list() == ["cat", None, "dog"]
     )
     assert polars["matrix"][0].to_list() == [1] * 6 and polars["large"][0] == 2**64 - 1
-    tensors = ds.select([0, 2]).to_torch(["vector", "ragged", "text", "image"])
+    tensors = ds.select([0, 2]).to_torch(["vector", "ragged", "text", "image"], ragged=["image"])
     assert tensors["vector"].shape == (2, 4) and tensors["ragged"][1] is None and isinstance(tensors["ragged"][0], torch.Tensor)
     with pytest.raises(ps.InvalidInputError, match="some samples are null"):
         ds.to_torch(["number"])

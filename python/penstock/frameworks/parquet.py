@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from penstock import _core
 from penstock.columns.image import Image
-from penstock.columns.label import Label, Labels
 from penstock.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 ROW_GROUP_BYTES = 64 << 20
 TENSORS = ("arrow", "list")
+# How Hugging Face datasets store images.
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def to_parquet(
@@ -43,7 +44,10 @@ def to_parquet(
         raise InvalidInputError(f"cannot write files of {file_bytes!r} bytes: expected a whole number above 0")
     batches = view.scan(columns, batch_size=1 << 14)
     kinds = dict(view.schema)
-    schema = _described(pa.schema([_listed(field) for field in batches.schema]) if tensors == "list" else batches.schema, kinds)
+    schema = batches.schema
+    if tensors == "list":
+        schema = pa.schema([field.with_type(listed(field.type, kinds.get(field.name))) for field in schema])
+        schema = schema.with_metadata({b"huggingface": _features(schema, kinds)})
     text = os.fspath(path)
     local = _core.local_path(text)
     if local is None:
@@ -195,16 +199,18 @@ class _Stored:
         self.closed = True
 
 
-def _listed(field: pa.Field) -> pa.Field:
-    """Return the field with nested lists instead of Arrow's tensors and of ragged tensors."""
-    kind, depth = field.type, 0
-    if isinstance(kind, pa.FixedShapeTensorType):
-        value, depth = kind.value_type, len(kind.shape)
-    elif _is_ragged(kind):
-        value, depth = kind.field("data").type.value_type, kind.field("shape").type.list_size
+def listed(arrow: pa.DataType, kind: ColumnType | None) -> pa.DataType:
+    """Return the type with nested lists instead of Arrow's tensors and of ragged tensors, and with Hugging Face's struct for images."""
+    if isinstance(kind, Image):
+        return _IMAGE
+    value, depth = arrow, 0
+    if isinstance(arrow, pa.FixedShapeTensorType):
+        value, depth = arrow.value_type, len(arrow.shape)
+    elif _is_ragged(arrow):
+        value, depth = arrow.field("data").type.value_type, arrow.field("shape").type.list_size
     for _ in range(depth):
         value = pa.list_(value)
-    return field.with_type(value) if depth else field
+    return value
 
 
 def _is_ragged(kind: pa.DataType) -> bool:
@@ -212,7 +218,10 @@ def _is_ragged(kind: pa.DataType) -> bool:
 
 
 def _as_list(array: pa.Array) -> pa.Array:
-    """Convert tensors to nested lists."""
+    """Convert tensors to nested lists, and bytes of images to structs."""
+    if pa.types.is_large_binary(array.type):
+        missing = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays([array.cast(pa.binary()), pa.nulls(len(array), pa.string())], fields=list(_IMAGE), mask=missing)
     if isinstance(array.type, pa.FixedShapeTensorType):
         sizes = np.tile(np.array(array.type.shape, np.int64), (len(array), 1))
         array, values = array.storage, None
@@ -237,25 +246,7 @@ def _as_list(array: pa.Array) -> pa.Array:
     return values
 
 
-def _described(schema: pa.Schema, kinds: dict[str, ColumnType]) -> pa.Schema:
-    """Add the features that Hugging Face datasets read, such as images and the names of labels. It does not read Arrow's tensors."""
-    if any(isinstance(field.type, pa.BaseExtensionType) for field in schema):
-        return schema
-    features = {field.name: _feature(field.type, kinds.get(field.name)) for field in schema}
-    return schema.with_metadata({**(schema.metadata or {}), b"huggingface": json.dumps({"info": {"features": features}})})
-
-
-def _feature(arrow: pa.DataType, kind: ColumnType | None) -> dict[str, Any]:
-    if isinstance(kind, Image):
-        return {"_type": "Image"}
-    if isinstance(kind, Label):
-        return {"names": list(kind.names), "_type": "ClassLabel"}
-    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
-        inner = {"names": list(kind.names), "_type": "ClassLabel"} if isinstance(kind, Labels) else _feature(arrow.value_type, None)
-        return {"feature": inner, "_type": "LargeList" if pa.types.is_large_list(arrow) else "List"}
-    if pa.types.is_struct(arrow):
-        return {field.name: _feature(field.type, None) for field in arrow}
-    if pa.types.is_dictionary(arrow):
-        return _feature(arrow.value_type, None)
-    names = {"float": "float32", "double": "float64", "halffloat": "float16"}
-    return {"dtype": names.get(str(arrow), str(arrow)), "_type": "Value"}
+def _features(schema: pa.Schema, kinds: dict[str, ColumnType]) -> str:
+    """Return the features that Hugging Face datasets read. They count for images; what other columns are, they find in the schema."""
+    images = {field.name: {"_type": "Image"} for field in schema if isinstance(kinds.get(field.name), Image)}
+    return json.dumps({"info": {"features": images}})

@@ -147,8 +147,8 @@ class Exports(Loadable):
         it, such as `part-00000.parquet`, has about so many bytes. A local file or folder is complete or absent: it is written under another name first.
         In a store, each file is complete or absent.
 
-        Tensors and boxes have Arrow's types. With `tensors="list"`, they are lists of lists, which all readers of Parquet know, and images
-        and labels are noted as features for `datasets.load_dataset("parquet", …)`.
+        Tensors and boxes have Arrow's types. With `tensors="list"`, they are lists of lists, which all readers of Parquet know, and images are
+        structs that `datasets.load_dataset("parquet", …)` takes for images. Labels are text. Sizes behind an empty dimension, as in (0, 2, 7), are lost.
 
         Cost: as for `scan`; holds a row group of 64 MiB. Raises: InvalidInputError.
 

@@ -25,6 +25,7 @@ from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, UnsupportedError
 from penstock.frameworks.arrow import COLUMN
+from penstock.frameworks.parquet import listed
 from penstock.importers.shared.source import Refusal
 from penstock.schema import from_json
 from penstock.values.checks import fail
@@ -153,7 +154,7 @@ def restored(fields: list[pa.Field]) -> ColumnType | None:
         return None
     try:
         kind = from_json(json.dumps([{"name": "noted", **json.loads(text)}]))["noted"]
-        fits = all(kind.arrow_type() == field.type for field in fields)
+        fits = all(field.type in (kind.arrow_type(), listed(kind.arrow_type(), kind)) for field in fields)
     except (Error, ValueError, KeyError, TypeError):
         return None  # Other programs may write any text there.
     return kind if fits else None
