@@ -468,7 +468,7 @@ def test_collate_of_every_kind(root):
     })  # fmt: skip
     whole = ds.torch(["even", "odd", "boxes", "label", "time", "half", "json"])
     for samples in (whole.__getitems__([0, 1, 2]), [whole[0], whole[1], whole[2]]):
-        batch = ps.torch.collate(samples)
+        batch = ps.torch.collate(samples, ragged=["odd"])
         assert (
             batch["even"].shape == (3, 3, 4, 6)
             and batch["even"].is_contiguous(memory_format=torch.channels_last)

@@ -207,7 +207,7 @@ class Configuration:
         return self.source.loader(
             batch_size=batch_size, rank=rank, world_size=self.world, columns=[*self.columns, "_position", "_source", "_valid", "_row_id"], nulls=self.nulls,
             on_corrupt=self.on_corrupt, last_batch=self.last_batch, transform=[*self.transforms, *self.functions], python_workers=self.workers,
-            memory_bytes=64 << 20, **self.ordered,
+            memory_bytes=64 << 20, ragged=[name for name in ("image", "mask") if name in self.columns], **self.ordered,
         )  # fmt: skip
 
     def sequence(self):

@@ -29,7 +29,9 @@ pub fn local_path(text: &str) -> Result<Option<PathBuf>> {
 }
 
 fn of_file_uri(text: &str) -> std::result::Result<PathBuf, String> {
-    if !text[5..].starts_with('/') {
+    let rest = &text[5..];
+    let path = rest.strip_prefix("//").map_or(rest, |rest| rest.find('/').map_or("", |slash| &rest[slash..]));
+    if !path.starts_with('/') {
         return Err("a file URI names an absolute path".to_owned());
     }
     let uri = Url::parse(text).map_err(|error| error.to_string())?;
@@ -70,7 +72,8 @@ mod tests {
         }
         for (text, why) in [
             ("", "empty"),
-            ("file://", "empty"),
+            ("file://", "absolute"),
+            ("file://localhost", "absolute"),
             ("file:a", "absolute"),
             ("file://server/share", "the host `server`"),
             ("file:///a?b", "%3F"),
