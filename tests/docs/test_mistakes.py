@@ -91,7 +91,7 @@ ds.column_names                                                         | ds.col
 ds.to_csv("a.csv")                                                      | ds.to_pandas
 ds.iloc[3]                                                              | ds.select([0, 1])
 ds.checkout("v1")                                                       | ps.open(uri
-ds.update({"n": [1]}, row_ids=[0])                                      | tx.update
+ds.rename_class("label", "cat", "feline")                                | tx.rename_class
 ps.concat([ds, ds]).map(len)                                            | transform=
 T.Compose([T.Resize(3)])                                                | transform=[…]
 T.ToTensor()                                                            | T.ToDtype
@@ -205,7 +205,7 @@ ds.split([0.8, 0.2])                                                    | {"trai
 ds.split(0.8)                                                           | {"train"
 ds.split({"train": 0.8, "test": 0.2}, by="none")                        | columns:
 ds.split({"train": 0.8, "test": 0.2}, by="image")                       | label
-ds.filter("n > 3")                                                      | lambda
+ds.filter(3)                                                             | lambda
 ds.batches(0)                                                           | batch_size
 ds.scan("none")                                                         | columns=['none']
 ds.scan(batch_size=0)                                                   | batch_size

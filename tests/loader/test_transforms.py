@@ -92,9 +92,9 @@ def test_resize_by_the_shorter_side_then_centre_crop_is_torchvisions(ds):
         expected = both(pixels_of(image)).permute(1, 2, 0).numpy().astype(float)
         error = ((found.astype(float) - expected) ** 2).mean()
         assert 10 * np.log10(255**2 / max(error, 1e-9)) > 34
-    listed = loaded(made, T.Resize(72))["image"]
+    listed = loaded(made, T.Resize(72), ragged=["image"])["image"]
     assert [image.shape[:2] for image in listed] == [v2.Resize(72)(pixels_of(image)).shape[1:] for image in images]
-    limited = loaded(made, T.Resize(72, max_size=80))["image"]
+    limited = loaded(made, T.Resize(72, max_size=80), ragged=["image"])["image"]
     assert [image.shape[:2] for image in limited] == [v2.Resize(72, max_size=80)(pixels_of(image)).shape[1:] for image in images]
 
 
@@ -108,7 +108,7 @@ def test_centre_crop_pad_and_flips_are_torchvisions_exactly(ds):
         (T.RandomHorizontalFlip(1), v2.RandomHorizontalFlip(1)),
         (T.RandomVerticalFlip(1), v2.RandomVerticalFlip(1)),
     ):
-        for found, image in zip(loaded(made, ours)["image"], images, strict=True):
+        for found, image in zip(loaded(made, ours, ragged=["image"])["image"], images, strict=True):
             assert (found == theirs(pixels_of(image)).permute(1, 2, 0).numpy()).all(), ours
 
 
@@ -132,7 +132,8 @@ def test_crops_of_jpegs_are_those_of_the_whole_wherever_their_edges_lie(subsampl
 
 def test_crops_after_flips_are_cut_from_the_mirrored_image(ds):
     made, images, *_ = ds
-    batch = loaded(made, T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1), T.Pad((0, 0, -20, -10)), T.RandomHorizontalFlip(1))
+    flips = T.RandomHorizontalFlip(1), T.RandomVerticalFlip(1), T.Pad((0, 0, -20, -10)), T.RandomHorizontalFlip(1)
+    batch = loaded(made, *flips, ragged=["image"])
     for found, image in zip(batch["image"], images, strict=True):
         mirrored = pixels_of(image).flip(1, 2)[:, :-10, :-20].flip(2).permute(1, 2, 0).numpy()
         assert (found == mirrored).all()
@@ -306,7 +307,7 @@ def test_every_kind_of_image_becomes_rgb(ds):
     Image.open(io.BytesIO(photograph(40, 60, 5))).save(turned, "JPEG", exif=exif)
     made = ps.create("memory://kinds", {"image": ps.Image()})
     made.append({"image": [png(grey, "L"), png(rgba, "RGBA"), turned.getvalue()]})
-    images = next(iter(made.loader(batch_size=3)))["image"]
+    images = next(iter(made.loader(batch_size=3, ragged=["image"])))["image"]
     colours, alpha = rgba[..., :3].astype(int), rgba[..., 3:].astype(int)
     assert (images[0] == grey[..., None]).all() and (images[1] == (colours * alpha + 255 * (255 - alpha) + 127) // 255).all()
     assert images[2].shape == (60, 40, 3) and (images[2] == made[2]["image"]).all()
