@@ -325,7 +325,7 @@ import sys, time, penstock as ps
 ps.configure(memory_bytes=16 << 20)  # The block cache must not hide the cache.
 ds = ps.open(sys.argv[1], cache=sys.argv[2])
 before = ds.stats()["received_bytes"]
-loader = ds.loader(batch_size=2, shuffle=True, seed=4, columns=["blob"])
+loader = ds.loader(batch_size=2, shuffle=True, seed=4, columns=["blob"], memory_bytes=4 << 20)  # Too little to keep all blobs.
 order = []
 for epoch in range(3):
     for batch in loader:
@@ -357,7 +357,7 @@ def test_a_stream_fetches_nothing_for_epochs_that_it_does_not_read(filled, tmp_p
     ps.configure(memory_bytes=16 << 20)  # The block cache must not hide the cache.
     total = sum(map(len, blobs))
     ds = ps.open(uri, cache=f"{tmp_path / 'cache'}:{int(total * part)}B")
-    loader = ds.loader(batch_size=8, shuffle=True, seed=3, columns=["blob"])
+    loader = ds.loader(batch_size=8, shuffle=True, seed=3, columns=["blob"], memory_bytes=4 << 20)  # Too little to keep all blobs.
 
     def stream(epochs):
         for _ in loader.stream(epochs):

@@ -181,6 +181,11 @@ impl Cached {
         HELD_BYTES.load(Relaxed).saturating_add(bytes) <= (self.policy.memory_bytes)()
     }
 
+    /// Return how many bytes of this store the drives have room for.
+    pub fn room_bytes(&self) -> u64 {
+        self.drives.drives.iter().map(|drive| drive.room_bytes(&self.store).unwrap_or(0)).sum()
+    }
+
     pub fn drives(&self) -> &Drives {
         &self.drives
     }

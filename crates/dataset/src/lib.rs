@@ -39,6 +39,7 @@ pub use read::plan::out_of_range;
 pub use read::ragged::RaggedValues;
 pub use read::reader::{Nulls, OnCorrupt, Reader};
 pub use read::scan::{Scan, Stretch};
+pub use read::share::{BlockAt, count_requests, fetch_blocks};
 pub use snapshot::Snapshot;
 pub use snapshot::live::Part;
 pub use snapshot::own::Own;

@@ -8,6 +8,7 @@ use numpy::{PyArray1, PyArrayMethods as _, PyReadonlyArray1};
 use penstock_error::Error;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::batch::{Array, Batch, Raw, Values};
+use penstock_loader::engine::foresight::Fetches;
 use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
 use penstock_loader::engine::threads::{Budget, Engine, Stats};
 use penstock_loader::order::cut::{BatchCut, LastBatch};
@@ -316,8 +317,18 @@ impl Loader {
 
     /// Return the bytes that an epoch from this step on would find in caches, and those that it would fetch, or None without a cache.
     fn foreseen(&self, py: Python<'_>, begin: u64) -> PyResult<Option<(u64, u64, u64)>> {
-        let foreseen = py.detach(|| penstock_loader::engine::ahead::foreseen(&self.recipe, begin)).or_raise(py)?;
+        let foreseen =
+            py.detach(|| penstock_loader::engine::ahead::foreseen(&self.recipe, self.budget.memory_bytes, begin)).or_raise(py)?;
         Ok(foreseen.map(|reads| (reads.memory_bytes, reads.cached_bytes, reads.cold_bytes)))
+    }
+
+    /// Return what the loader keeps in its own memory from this step on, or None. The result is a flag for each source, the bytes of all samples,
+    /// and the bytes that it may keep. Then follow the requests and bytes of this epoch and of the next one.
+    #[allow(clippy::type_complexity)]
+    fn kept(&self, py: Python<'_>, begin: u64) -> PyResult<Option<(Vec<bool>, u64, u64, [(u64, u64); 2])>> {
+        let outlook = py.detach(|| penstock_loader::engine::kept::outlook(&self.recipe, self.budget.memory_bytes, begin)).or_raise(py)?;
+        let fetches = |epoch: Fetches| (epoch.requests, epoch.bytes);
+        Ok(outlook.map(|found| (found.planned, found.bytes, found.room_bytes, found.fetches.map(fetches))))
     }
 
     /// Return the current counters, in nanoseconds and bytes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,25 +35,13 @@ def explained(loader: Loader) -> dict[str, str]:
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
     requests, asked_bytes = (sum(counts) for counts in zip(*asked_of, strict=True))
     asked, moved = requests / max(1, len(looked)) * steps, asked_bytes / max(1, len(looked)) * steps
-    ranged = [(source, counts) for source, counts in zip(loader.recipe.sources, asked_of, strict=True) if not source.view._snapshot.mapped]
+    planned = loader._core.kept(loader._step)
     if windowed:
         asked, moved = draws / windowed.order["run_samples"] / parts, total / parts
-    elif ranged:
-        asked = moved = 0.0
-        for source, counts in ranged:
-            some, some_bytes = (number / max(1, len(looked)) * steps for number in counts)
-            gap, kept = source.view._snapshot.request_cost()
-            stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
-            if spanned <= kept:
-                # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
-                # neighbouring blocks or, if the ranges of a batch are longer, in ranges of that length.
-                some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
-            elif block:
-                # The cache holds some blocks. The hit rate is proportional to the cached share, but each block is read at least once.
-                missed = max(0.0, 1 - 2 * kept / max(1, decoded))
-                blocks = len(source.columns) * decoded / block
-                some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
-            asked, moved = asked + some, moved + some_bytes
+    elif any(not source.view._snapshot.mapped for source in loader.recipe.sources):
+        known = map(float, planned[3][0]) if planned else (0.0, 0.0)
+        others = _ranged(loader, [[count / max(1, len(looked)) * steps for count in counts] for counts in asked_of], planned)
+        asked, moved = (one + other for one, other in zip(known, others, strict=True))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
     foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither.
     answer = {
@@ -76,6 +64,8 @@ def explained(loader: Loader) -> dict[str, str]:
         held, cached, cold = map(size_text, foreseen)
         in_memory = f"{held} of the data files are in memory, " if foreseen[0] else ""
         answer["cache"] = f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched"
+    if planned is not None:
+        answer["kept"] = _kept(*planned)
     loose = [name for name, _, shape, image in loader._core.results() if image and None in shape]
     if loose:
         names = ", ".join(f"`{name}`" for name in loose)
@@ -97,6 +87,37 @@ def explained(loader: Loader) -> dict[str, str]:
             f"a rank holds up to {size_text(loader.recipe.window_bytes())}"
         )
     return answer
+
+
+def _ranged(loader: Loader, asked_of: list[list[float]], planned: Any) -> tuple[float, float]:
+    """Return the requests and bytes of an epoch, from those that its batches would have without the cache of blocks. Sources that the loader
+    keeps in its own memory are left out.
+    """
+    asked = moved = 0.0
+    for number, (source, (some, some_bytes)) in enumerate(zip(loader.recipe.sources, asked_of, strict=True)):
+        if source.view._snapshot.mapped or (planned and planned[0][number]):
+            continue
+        gap, kept = source.view._snapshot.request_cost()
+        stored, decoded, block, spanned, _ = source.view._column_bytes(source.columns)
+        if spanned <= kept:
+            # The cache can hold everything from the source's first block to its last. Each block is read once, in ranges that join
+            # neighbouring blocks or, if the ranges of a batch are longer, in ranges of that length.
+            some, some_bytes = min(some, stored / max(gap, some_bytes / max(1.0, some)) + 1), min(some_bytes, stored)
+        elif block:
+            # The cache holds some blocks. The hit rate is proportional to the cached share, but each block is read at least once.
+            missed = max(0.0, 1 - 2 * kept / max(1, decoded))
+            blocks = len(source.columns) * decoded / block
+            some, some_bytes = max(some * missed, min(some, blocks)), max(some_bytes * missed, min(some_bytes, stored))
+        asked, moved = asked + some, moved + some_bytes
+    return asked, moved
+
+
+def _kept(_sources: list[bool], own: int, room: int, fetches: list[tuple[int, int]]) -> str:
+    """Describe what a loader keeps in its own memory: the bytes of its samples, the memory for them, and the fetches of two epochs."""
+    if own <= room:
+        return f"all {size_text(own)} are fetched once, and then stay in this loader's memory"
+    again = size_text(fetches[1][1])
+    return f"{size_text(room)} of {size_text(own)} stay in this loader's memory; about {again} are fetched again in each epoch"
 
 
 def _sampled(loader: Loader, looked: list[int]) -> tuple[list[list[int]], float]:

@@ -19,7 +19,8 @@ use penstock_error::{Error, Result};
 use penstock_storage::process;
 
 use crate::cache::Cached;
-use pace::Pace;
+pub use belady::{Belady, Fetch, NEVER};
+pub use pace::Pace;
 pub use planner::Foreseen;
 use planner::Planner;
 use units::Future;

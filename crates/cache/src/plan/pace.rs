@@ -191,6 +191,11 @@ impl Pace {
         }
     }
 
+    /// Wake a plan that waits for its fetches.
+    pub fn wake(&self) {
+        self.changed.notify_all();
+    }
+
     /// Wait a moment for what other plans do: a short one if a loader waits.
     pub fn pause(&self, is_urgent: bool) {
         let state = self.lock();

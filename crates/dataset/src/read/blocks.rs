@@ -84,9 +84,11 @@ pub struct Fetched {
     pub(super) slots: HashMap<BlockKey, Slot>,
     /// Blocks that are stored in their group's allocation. See `set_apart`.
     pub(super) apart: HashSet<BlockKey>,
+    /// Whether no bytes between blocks are read, however many requests this costs.
+    pub(super) skips_gaps: bool,
 }
 
-fn separate_memory(bytes: usize) -> Result<Slot> {
+pub(super) fn separate_memory(bytes: usize) -> Result<Slot> {
     let memory =
         Recycled::mapped(bytes).map_err(|error| Error::new("storage-failed", format!("cannot allocate {bytes} bytes: {error}")))?;
     Ok(memory.slot())
@@ -181,6 +183,10 @@ impl Held {
         let mut whole = memory.freeze();
         blocks.iter_mut().filter(placed).for_each(|(_, block)| *block = whole.split_to(block.len()));
         Ok(Held { files, blocks })
+    }
+
+    pub(super) fn with(files: Files, blocks: Vec<(BlockKey, Bytes)>) -> Held {
+        Held { files, blocks }
     }
 
     /// Return the total size of all held blocks in bytes.

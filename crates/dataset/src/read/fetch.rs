@@ -94,7 +94,7 @@ impl Reader {
         let mut wanted = self.blocks(columns);
         wanted.retain(|block| blocks::get(block.key).is_none());
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
+        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref(), true).1)
     }
 
     /// Return the decoded size in bytes of the blocks that a plan reads, not counting tiles. Cost: reads unopened tails.
@@ -120,7 +120,7 @@ impl Reader {
     }
 
     /// Run `visit` for the rows of every file that can be opened. Reading a column reports the errors of the others.
-    fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnSpec, &ColumnRows<'_>)) {
+    pub(super) fn each_readable(&self, columns: &[&ColumnSpec], mut visit: impl FnMut(&ColumnSpec, &ColumnRows<'_>)) {
         for group in &self.plan.groups {
             for column in columns {
                 for located in self.located(group, column).into_iter().flatten() {

@@ -10,6 +10,6 @@ pub mod ragged;
 mod ranges;
 pub mod reader;
 pub mod scan;
-mod share;
+pub mod share;
 mod stream;
 pub mod tiles;

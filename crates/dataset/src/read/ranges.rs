@@ -11,10 +11,11 @@ use super::blocks::Wanted;
 /// Blocks are joined into ranges of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 
-/// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
+/// Join nearby blocks into ranges, with the gaps between them if `gaps` is set, and cut blocks longer than a request into pieces. Returns the block indices of
 /// each range's pieces, and the ranges.
-pub(super) fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
-    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
+pub(super) fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage, gaps: bool) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+    let gap_bytes = if gaps { widest_gap(wanted, storage.request_cost()) } else { 0 };
+    let range_bytes = storage.range_bytes();
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(Id, u64)> = None;

@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_cache::{Cached, Future, Member, Need, Object, Plan};
-use penstock_dataset::{OnCorrupt, Reader};
-use penstock_error::{Error, Result};
-use penstock_format::schema::ColumnSpec;
+use penstock_dataset::Held;
+use penstock_error::Result;
 
+use crate::engine::foresight::each_part;
+use crate::engine::kept::Kept;
 use crate::engine::recipe::Recipe;
 
-/// Samples whose bytes are looked up at a time.
-const LOOKED_UP: u64 = 4096;
 /// A larger source is read without a plan, because a plan keeps about 100 bytes for each sample.
 const MOST_SAMPLES: u64 = 16 << 20;
 
@@ -31,46 +30,81 @@ fn first_number(recipe: &Recipe) -> u64 {
 }
 
 /// Return the sources that are read through a cache, each with its cache and its future. `begin` and `stride` are those of the engine's steps.
-fn futures(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> impl Iterator<Item = (&Cached, SourceFuture)> {
-    recipe.sources.iter().enumerate().filter_map(move |(source, of)| {
+/// Sources in `kept` are left out.
+fn futures<'a>(
+    recipe: &'a Arc<Recipe>,
+    kept: &'a [bool],
+    (begin, stride): (u64, u64),
+) -> impl Iterator<Item = (&'a Cached, SourceFuture)> + 'a {
+    let others = recipe.sources.iter().enumerate().filter(move |(source, _)| !kept.get(*source).is_some_and(|is_kept| *is_kept));
+    others.filter_map(move |(source, of)| {
         let cached = Cached::of(of.snapshot.context.storage.as_ref())?;
         let is_planned = of.len() <= MOST_SAMPLES && recipe.windows[source].is_none() && recipe.cut.steps() > 0;
         is_planned.then(|| (cached, SourceFuture { recipe: recipe.clone(), source, begin, stride }))
     })
 }
 
-/// The running plans of a loader, one for each source that is read through a cache.
+/// The running plans of a loader: one for each source that is read through a cache, and one for what the loader keeps in its own memory.
 pub struct Plans {
     plans: Vec<Plan>,
+    kept: Option<Kept>,
     first_number: u64,
 }
 
 impl Plans {
-    /// Start plans for every `stride`-th step of `begin..end`.
-    pub fn start(recipe: &Arc<Recipe>, begin: u64, end: u64, stride: u64) -> Result<Plans> {
+    /// Start plans for every `stride`-th step of `begin..end`, within the loader's budget.
+    pub fn start(recipe: &Arc<Recipe>, memory_bytes: u64, (begin, end, stride): (u64, u64, u64)) -> Result<Plans> {
         let first_number = first_number(recipe);
+        // If this cannot be found out, reads report why.
+        let kept = Kept::sources(recipe, memory_bytes).ok().flatten();
+        let kept = kept.map(|planned| Kept::start(recipe, planned, memory_bytes, (begin, end, stride))).transpose()?;
         let start = |(cached, future): (&Cached, SourceFuture)| Plan::start(cached.clone(), Arc::new(future), first_number + end);
-        Ok(Plans { plans: futures(recipe, begin, stride).map(start).collect::<Result<_>>()?, first_number })
+        let planned = kept.as_ref().map_or(&[][..], Kept::planned);
+        let plans = futures(recipe, planned, (begin, stride)).map(start).collect::<Result<_>>()?;
+        Ok(Plans { plans, kept, first_number })
     }
 
     /// Move the end to an earlier or later step.
     pub fn set_end(&self, end: u64) {
         self.plans.iter().for_each(|plan| plan.set_until(self.first_number + end));
+        self.kept.iter().for_each(|kept| kept.set_end(end));
     }
 
     /// Return the plans of a loader that reads mapped files.
     pub fn none() -> Plans {
-        Plans { plans: Vec::new(), first_number: 0 }
+        Plans { plans: Vec::new(), kept: None, first_number: 0 }
     }
 
     /// Wait until the pages of a step are cached, as far as the plans keep them.
     pub fn before(&self, step: u64) {
         self.plans.iter().for_each(|plan| plan.before(self.first_number + step));
+        self.kept.iter().for_each(|kept| kept.before(step));
     }
 
     /// Note that a step has been read.
     pub fn after(&self, step: u64) {
         self.plans.iter().for_each(|plan| plan.after(self.first_number + step));
+        self.kept.iter().for_each(|kept| kept.after(step));
+    }
+
+    /// Return the blocks of a source's samples that the loader keeps in its own memory.
+    pub fn lend(&self, source: usize, positions: &[u64]) -> Option<Held> {
+        self.kept.as_ref()?.lend(source, positions)
+    }
+
+    /// Return the bytes that batches must leave to the plans.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.kept.as_ref().map_or(0, Kept::reserved_bytes)
+    }
+
+    /// Return the bytes that the loader keeps in its own memory.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept.as_ref().map_or(0, Kept::bytes)
+    }
+
+    /// Leave room for two batches of a size that was unknown before.
+    pub fn leave(&self, batch_bytes: u64, memory_bytes: u64) {
+        self.kept.iter().for_each(|kept| kept.leave(batch_bytes, memory_bytes));
     }
 }
 
@@ -85,37 +119,22 @@ pub struct Reads {
 
 /// Return what an epoch from step `begin` on would read. Returns None if no source is read through a cache with a plan. Cost: reads the tails of
 /// all data files.
-pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
+pub fn foreseen(recipe: &Arc<Recipe>, memory_bytes: u64, begin: u64) -> Result<Option<Reads>> {
     let mut all: Option<Reads> = None;
-    for (cached, future) in futures(recipe, begin, 1) {
+    let kept = Kept::sources(recipe, memory_bytes)?.unwrap_or_default();
+    for (cached, future) in futures(recipe, &kept, (begin, 1)) {
         let reads = all.get_or_insert_default();
         let foreseen = Plan::foresee(cached, &future)?;
         reads.cached_bytes += foreseen.cached_bytes;
         reads.cold_bytes += foreseen.cold_bytes;
         let mut files = HashMap::new();
-        future.each_part(|_, reader, columns| {
+        each_part(recipe, future.source, |_, reader, columns| {
             files.extend(reader.files_in_memory(columns)?);
             Ok(())
         })?;
         reads.memory_bytes += files.values().sum::<u64>();
     }
     Ok(all)
-}
-
-impl SourceFuture {
-    /// Call `visit` for some thousand samples at a time: the first of them, their reader, and the columns that are stored in data files.
-    fn each_part(&self, mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>) -> Result<()> {
-        let source = &self.recipe.sources[self.source];
-        let columns: Vec<&ColumnSpec> = self.recipe.specs[self.source].iter().filter(|spec| source.files_of(spec).is_none()).collect();
-        for first in (0..source.len()).step_by(LOOKED_UP as usize) {
-            if penstock_storage::process::interrupted() {
-                return Err(Error::new("interrupted", "the loader was closed"));
-            }
-            let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
-            visit(first, &mut Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
-        }
-        Ok(())
-    }
 }
 
 impl Future for SourceFuture {
@@ -125,7 +144,7 @@ impl Future for SourceFuture {
 
     fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)> {
         let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) = (Vec::new(), HashMap::new(), Vec::new());
-        self.each_part(|first, reader, columns| {
+        each_part(&self.recipe, self.source, |first, reader, columns| {
             reader.each_need(columns, |place, file, file_bytes, begin, end| {
                 let object = *numbers.entry(file).or_insert_with(|| {
                     objects.push(Object { name: penstock_format::ids::data_name(file).into(), bytes: file_bytes });

@@ -2,7 +2,9 @@
 //! budget.
 
 pub mod ahead;
+pub mod foresight;
 pub mod job;
+pub mod kept;
 pub mod recipe;
 pub mod slots;
 pub mod threads;

@@ -13,7 +13,7 @@ use crate::engine::job::{Job, Needs, Stored, Target, Work};
 use crate::memory::{Memory, Shared, capacity};
 use crate::order::cut::BatchCut;
 use crate::order::mixture::{Place, Program};
-use crate::source::reads::Reads;
+use crate::source::reads::{Lend, Reads};
 use crate::source::view::{Source, value_type};
 use crate::source::window::Window;
 use crate::transform::output::{Output, Role};
@@ -162,8 +162,8 @@ impl Recipe {
     }
 
     /// Choose the samples of a step and fetch them. `refused` lists places in the batch whose samples are replaced. A place listed n times
-    /// gets its n-th stand-in.
-    pub fn start(&self, step: u64, refused: impl IntoIterator<Item = (usize, Error)>) -> Result<Started> {
+    /// gets its n-th stand-in. `lend` returns blocks of a source's samples that are in memory already.
+    pub fn start(&self, step: u64, refused: impl IntoIterator<Item = (usize, Error)>, lend: Lend<'_>) -> Result<Started> {
         let (epoch, draws, mut places, mut valid) = self.places(step);
         let mut known: Vec<Refused> = Vec::new();
         for (at, error) in refused {
@@ -178,7 +178,7 @@ impl Recipe {
         }
         let mut reads = Reads::new(&self.sources, &places)?;
         let base = if epoch == self.base.0 { self.base.1 } else { 0 };
-        let fetched = reads.fetch(&self.sources, &self.specs, |source, columns, positions| match &self.windows[source] {
+        let fetched = reads.fetch(&self.sources, &self.specs, lend, |source, columns, positions| match &self.windows[source] {
             None => Ok(Vec::new()),
             Some(window) => window.runs(&self.sources[source], columns, epoch, positions, |run, steps| {
                 self.program.drawn(epoch, run, |draw| self.cut.is_mine(draw, base) && steps.has(self.step_of(epoch, draw)))
@@ -205,7 +205,7 @@ impl Recipe {
                     if bad.is_empty() {
                         return Err(error);
                     }
-                    started = self.start(started.step, started.again(bad))?;
+                    started = self.start(started.step, started.again(bad), &|_, _| None)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -310,7 +310,7 @@ impl Recipe {
         let mut bad = Vec::new();
         for (at, place) in started.places.iter().enumerate() {
             let mut reads = Reads::new(&self.sources, &[*place])?;
-            reads.fetch(&self.sources, &self.specs, |_, _, _| Ok(Vec::new()))?;
+            reads.fetch(&self.sources, &self.specs, &|_, _| None, |_, _, _| Ok(Vec::new()))?;
             let tried = (0..self.specs[0].len()).try_for_each(|column| self.values(&reads, column).map(drop));
             match tried {
                 Err(error) if error.kind() == Kind::Corrupt => bad.push((at, error)),

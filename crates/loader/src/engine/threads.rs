@@ -86,7 +86,7 @@ impl Engine {
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
-        let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::none() };
+        let plans = if fetches { Plans::start(&recipe, budget.memory_bytes, (begin, end, stride))? } else { Plans::none() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes);
         let state = Slots {
             begin,
@@ -215,9 +215,9 @@ impl Inner {
         self.recipe.windows.iter().flatten().map(Window::bytes).sum()
     }
 
-    /// Return the part of the budget, in bytes, that windows leave for batches.
+    /// Return the part of the budget, in bytes, that windows and plans leave for batches.
     fn room_bytes(&self) -> u64 {
-        self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes))
+        self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes) + self.plans.reserved_bytes())
     }
 
     fn timed<T>(&self, spent: &AtomicU64, work: impl FnOnce() -> T) -> T {
@@ -255,7 +255,7 @@ impl Inner {
         while let Some(step) = self.wait(&self.to_fetch, next) {
             let started = self.timed(&self.stats.fetch_ns, || {
                 self.plans.before(step);
-                let started = caught(|| self.recipe.start(step, []));
+                let started = caught(|| self.recipe.start(step, [], &|source, positions| self.plans.lend(source, positions)));
                 self.plans.after(step);
                 started
             });
@@ -278,7 +278,7 @@ impl Inner {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
                         caught(|| {
-                            let started = started.map_or_else(|| self.recipe.start(step, []), Ok)?;
+                            let started = started.map_or_else(|| self.recipe.start(step, [], &|_, _| None), Ok)?;
                             self.recipe.begin(started)
                         })
                     });
@@ -315,6 +315,7 @@ impl Inner {
             Err(error) => return self.put(step, Slot::Done(Err(error))),
         };
         let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
+        self.plans.leave(bytes + scratch_bytes * tasks.min(self.budget.threads.max(1)) as u64, self.budget.memory_bytes);
         let room_bytes = self.room_bytes();
         let mut state = self.lock();
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
@@ -343,7 +344,7 @@ impl Inner {
     }
 
     fn note_peak(&self, state: &Slots) {
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes() + self.plans.kept_bytes(), Relaxed);
     }
 
     fn finish(&self, step: u64, job: Job) {

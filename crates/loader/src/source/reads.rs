@@ -25,6 +25,9 @@ pub struct Share {
     lent: bool,
 }
 
+/// Returns blocks of a source that are in memory already, for these positions in the view.
+pub type Lend<'a> = &'a dyn Fn(usize, &[u64]) -> Option<Held>;
+
 /// The reads for a batch, grouped by source.
 pub struct Reads {
     pub shares: Vec<Share>,
@@ -46,19 +49,21 @@ impl Reads {
         Ok(Reads { shares, count: places.len() })
     }
 
-    /// Fetch the blocks that the columns need, unless files are mapped. `specs` lists the columns of each source, and `lend`
-    /// returns blocks that a window holds.
+    /// Fetch the blocks that the columns need, unless files are mapped. `specs` lists the columns of each source, `lend` returns blocks
+    /// that the loader keeps, and `windows` those that a window holds.
     pub fn fetch(
         &mut self,
         sources: &[Source],
         specs: &[Vec<ColumnSpec>],
-        lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
+        lend: Lend<'_>,
+        windows: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
     ) -> Result<()> {
         for share in &mut self.shares {
             let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
-            let lent = lend(share.source, &columns, &share.positions)?;
+            let lent = windows(share.source, &columns, &share.positions)?;
             share.lent = !lent.is_empty();
             lent.iter().for_each(|held| share.reader.lend(held));
+            lend(share.source, &share.positions).iter().for_each(|held| share.reader.lend(held));
             let source = &sources[share.source];
             // A source that covers at least half of its snapshot will soon also need the neighbouring samples.
             let purpose = if !share.lent && 2 * source.len() >= source.snapshot.len() { Purpose::Epoch } else { Purpose::Take };
