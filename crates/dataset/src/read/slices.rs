@@ -73,7 +73,7 @@ impl Reader {
         self.left_out.push((column.id, flags));
     }
 
-    /// Run `read` for the rows of every file, without announcing them to the store.
+    /// Run `read` for the rows of every file, without announcing them to the store. Damaged files are left out if the reader returns nulls for them.
     pub(super) fn each_divisible(
         &self,
         column: &ColumnSpec,
@@ -81,9 +81,15 @@ impl Reader {
     ) -> Result<()> {
         for group in &self.plan.groups {
             let first = |rows: &[(u64, u32)]| rows.first().map_or(0, |(_, place)| *place);
-            let located = self.located(group, column).map_err(|error| self.locate(error, column, first(self.plan.rows(group))))?;
+            let located = match self.located(group, column) {
+                Err(error) if self.passes(&error) => continue,
+                other => other.map_err(|error| self.locate(error, column, first(self.plan.rows(group))))?,
+            };
             for located in located {
-                let source = self.opened(&located, column).map_err(|error| self.locate(error, column, first(&located.rows)))?;
+                let source = match self.opened(&located, column) {
+                    Err(error) if self.passes(&error) => None,
+                    other => other.map_err(|error| self.locate(error, column, first(&located.rows)))?,
+                };
                 if let Some(source) = source {
                     read(&source, &located.rows).map_err(|(error, place)| self.locate(error, column, place))?;
                 }
