@@ -219,14 +219,13 @@ def _is_ragged(kind: pa.DataType) -> bool:
 
 def _as_list(array: pa.Array) -> pa.Array:
     """Convert tensors to nested lists, and bytes of images to structs."""
+    missing = array.is_null() if array.null_count else None
     if pa.types.is_large_binary(array.type):
-        missing = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays([array.cast(pa.binary()), pa.nulls(len(array), pa.string())], fields=list(_IMAGE), mask=missing)
     if isinstance(array.type, pa.FixedShapeTensorType):
         sizes = np.tile(np.array(array.type.shape, np.int64), (len(array), 1))
-        array, values = array.storage, None
-        # The storage also has values for nulls.
-        values = array.values.slice(array.offset * array.type.list_size, len(array) * array.type.list_size)
+        flat, size = array.storage, array.storage.type.list_size
+        values = flat.values.slice(flat.offset * size, len(flat) * size)  # They include those below nulls.
     else:
         data, shapes = array.field("data"), array.field("shape")
         present = np.asarray(array.is_valid())
@@ -234,14 +233,13 @@ def _as_list(array: pa.Array) -> pa.Array:
         flat = np.asarray(shapes.values.slice(shapes.offset * rank, len(array) * rank)).reshape(len(array), rank)
         sizes = np.where(present[:, None], flat, 0)
         values = data.filter(array.is_valid()).flatten()
-    missing = array.is_null() if array.null_count else None
     counts = np.ones(len(array), np.int64)
     lengths = []
     for depth in range(sizes.shape[1]):
         lengths.append(np.repeat(sizes[:, depth], counts))
         counts = counts * sizes[:, depth]
     for depth, each in reversed(list(enumerate(lengths))):
-        offsets = pa.array(np.concatenate([[0], np.cumsum(each)]).astype(np.int32))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(each)]), pa.int32())  # Refuses what 32 bits cannot count.
         values = pa.ListArray.from_arrays(offsets, values, mask=missing if depth == 0 else None)
     return values
 

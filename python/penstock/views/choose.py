@@ -235,9 +235,10 @@ def _dealt(
             least = max(lacks) if max(lacks) >= (1 - (count - 2) / 10) * size else 0.0  # Of several parts, two may lack that much at once.
             open_to = [lack > 0 and lack >= least for lack in lacks]
             wanting = [target * seen[0] - has for target, has in zip(targets, own, strict=True)]
-            weights = [max(min(want, target * size), 0.0) * may for want, target, may in zip(wanting, targets, open_to, strict=True)]
-            if not any(weights):
-                weights = [max(min(lack, target * size), 0.0) * may for lack, target, may in zip(lacks, targets, open_to, strict=True)]
+            for missing in (wanting, lacks):
+                weights = [max(min(lack, target * size), 0.0) * may for lack, target, may in zip(missing, targets, open_to, strict=True)]
+                if any(weights):
+                    break
             ends = list(itertools.accumulate(weights))
             part = min(bisect.bisect(ends, chance * ends[-1]), count - 1)
         filled[part] += size
