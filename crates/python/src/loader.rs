@@ -28,8 +28,8 @@ use serde::Deserialize;
 
 use crate::errors::{OrRaise, interrupted};
 use crate::lists::Weights;
-use crate::output::{byte_strings, imported_ragged, jsons, numpy_dtype, texts};
-use crate::recycle;
+use crate::output::{imported_ragged, jsons, numpy_dtype, texts};
+use crate::recycle::{self, byte_strings};
 use crate::view::View;
 
 /// The options that `penstock/loader/` has checked and passes as JSON.

@@ -11,11 +11,11 @@ use penstock_storage::Frozen;
 use penstock_tensor::slice::{Slice, elements, whole};
 use penstock_tensor::{Dtype, Shape};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::{OrRaise, raise};
 use crate::made::Made;
-use crate::recycle;
+use crate::recycle::{self, byte_strings};
 
 /// The form in which a take returns columns.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -406,44 +406,4 @@ pub fn jsons<'py, 'a>(
         }
     }
     Ok(list.into_any())
-}
-
-/// Copies of at least this many bytes run without the GIL.
-const COPY_WITHOUT_GIL_BYTES: usize = 64 << 10;
-
-/// Make one `bytes` object per sample, with a single copy.
-pub fn byte_strings<'py, 'a>(
-    py: Python<'py>,
-    count: usize,
-    bytes: usize,
-    get: impl Fn(usize) -> Option<&'a [u8]> + Sync,
-) -> PyResult<Bound<'py, PyAny>> {
-    if bytes < COPY_WITHOUT_GIL_BYTES {
-        let objects = (0..count).map(|index| get(index).map(|value| PyBytes::new(py, value)));
-        return Ok(PyList::new(py, objects.collect::<Vec<_>>())?.into_any());
-    }
-    let mut objects: Vec<Option<Bound<'py, PyBytes>>> = Vec::with_capacity(count);
-    let mut targets: Vec<(usize, usize)> = Vec::with_capacity(count);
-    for index in 0..count {
-        let Some(value) = get(index) else {
-            objects.push(None);
-            continue;
-        };
-        // SAFETY: with a null source, the call allocates a bytes object of that length, uninitialised; it returns null on error.
-        let object =
-            unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), value.len() as isize))? };
-        // SAFETY: the object is a bytes object with no other references.
-        let data = unsafe { pyo3::ffi::PyBytes_AsString(object.as_ptr()) };
-        targets.push((index, data as usize));
-        objects.push(Some(object.cast_into::<PyBytes>()?));
-    }
-    py.detach(|| {
-        for (index, target) in targets {
-            if let Some(value) = get(index) {
-                // SAFETY: `target` has value.len() bytes, is not shared until the list is returned, and cannot overlap the source.
-                unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), target as *mut u8, value.len()) };
-            }
-        }
-    });
-    Ok(PyList::new(py, objects)?.into_any())
 }

@@ -25,6 +25,7 @@ use penstock_error::{Error, Result};
 
 pub use access::{Access, Pattern};
 pub use allocator::Returning;
+pub use allocator::anchor::hold as hold_heap;
 pub use buffer::{Frozen, Recycled, Slot};
 pub use certain::{CERTAIN_TRIES, create_certainly};
 pub use counters::{Counters, Counts, add};

@@ -1,5 +1,7 @@
 //! An allocator that returns large blocks of memory to the kernel as soon as they are freed.
 
+pub mod anchor;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 
