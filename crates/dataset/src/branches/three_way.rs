@@ -353,15 +353,17 @@ impl<'a> Comparison<'a> {
     }
 
     /// Return the samples that one side deleted, although no ancestor knows them, and that have another value in the other side: those that `ours`
-    /// deleted, and those that `theirs` deleted. The values before the deletion count.
+    /// deleted, and those that `theirs` deleted. The values before the deletion count. A side that lacks the column has changed nothing in it.
     fn changed_before(&self, spec: &ColumnSpec) -> Result<[RowIds; 2]> {
-        let Sides { ours, theirs, .. } = self.sides;
-        let changed = |died: &RowIds, there: &Arc<Snapshot>, other: &Arc<Snapshot>| match died.is_empty() {
-            true => Ok(RowIds::default()),
-            false => changed_values(&Arc::new(there.with_hidden()), other, spec, &changed_rows(ours, theirs, spec.id)?.and(died)),
+        let Sides { ours, theirs, columns: [_, own, other], .. } = self.sides;
+        let changed = |died: &RowIds, there: &Arc<Snapshot>, living: &Arc<Snapshot>, columns: &HashSet<u64>| {
+            if died.is_empty() || !columns.contains(&spec.id) {
+                return Ok(RowIds::default());
+            }
+            changed_values(&Arc::new(there.with_hidden()), living, spec, &changed_rows(ours, theirs, spec.id)?.and(died))
         };
         let [here, there] = &self.died;
-        Ok([changed(here, ours, theirs)?, changed(there, theirs, ours)?])
+        Ok([changed(here, ours, theirs, other)?, changed(there, theirs, ours, own)?])
     }
 }
 
