@@ -52,7 +52,7 @@ class Commit:
         self.ancestors = {self}.union(*(parent.ancestors for parent in parents))
 
 
-# The value of each column, by id, where a sample has none. The columns that each sample was appended with.
+# The value of each column, by id, where a sample has none. The values that each sample was appended with, by column.
 FILLS, APPENDED = {}, {}
 
 
@@ -90,7 +90,9 @@ def merged_columns(base, ours, theirs, policy):
 
 def changed(one, other, row, columns, policy):
     """Return whose values count in a sample that one side changed and the other one lacks: None if nothing was changed."""
-    chosen = {policy(column) for column in columns if one.cell(row, column) != other.cell(row, column)}
+    first = lambda column: APPENDED[row].get(column, FILLS[column])  # noqa: E731
+    before = lambda column: one.cell(row, column) if column in one.columns else first(column)  # noqa: E731
+    chosen = {policy(column) for column in columns if before(column) != other.cell(row, column)}
     if "fail" in chosen or len(chosen) == 2:
         raise Refused("changed and deleted", row)
     return chosen.pop() if chosen else None
@@ -225,7 +227,7 @@ class Program:
         head, later = self.heads[name], self.heads[name].state.copy() if only_appends else state
         final = dict(zip(new, tx.receipt.row_ids.tolist(), strict=True))
         for row in new:
-            APPENDED[final[row]] = names.keys()
+            APPENDED[final[row]] = dict(own[row] or dict.fromkeys(names))
             cells = {column: value for column, value in (own[row] or {}).items() if column in later.columns}
             if own[row] is not None:
                 later.rows[final[row]] = (ALIVE, cells)
@@ -326,9 +328,12 @@ class Program:
         try:
             receipt = call(label, on_conflict=argument)
         except ps.ConflictError as error:
-            # Files that a copied commit brought may have values of a column that the branch lacks.
-            leftover = "would come back with old values" in str(error) and {*ours.state.columns} ^ {*given.state.columns}
-            assert leftover, (*where, str(error))
+            # Files that a copied commit brought may have values of a column that the branch lacks. A sample that came back counts as changed in
+            # a dropped column if it had another value before its deletion.
+            apart = {*ours.state.columns} ^ {*given.state.columns}
+            back = [row for row in {*ours.state.alive(), *given.state.alive()} if any(base.state.what(row) == DELETED for base in bases)]
+            found = "would come back with old values" in str(error) or (back and "changed or added" in str(error))
+            assert apart and found, (*where, str(error))
             return
         self.counts["copied" if pick else "merged"] += 1
         gained = {row for row in expected.alive() if ours.state.what(row) != ALIVE}

@@ -154,8 +154,8 @@ print(int(next(line for line in open("/proc/self/status") if line.startswith("Vm
 
 @pytest.mark.local
 @pytest.mark.parametrize("verb", ["diff", "merge", "cherry_pick"])
-@pytest.mark.parametrize("what", ["update", "delete"])
-def test_overlays_that_claim_2_to_the_39_samples(tmp_path, verb, what):
+@pytest.mark.parametrize("what", ["update", "delete", "append"])
+def test_commits_that_claim_2_to_the_39_samples(tmp_path, verb, what):
     """Their counts are refused in little memory, whatever compares snapshots."""
     varint, many, most = crafted_runner.varint, 1 << 39, (1 << 40) - 1
     ds = ps.create(tmp_path / "set", {"n": "int64"})
@@ -167,15 +167,22 @@ def test_overlays_that_claim_2_to_the_39_samples(tmp_path, verb, what):
     with ds.transaction() as tx:
         if what == "update":
             tx.update({"n": range(77)}, row_ids=range(20, 97))
-        else:
+        elif what == "delete":
             tx.delete(row_ids=range(20, 97))
+        else:
+            tx.append({"n": range(77)})
     after = ds.snapshot
-    first = (20).to_bytes(8, "little")
+    first = (113 if what == "append" else 20).to_bytes(8, "little")
     path = tmp_path / "set" / "log" / f"{0:016x}" / f"{(1 << 64) - 3:020d}"
     body = path.read_bytes()
     pairs = [(b"\1" + first + varint(77), b"\1" + first + varint(many))]
-    # The counter of row ids, so that all of them seem to be assigned. The samples of the record remain.
-    pairs.append((varint(0) + 2 * varint(113), varint(0) + varint(most) + varint(113)))
+    if what == "append":
+        pairs = [(varint(77) + varint(1) + first + varint(77), varint(many) + varint(1) + first + varint(many))]
+        # The counter of row ids, the samples and the live ones.
+        pairs.append((varint(0) + 3 * varint(190), varint(0) + 3 * varint(113 + many)))
+    else:
+        # The counter of row ids, so that all of them seem to be assigned. The samples of the record remain.
+        pairs.append((varint(0) + 2 * varint(113), varint(0) + varint(most) + varint(113)))
     for old, new in pairs:
         assert old in body
         body = body.replace(old, new)

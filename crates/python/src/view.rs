@@ -9,6 +9,7 @@ use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -79,7 +80,13 @@ impl View {
             let len = if absolute { self.snapshot.len() } else { self.len() };
             let (start, end) = (start.min(len), end.min(len));
             return Ok(match selection {
-                None => (start..end).collect(),
+                None => {
+                    let mut all = Vec::new();
+                    let reserved = all.try_reserve_exact(end.saturating_sub(start) as usize);
+                    reserved.map_err(|_| PyMemoryError::new_err(format!("{} positions do not fit into memory", end - start)))?;
+                    all.extend(start..end);
+                    all
+                }
                 Some(chosen) => chosen[start as usize..end as usize].to_vec(),
             });
         }

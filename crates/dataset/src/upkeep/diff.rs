@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use penstock_codec::widen;
 use penstock_error::{Error, Result};
-use penstock_format::manifest::PageRef;
+use penstock_format::manifest::{Fragment, PageRef};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
@@ -67,6 +67,9 @@ pub struct Unshared {
     /// Row ids that only the second snapshot knows: it has or deleted these samples, and the first one never had them.
     pub known: RowIds,
 }
+
+/// A fragment may claim so many samples, and eight per byte of its data files, before they are compared.
+const UNCHECKED_SAMPLES: u64 = 1 << 20;
 
 impl Unshared {
     /// Cost: reads the manifest pages and sets of row ids that only one of the snapshots has.
@@ -292,12 +295,24 @@ fn unshared_rows(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
         let mut runs = Vec::new();
         for part in 0..snapshot.parts.len() {
             if !snapshot.parts[part].page().is_some_and(|page| known.contains(&page)) {
-                runs.extend(snapshot.fragments(part)?.as_slice().iter().flat_map(|fragment| fragment.runs.clone()));
+                let fragments = snapshot.fragments(part)?;
+                fragments.as_slice().iter().try_for_each(|fragment| check_count(snapshot, fragment))?;
+                runs.extend(fragments.as_slice().iter().flat_map(|fragment| fragment.runs.clone()));
             }
         }
         Ok(RowIds::of_runs(runs))
     };
     Ok((rows(one, &theirs)?, rows(other, &ours)?))
+}
+
+/// Refuse a fragment with more samples than its data files have, before anything is as long as its count. Cost: nothing, unless the count is far
+/// larger than the files are. Their tails are read then.
+fn check_count(snapshot: &Snapshot, fragment: &Fragment) -> Result<()> {
+    let bytes = fragment.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.file_bytes));
+    if fragment.samples > bytes.saturating_mul(8).saturating_add(UNCHECKED_SAMPLES) {
+        fragment.files.iter().try_for_each(|file| snapshot.context.file(file, fragment.samples).map(drop))?;
+    }
+    Ok(())
 }
 
 /// Return the samples of some overlays of both snapshots, without those overlays that both have.
