@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import commands
 import numpy as np
 import penstock as ps
 import pytest
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 def run(*arguments, code=0):
-    done = subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True)
+    done = commands.penstock(*arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -204,10 +205,7 @@ def test_what_data_says_does_not_command_the_terminal(root):
     for verb in ("head", "log"):
         done = run(verb, root)
         assert "\x1b" not in done.stdout and "\\x1b[2J" in run("head", root).stdout
-    narrow = subprocess.run(
-        [sys.executable, "-m", "penstock", "head", str(root)], capture_output=True, text=True, env={**os.environ, "COLUMNS": "0"}
-    )
-    assert "text" in narrow.stdout
+    assert "text" in commands.penstock("head", root, COLUMNS="0").stdout
 
 
 def test_the_graph_joins_lanes_above_their_common_parent():

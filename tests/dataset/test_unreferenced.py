@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import commands
 import numpy as np
 import penstock as ps
 import pytest
@@ -25,7 +26,7 @@ ps.importers.import_data(rows(), sys.argv[1], types={"v": ps.Tensor((32768,), "i
 
 
 def command(*arguments):
-    found = subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False)
+    found = commands.penstock(*arguments)
     assert found.returncode == 0, found.stderr
     return found.stdout
 

@@ -2,10 +2,9 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 import urllib.parse
 
+import commands
 import penstock as ps
 import pytest
 
@@ -15,10 +14,6 @@ FORMS = ["file://{}", "file:{}", "file://localhost{}", "FILE://{}"]
 
 def uris(path: pathlib.Path) -> list[str]:
     return [form.format(urllib.parse.quote(str(path))) for form in FORMS]
-
-
-def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -36,10 +31,10 @@ def test_every_verb_takes_file_uris(tmp_path):
     photos.mkdir(parents=True)
     (tmp_path / "my rows.csv").write_text("n,name\n1,a\n")
     for uri in uris(path):
-        done = cli("import", uris(tmp_path / "my rows.csv")[FORMS.index("file://{}")], uri, "--mode", "append")
+        done = commands.penstock("import", uris(tmp_path / "my rows.csv")[FORMS.index("file://{}")], uri, "--mode", "append")
         assert done.returncode == 0, done.stderr
     for verb in ("info", "head", "log", "stats", "verify", "doctor"):
-        assert cli(verb, uris(path)[1]).returncode == 0, verb
+        assert commands.penstock(verb, uris(path)[1]).returncode == 0, verb
     assert len(ps.open(path)) == len(FORMS) and {entry.name for entry in tmp_path.iterdir()} == {"my photos", "my rows.csv", "the set"}
 
 
