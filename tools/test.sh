@@ -16,8 +16,8 @@ step() { # step NAME COMMAND…: runs a command, which counts as one test
 step "layers" .venv/bin/python tools/check_layers.py
 select="not soak"
 [ -n "${PENSTOCK_TEST_DATA:-}" ] || select="not soak and not data"
-# Each test outside tests/every_store runs locally and on one other store. Seeded tests use different seeds in each run. The printed number
-# reproduces both choices.
+# Each test runs locally and on one other store, or on three in tests/every_store. Seeded tests use different seeds in each run. The printed
+# number reproduces both choices.
 export PENSTOCK_ROTATION=${PENSTOCK_ROTATION:-$RANDOM}
 echo "== PENSTOCK_ROTATION=$PENSTOCK_ROTATION"
 
