@@ -178,3 +178,45 @@ def test_two_transactions_conflict_if_a_cell_is_touched_by_both():
                 assert plain(found) == plain(None if number is None else made(name, number)), (seed, name, row)
         assert not ds.verify()["problems"], seed
     assert {True, False} <= set(verdicts) and many, "programs of both kinds, some with many changes on both sides"
+
+
+WIDE = 80
+
+
+def rival(verb, column, count):
+    """Return what the other transaction does with one column, and what this one does first with `count` columns."""
+    many = [f"c{place}" for place in range(count)]
+    change = lambda tx: tx.update({name: [1] for name in many}, row_ids=[0])  # noqa: E731
+    append = lambda tx: tx.append({name: [7] for name in many})  # noqa: E731
+    return {
+        "update": (change, lambda tx: tx.update({column: [2]}, row_ids=[0])),
+        "take": (change, lambda tx: (tx.take([0], columns=[column]), tx.update({"other": [1]}, row_ids=[1]))),
+        "scan": (change, lambda tx: (list(tx.scan([column])), tx.update({"other": [1]}, row_ids=[1]))),
+        "drop of changed": (change, lambda tx: tx.drop_column(column, force=True)),
+        "drop of appended": (append, lambda tx: tx.drop_column(column, force=True)),
+        "key of changed": (change, lambda tx: tx.upsert({column: [1]}, key=column)),
+        "key of appended": (append, lambda tx: tx.upsert({column: [7]}, key=column)),
+    }[verb]
+
+
+# A change set lists up to 64 columns.
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 66, 79])
+@pytest.mark.parametrize("verb", ["update", "take", "scan", "drop of changed", "drop of appended", "key of changed", "key of appended"])
+def test_a_change_of_many_columns_conflicts_in_each_of_them(verb, count):
+    for place in sorted({0, count // 2, count - 1, count}):
+        ds = ps.create(f"memory://wide-{verb}-{count}-{place}", {**{f"c{place}": "int32" for place in range(WIDE)}, "other": "int32"})
+        ds.append({"c0": [0, 0, 0]})
+        first, second = (ps.open(ds.uri).transaction(name) for name in ("many", "one"))
+        do, other = rival(verb, f"c{place}", count)
+        do(first)
+        other(second)
+        # Longer lists than 64 mean all columns, so that the commit may be refused for one that was not changed.
+        meets = place < count
+        first.commit()
+        if meets:
+            with pytest.raises(ps.ConflictError):
+                second.commit()
+        elif count <= 64:
+            second.commit()
+        else:
+            second.abort()
