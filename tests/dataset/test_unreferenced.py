@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import commands
 import numpy as np
 import penstock as ps
 import pytest
+from anything import SEEDS
 
 pytestmark = pytest.mark.local
 
@@ -111,3 +113,71 @@ def test_everything_that_snapshots_refer_to_is_found(root):
         if path.parent.name == "p":
             os.truncate(path, 20)
     assert ds.unreferenced() is None, "a damaged page may refer to anything"
+
+
+def step(rng, ds, other, number):
+    """Do one thing on a branch. Sets of rows have many gaps, so that they are objects, except for a few. Returns what was done."""
+    ids = ds["_row_id"][:]
+    scattered = lambda: ids[rng.randrange(3) :: rng.choice([2, 3, 5])]  # noqa: E731
+    verb = rng.choice(["append", "one", "many", "alike", "delete", "all", "merge", "pick", "reset", "stage", "column", "keys", "abort"])
+    if verb == "merge":
+        ds.merge(other.snapshot, on_conflict=rng.choice(["ours", "theirs"]))
+    elif verb == "pick":
+        commits = list(other.log(4))
+        ds.cherry_pick(rng.choice(commits[:-1] or commits).snapshot, on_conflict="theirs") if len(commits) > 1 else None
+    elif verb == "reset":
+        earlier = list(ds.log(3))[1:]
+        ds.reset(rng.choice(earlier).snapshot) if earlier else None
+    elif verb == "stage":
+        stage = ds.stage({"n": range(500), "word": ["staged"] * 500})
+        with ds.transaction() as tx:
+            tx.add(stage)
+    else:
+        tx = ds.transaction(verb)
+        if verb in ("append", "all", "abort"):
+            new = tx.append({"n": range(200), "word": [f"{number} {k % 5}" for k in range(200)]})
+            tx.update({"n": [1] * len(new[::2])}, row_ids=new[::2])
+        if verb in ("one", "all", "abort"):
+            tx.update({"n": [number] * len(rows := scattered())}, row_ids=rows)
+        for _ in range({"many": rng.randint(5, 9), "all": 6}.get(verb, 0)):
+            # Values that are written by each call make changes of their own.
+            name = rng.choice(["n", "word", "tiled"])
+            value = {"n": number, "word": f"new {number}", "tiled": np.full((4, 4), number, np.int16)}[name]
+            tx.update({name: [value] * len(rows := scattered())}, row_ids=rows)
+        for place in range(rng.randint(5, 9) if verb == "alike" else 0):
+            tx.update({"tiled": [np.full((4, 4), place, np.int16)] * len(rows := ids[place::7])}, row_ids=rows)
+            tx.take(ids[:1], columns=["tiled"])
+        if verb == "keys" and len(np.unique(ds["n"][:])) == len(ids):
+            tx.upsert({"n": range(0, 400, 3), "word": ["key"] * len(range(0, 400, 3))}, key="n")
+        if verb in ("delete", "all"):
+            tx.delete(row_ids=scattered()[: len(ids) // 3])
+        if verb == "column":
+            tx.add_column(f"c{ds.branch}{number}", ps.Bytes(), fill=b"z" * 9000)
+        tx.abort() if verb == "abort" else tx.commit()
+    return verb
+
+
+# Merges and picks write a root, which may join what they wrote before. These objects remain, so only those that other verbs leave are errors.
+LEAVING = ("merge", "pick")
+
+
+def test_no_verb_leaves_an_object_that_nothing_refers_to():
+    done = set()
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        ds = ps.create(
+            f"memory://no-leftovers-{seed}", {"n": "int32", "word": ps.Category(), "tiled": ps.Tensor((4, 4), "int16", tile=(2, 3))}
+        )
+        ds.append({"n": range(300), "word": ["a"] * 300})
+        sides = ds, ds.create_branch("side")
+        steps, left = [], {"objects": 0, "bytes": 0}
+        for number in range(8):
+            place = rng.randrange(2)
+            steps.append((step(rng, sides[place], sides[1 - place], number), place))
+            found = ds.unreferenced()
+            assert found == left or steps[-1][0] in LEAVING, (seed, steps)
+            left = found
+        done |= {verb for verb, _ in steps}
+        ds.delete_branch("side")
+        assert ds.unreferenced() == left, (seed, steps)
+    assert {"many", "alike", "merge", "pick", "reset"} <= done
