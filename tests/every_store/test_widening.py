@@ -1,5 +1,7 @@
 """Columns of numbers get a wider dtype. Files keep theirs, and every kind of read returns the wider values."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import penstock as ps
@@ -221,6 +223,50 @@ def test_values_of_two_dtypes_without_a_common_one_are_compared(root, narrow, dt
     for one, other in (snapshots, snapshots[::-1]):
         found = [(entry.kind, entry.column, entry.row_ids.tolist()) for entry in ds.diff(one, other) if len(entry.row_ids)]
         assert found == [("changed", "n", [3, 5])]
+
+
+def telling(dtype):
+    """Return numbers at which dtypes differ: around 0, their limits, and around the largest whole numbers that floats represent exactly."""
+    kind = np.dtype(NUMPY.get(dtype, dtype))
+    whole = [sign * (2**bits + more) for bits in (8, 11, 24, 31, 53, 63) for more in (-1, 0, 1) for sign in (1, -1)]
+    if kind.kind in "iu":
+        return [number for number in [0, 1, *whole] if np.iinfo(kind).min <= number <= np.iinfo(kind).max]
+    floats = [0.0, -0.0, 0.5, 1e30, float("inf"), float("-inf"), *map(float, whole)]
+    with np.errstate(over="ignore"):
+        return [number for number in floats if float(kind.type(number)) == number]
+
+
+def meant(number):
+    """Return what a number means, whatever its dtype: Python compares whole numbers and floats exactly."""
+    return "minus zero" if isinstance(number, float) and number == 0 and math.copysign(1, number) < 0 else number
+
+
+UNLIKE = [
+    (one, other)
+    for one in WIDER for other in WIDER
+    if one < other and one not in WIDER[other] and other not in WIDER[one] and any({one, other} <= set(wider) for wider in WIDER.values())
+]  # fmt: skip
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(("one", "other"), UNLIKE)
+def test_numbers_of_any_two_unlike_dtypes_are_compared_exactly(one, other):
+    narrow = next(dtype for dtype, wider in WIDER.items() if {one, other} <= set(wider))
+    pairs = [(left, right) for left in telling(one) for right in telling(other) if left == right or abs(left - right) <= 1]
+    pairs += [(None, 0), (0, None), (None, None)]
+    ds = ps.create(f"memory://unlike-{one}-{other}", {"n": narrow})
+    ids = ds.append({"n": [1] * len(pairs)}).row_ids
+    snapshots = []
+    for dtype, own in ((one, [left for left, _ in pairs]), (other, [right for _, right in pairs])):
+        branch = ds.create_branch(dtype)
+        with branch.transaction() as tx:
+            tx.widen_column("n", dtype)
+            tx.update({"n": own}, row_ids=ids)
+        snapshots.append(branch.snapshot)
+    expected = [row for row, (left, right) in zip(ids.tolist(), pairs, strict=True) if meant(left) != meant(right)]
+    assert 0 < len(expected) < len(pairs)
+    for since, until in (snapshots, snapshots[::-1]):
+        assert [row for entry in ds.diff(since, until) if entry.kind == "changed" for row in entry.row_ids.tolist()] == expected
 
 
 def test_fill_values_and_keys_are_widened(root):
