@@ -165,3 +165,24 @@ def test_clipping_knows_turned_images_and_other_forms(root):
     assert centre["boxes"][0].tolist() == [np.float32([0.1, 0.2, 0.1, 0.3]).tolist(), [1, 6, 2, 4], [5, 5, 0, 2]]
     with pytest.raises(ps.InvalidInputError, match="boxes='cut', expected refuse, keep, clip or drop"):
         centre.append({"boxes": [[]]}, boxes="cut")
+
+
+@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize("form", WRONG)
+def test_clipping_leaves_boxes_within_the_image_as_it_is_read(root, form, upright):
+    """For every orientation of EXIF, and for images that are lying, standing, square or null. Boxes may touch the borders."""
+    kinds = {"image": ps.Image(exif_orientation=upright), "boxes": ps.Boxes(form, of="image"), "labels": ps.Labels(["a"], of="boxes")}
+    ds = ps.create(root, kinds)
+    shapes = [(20, 12), (12, 20), (16, 16)]
+    images = [picture(*shape, orientation) for orientation in [None, *range(1, 9)] for shape in shapes] + [None]
+    ds.append({"image": images, "boxes": [[]] * len(images)})
+    boxes = []
+    for image in ds["image"]:
+        height, width = (50, 60) if image is None else image.shape[:2]
+        corners = np.array([[0, 0, width, height], [width - 3, 1, width, 2], [1, height - 3, 2, height], [width, height, width, height]])
+        low, size = corners[:, :2], corners[:, 2:] - corners[:, :2]
+        parts = {"xyxy": (low, corners[:, 2:]), "xywh": (low, size), "cxcywh": (low + size / 2, size)}[form]
+        boxes.append(np.concatenate(parts, axis=1).astype(np.float32))
+    ds.append({"image": images, "boxes": boxes, "labels": [["a"] * 4] * len(images)}, boxes="clip")
+    for row, (found, wanted) in enumerate(zip(ds["boxes"][len(images) :], boxes, strict=True)):
+        assert found.tolist() == wanted.tolist(), row
