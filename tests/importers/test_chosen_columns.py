@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import penstock as ps
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from anything import SEEDS
 from penstock.cli import app
 from penstock.importers import import_data
 from penstock.importers import json as json_importer
@@ -89,6 +91,39 @@ def test_names_that_a_dataset_cannot_have_are_changed_and_reported(tmp_path, roo
     assert list(report.renamed) == ["_id", "__index_level_0__", "a\tb"] and ps.open(root.with_name("other")).schema["id_2"] == ps.Scalar(
         "int8"
     )
+
+
+# Names that a dataset accepts, and names that become one of these.
+PLAIN = ["id", "id_2", "a b", "column_0", "column_1", "é" * 127, "b"]
+ODD = ["_id", "__id__", "_id_2", "a\tb", "a\nb", "", "_", "é" * 128, "_b"]
+
+
+def test_choices_and_odd_names_meet():
+    """Each column gets the name that the user gave or that the source has, if a dataset accepts it; others get a name that no other one has."""
+    refused = renamed = 0
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        found = rng.sample(PLAIN + ODD, rng.randint(2, 9))
+        drop = [name for name in found if rng.random() < 0.15]
+        columns = rng.sample(found, rng.randint(1, len(found))) if rng.random() < 0.3 else []
+        rename = {name: rng.choice([*PLAIN, "new", "other"]) for name in found if rng.random() < 0.3}
+        left = [name for name in columns or found if name not in drop]
+        given = {name: rename.get(name, name) for name in left if name in rename or name in PLAIN}
+        table = pa.table([pa.array([place]) for place in range(len(found))], names=found)
+        call = lambda: import_data(table, f"memory://choices-{seed}", columns=columns, drop=drop, rename=rename)  # noqa: B023, E731
+        if not left or len(set(given.values())) < len(given):
+            refused += 1
+            with pytest.raises(ps.InvalidInputError, match=r"get one name|columns is left"):
+                call()
+            continue
+        report = call()
+        ds = ps.open(f"memory://choices-{seed}")
+        names = given | report.renamed
+        renamed += bool(rename) and bool(report.renamed)
+        assert names.keys() == set(left) and report.renamed.keys() == set(left) - given.keys(), seed
+        assert sorted(ds.schema) == sorted(names.values()), seed
+        assert {new: ds[new][0] for new in ds.schema} == {names[name]: found.index(name) for name in left}, seed
+    assert refused > 3 and renamed > 3
 
 
 def test_a_frame_that_pandas_wrote_with_its_index(tmp_path, root):
