@@ -1,5 +1,7 @@
 """Crops of tensors: a loader whose first transforms are crops reads only what they need, and gives what crops of whole samples give."""
 
+import dataclasses
+import itertools
 import multiprocessing
 
 import numpy as np
@@ -174,6 +176,69 @@ def test_crops_of_parts_equal_crops_of_whole_samples(tmp_path, io):
 def test_many_crops_of_parts_equal_crops_of_whole_samples(tmp_path, io):
     for seed in range(25, 1000):
         check_program(tmp_path / str(seed), seed, io)
+
+
+# What comes before and after the crop, or instead of either.
+BEFORE = [
+    [],
+    [T.Pad([3, 2, 1, 0])],
+    [T.RandomVerticalFlip(1)],
+    [T.RandomHorizontalFlip(1)],
+    [T.RandomVerticalFlip(0.5), T.RandomHorizontalFlip(0.5)],
+]
+CROPS = [T.CenterCrop((8, 12)), T.RandomCrop((8, 12)), T.RandomCrop((24, 12), pad_if_needed=True)]
+AFTER = [
+    *BEFORE, [T.RandomVerticalFlip(1), T.RandomVerticalFlip(1)], [T.RandomCrop((5, 7))], [T.CenterCrop((10, 20))],
+    [T.RandomVerticalFlip(1), T.CenterCrop((4, 6))], [T.ToDtype("float64")], [T.RandomVerticalFlip(1), T.ToDtype("float64")],
+]  # fmt: skip
+
+
+def cropped(value, steps):
+    """Return what transforms that draw nothing make of an array, or None if one of them draws."""
+    for step in steps:
+        if isinstance(step, T.RandomVerticalFlip | T.RandomHorizontalFlip) and step.p == 1:
+            value = value[::-1] if isinstance(step, T.RandomVerticalFlip) else value[:, ::-1]
+        elif isinstance(step, T.Pad):
+            left, top, right, bottom = step.padding
+            value = np.pad(value, [(top, bottom), (left, right), (0, 0)])
+        elif isinstance(step, T.CenterCrop):
+            gaps = [max(0, side - size) for side, size in zip(step.size, value.shape, strict=False)]
+            value = np.pad(value, [*((gap // 2, gap - gap // 2) for gap in gaps), (0, 0)])
+            low = [(size - side) // 2 for side, size in zip(step.size, value.shape, strict=False)]
+            value = value[low[0] : low[0] + step.size[0], low[1] : low[1] + step.size[1]]
+        elif isinstance(step, T.ToDtype):
+            value = value.astype(step.dtype)
+        else:
+            return None
+    return value
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("kind", ["fixed", "tiled", "ragged", "compressed"])
+def test_what_surrounds_a_crop_is_applied_to_the_part_that_is_read(kind, nulls):
+    size = (20, 30, 60)
+    values = list(np.random.default_rng(1).random((4, *size), np.float32))
+    shape = (None, None, 60) if kind == "ragged" else size
+    tile, codec = (8, 16, 30) if kind == "tiled" else None, "lz4" if kind == "compressed" else "none"
+    ds = ps.create(f"memory://around-{kind}-{nulls}", {"v": ps.Tensor(shape, "float32", tile=tile, codec=codec)})
+    values = [None if nulls and row == 2 else value for row, value in enumerate(values)]
+    ds.append({"v": values})
+    known = 0
+    for before, crop, after in itertools.product(BEFORE, CROPS, AFTER):
+        steps = [*before, crop, *after]
+        options = {"batch_size": 2, "seed": 5, "transform": [dataclasses.replace(step, on="v") for step in steps]}
+        [found, whole] = (
+            [value for batch in ds.loader(outputs=outputs, nulls=dict.fromkeys(outputs, "mask"), **options) for value in batch["v"]]
+            for outputs in ({"v": "v"}, {"v": "v", "whole": "v"})
+        )
+        for row, (one, other) in enumerate(zip(found, whole, strict=True)):
+            if values[row] is not None:
+                np.testing.assert_array_equal(one, other, err_msg=str(steps))
+                if (wanted := cropped(values[row], steps)) is not None:
+                    known += 1
+                    np.testing.assert_array_equal(one, wanted, err_msg=str(steps))
+    assert known > 50
 
 
 def test_crops_on_every_store(root):
