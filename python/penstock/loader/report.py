@@ -38,31 +38,36 @@ def explained(loader: Loader) -> dict[str, str]:
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
     requests, moved = (sum(counts) for counts in zip(*probe.foreseen_requests(), strict=True))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
-    foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither.
+    foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither, and requests.
+    in_parts, at_first = probe.columns_in_parts, " if the cache is empty at first"
+    if foreseen and len(loader.recipe.sources) == 1 and not in_parts:
+        (moved, requests), at_first = foreseen[2:], ""
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} "
         f"({loader.global_batch_size // loader.world_size} per rank)",
         "order": ", ".join(json.dumps(source.order) for source in loader.recipe.sources),
         "bytes": f"about {size_text(total)} per epoch, up to {size_text(total / parts)} per rank",
-        "requests": f"about {requests:,.0f} per rank and epoch, which transfer {size_text(moved)} if the cache is empty at first"
+        "requests": f"about {requests:,.0f} per rank and epoch, which transfer {size_text(moved)}{at_first}"
         if requests
         else "none: files are mapped"
         if mapped
         else "one per file"
         if any(source.view._files is not None for source in loader.recipe.sources)
-        else ("for what is not in the cache" if foreseen and foreseen[2] else "none: all data is cached"),
+        else "none: all data is cached",
         "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches prepared in advance and for windows; "
         f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
-    if in_parts := probe.columns_in_parts:
+    if in_parts:
         answer["parts"] = (
             f"of large samples in {', '.join(f'`{name}`' for name in in_parts)}, only the boxes that the first crops need are read"
         )
     if foreseen is not None:
-        held, cached, cold = map(size_text, foreseen)
+        held, cached, cold = map(size_text, foreseen[:3])
         in_memory = f"{held} of the data files are in memory, " if foreseen[0] else ""
-        answer["cache"] = f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched"
+        answer["cache"] = (
+            f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched{', besides the parts' if in_parts else ''}"
+        )
     answer["columns"] = described(loader.recipe.stages.kinds, loader._core.results(), loader.recipe.stages.has_functions)
     for source in loader.recipe.sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)

@@ -26,7 +26,7 @@ const GROUP_PAGES: u32 = 16;
 /// A read waits this long for another operation that fetches the same pages. It then fetches them on its own, and keeps nothing.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(5);
 /// Cold pages are joined into requests of at most this length.
-const JOINED_BYTES: u64 = 8 << 20;
+pub const JOINED_BYTES: u64 = 8 << 20;
 /// A piece that claims to be longer gets its memory as its bytes arrive.
 const MOST_RESERVED_BYTES: usize = 8 << 20;
 

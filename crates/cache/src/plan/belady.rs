@@ -110,6 +110,11 @@ impl Belady {
         true
     }
 
+    /// Return whether a unit is cached.
+    pub fn holds(&self, unit: u32) -> bool {
+        self.units[unit as usize].place != Place::Cold
+    }
+
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }

@@ -6,6 +6,7 @@ use super::belady::Fetch;
 use super::company::{Company, Field};
 use super::line::{Fate, Line};
 use super::pace::Pace;
+use super::planner::Carries;
 
 /// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
@@ -26,14 +27,14 @@ pub enum Ended {
 #[derive(Default)]
 pub struct Group {
     /// Units to keep.
-    fetches: Vec<u32>,
+    pub fetches: Vec<u32>,
     /// Units to hold in memory, until the steps below `until` are read.
-    passes: Vec<u32>,
+    pub passes: Vec<u32>,
     until: u64,
     /// The bytes of all units, and of those to hold in memory.
     pub bytes: u64,
     pass_bytes: u64,
-    victims: Vec<u32>,
+    pub victims: Vec<u32>,
     /// The victims are not used after the steps below this.
     from: u64,
 }
@@ -81,24 +82,16 @@ pub struct Dispatch<'d, 'a> {
     released: u64,
 }
 
-impl<'d, 'a> Dispatch<'d, 'a> {
-    pub fn new(pace: &'d Pace, company: Option<&'d mut Company>, line: &'d Line<'a>, begin: u64, ahead_steps: u64) -> Dispatch<'d, 'a> {
-        Dispatch { pace, company, line, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin, released: 0 }
-    }
-
+impl Carries for Dispatch<'_, '_> {
     /// Return whether a group may have units that stay in memory. Other processes would not find them, and the loader reads on its own what would
     /// be too much.
-    pub fn may_pass(&self, group: &Group) -> bool {
+    fn may_pass(&self, group: &Group) -> bool {
         let is_alone = self.company.as_ref().is_none_or(|company| company.is_alone());
         is_alone && self.passing_bytes() <= AHEAD_BYTES && group.pass_bytes <= AHEAD_BYTES
     }
 
-    fn passing_bytes(&self) -> u64 {
-        self.passing.iter().map(|(_, bytes)| *bytes).sum()
-    }
-
     /// Begin to fetch a group, after which all steps below `ready` are ready. Waits while the plan is far ahead of the loaders.
-    pub fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended> {
+    fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended> {
         let Group { fetches, passes, until, victims, from, bytes, pass_bytes } = group;
         if !passes.is_empty() {
             self.passing.push((until, pass_bytes));
@@ -126,12 +119,12 @@ impl<'d, 'a> Dispatch<'d, 'a> {
     }
 
     /// Return the step from which on no loader reads, as far as they know.
-    pub fn until(&self) -> u64 {
+    fn until(&self) -> u64 {
         self.company.as_ref().map_or_else(|| self.pace.until(), |company| company.until())
     }
 
     /// Wait until a loader will read this step.
-    pub fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended> {
+    fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended> {
         loop {
             let read = self.allow();
             if step < self.until() {
@@ -139,6 +132,16 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             }
             self.wait(read, step + 1)?;
         }
+    }
+}
+
+impl<'d, 'a> Dispatch<'d, 'a> {
+    pub fn new(pace: &'d Pace, company: Option<&'d mut Company>, line: &'d Line<'a>, begin: u64, ahead_steps: u64) -> Dispatch<'d, 'a> {
+        Dispatch { pace, company, line, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin, released: 0 }
+    }
+
+    fn passing_bytes(&self) -> u64 {
+        self.passing.iter().map(|(_, bytes)| *bytes).sum()
     }
 
     /// Wait for the loaders to read more than the steps below `read`, or to want those below `until`.

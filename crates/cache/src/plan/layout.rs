@@ -1,5 +1,6 @@
 //! What a plan covers: the units of all objects, the drive of each one, and how they are fetched and evicted.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use super::units::{Future, Member, Object, Unit, Units, Uses};
 use crate::cache::Cached;
 use crate::drive::Drive;
 use crate::evict;
-use crate::extent::{BLOCK_PAGES, Extent};
-use crate::fill::{Fill, Run};
+use crate::extent::{BLOCK_PAGES, EXTENT_BYTES, Extent, PAGE_BYTES};
+use crate::fill::{Fill, JOINED_BYTES, Run};
 
 /// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
 /// Not in the first fetches, for which a batch waits.
@@ -17,6 +18,8 @@ const WINDOWS_FROM_BYTES: u64 = 4 << 20;
 
 /// A page that gives way may be locked by a fetch of its neighbours.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+const EXTENT_PAGES: u64 = EXTENT_BYTES / PAGE_BYTES;
 
 pub struct Layout<'a> {
     pub cached: &'a Cached,
@@ -64,9 +67,52 @@ impl Layout<'_> {
 
     /// Fetch units, and keep them. The loader reads what could not be fetched, and reports why.
     pub fn fetch(&self, fetches: Vec<u32>) {
+        let _ = Fill::warm(self.cached, self.fits, self.runs(&self.chosen(fetches)));
+    }
+
+    /// Return these units, with their neighbours if that is worth while.
+    pub fn chosen(&self, fetches: Vec<u32>) -> Vec<u32> {
         let bytes = self.units.bytes(&fetches);
-        let fetches = if self.fits && bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(fetches) } else { fetches };
-        let _ = Fill::warm(self.cached, self.fits, self.runs(&fetches));
+        if self.fits && bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(fetches) } else { fetches }
+    }
+
+    /// Return the requests for units of which `here` has some pages, and their bytes. The others are added to `here`.
+    pub fn requests(&self, units: &[u32], here: &mut HashSet<(u32, u64)>) -> (u64, u64) {
+        let gap_pages = if self.fits { self.cached.cold.request_cost().gap_bytes / PAGE_BYTES } else { 0 };
+        let most = self.cached.cold.range_bytes().min(JOINED_BYTES);
+        let mut wanted: Vec<(u32, Range<u64>)> = units.iter().map(|unit| self.pages_of(*unit)).collect();
+        wanted.sort_unstable_by_key(|(object, pages)| (*object, pages.start));
+        let mut runs: Vec<(u32, Range<u64>)> = Vec::new();
+        for (object, pages) in wanted {
+            match runs.last_mut() {
+                // Gaps end with the extent.
+                Some((of, run)) if *of == object && pages.start <= run.end + gap_pages * u64::from(pages.start % EXTENT_PAGES != 0) => {
+                    run.end = run.end.max(pages.end);
+                }
+                _ => runs.push((object, pages)),
+            }
+        }
+        let (mut requests, mut bytes) = (0, 0);
+        for (object, run) in runs {
+            let mut lacking = 0;
+            let object_bytes = self.objects[object as usize].bytes;
+            for page in run.start..=run.end {
+                if page < run.end && here.insert((object, page)) {
+                    lacking += PAGE_BYTES.min(object_bytes.saturating_sub(page * PAGE_BYTES));
+                } else {
+                    requests += u64::div_ceil(lacking, most);
+                    bytes += std::mem::take(&mut lacking);
+                }
+            }
+        }
+        (requests, bytes)
+    }
+
+    /// Return the object of a unit, and its pages in the object.
+    pub fn pages_of(&self, unit: u32) -> (u32, Range<u64>) {
+        let Unit { object, extent, pages } = &self.units.units[unit as usize];
+        let first = u64::from(*extent) * EXTENT_PAGES;
+        (*object, first + u64::from(pages.start)..first + u64::from(pages.end))
     }
 
     /// Fetch units into memory.

@@ -1,5 +1,6 @@
 //! The thread of a plan: it plans one epoch after the other, evicts and fetches.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use penstock_error::Result;
@@ -32,6 +33,7 @@ const PASSING_BYTES: u64 = 1 << 20;
 pub struct Foreseen {
     pub cached_bytes: u64,
     pub cold_bytes: u64,
+    pub requests: u64,
 }
 
 /// How long a plan waits for reads that began before it.
@@ -62,30 +64,24 @@ impl Planner<'_> {
         Ok(Planner { layout, caches: Vec::new(), steps_ahead: future.epoch_steps().max(1) })
     }
 
-    /// Return what a plan would find cached and what it would fetch in the first epoch, in bytes.
+    /// Return what a plan would find cached and what it would fetch in the first epoch.
     pub fn foresee(cached: &Cached, future: &dyn Future) -> Result<Foreseen> {
         let mut planner = Planner::new(cached, future)?;
         let members = [Member { stride: 1, ..future.member() }];
         let begin = members[0].begin;
         let (current, later) = planner.uses(future, &members, begin, begin + planner.steps_ahead);
         let _ = planner.find_cached(&current, &later, 0);
-        let (mut foreseen, mut seen) = (Foreseen::default(), vec![false; planner.layout.units.units.len()]);
-        let next_uses = current.next_uses(&later.first_use);
         let Planner { layout, mut caches, .. } = planner;
-        let mut next_uses = next_uses.iter();
-        for step in current.steps() {
-            for (unit, next_use) in by_worth(&layout, &caches, current.of(step), &mut next_uses) {
-                let bytes = layout.units.units[unit as usize].bytes();
-                match caches[layout.drive_number(unit)].access(unit, step, next_use) {
-                    Some(_) => foreseen.cold_bytes += bytes,
-                    // A page that two samples share is cached because the first of them has fetched it.
-                    None if seen[unit as usize] => {}
-                    None => foreseen.cached_bytes += bytes,
-                }
-                seen[unit as usize] = true;
-            }
-        }
-        Ok(foreseen)
+        let is_cached = |unit: u32| caches[layout.drive_number(unit)].holds(unit);
+        let cached = (0..layout.units.units.len() as u32).filter(|unit| is_cached(*unit));
+        let here = cached.flat_map(|unit| pages_of(&layout, unit)).collect();
+        let used = current.first_use.iter().enumerate().filter(|(_, first_use)| **first_use != NEVER);
+        let cached_bytes = used.filter(|(unit, _)| is_cached(*unit as u32)).map(|(unit, _)| layout.units.units[unit].bytes()).sum();
+        let foreseen = Foreseen { cached_bytes, ..Foreseen::default() };
+        let mut counted = Counted { layout: &layout, until: current.steps().end, here, foreseen };
+        // The count ends where the epoch does.
+        let _ = plan(&layout, &mut caches, current, later, &mut |begin| layout.uses(future, &members, begin..begin), &mut counted);
+        Ok(counted.foreseen)
     }
 
     /// Plan and fetch until the loader ends.
@@ -253,6 +249,68 @@ fn room_bytes(caches: &[Belady]) -> u64 {
     caches.iter().map(Belady::capacity_bytes).sum()
 }
 
+/// Carries a plan out.
+pub trait Carries {
+    /// Return the step from which on no loader reads, as far as they know.
+    fn until(&self) -> u64;
+
+    /// Return whether a group may have units that stay in memory.
+    fn may_pass(&self, group: &Group) -> bool;
+
+    /// Begin to fetch a group, after which all steps below `ready` are ready.
+    fn put(&mut self, group: Group, ready: u64) -> std::result::Result<(), Ended>;
+
+    /// Wait until a loader will read this step.
+    fn wait_until_wanted(&mut self, step: u64) -> std::result::Result<(), Ended>;
+}
+
+/// Counts what a plan fetches until a step, instead of fetching it.
+struct Counted<'a> {
+    layout: &'a Layout<'a>,
+    until: u64,
+    /// The pages that are cached, by object.
+    here: HashSet<(u32, u64)>,
+    foreseen: Foreseen,
+}
+
+/// Return the pages of a unit, each with its object.
+fn pages_of(layout: &Layout, unit: u32) -> impl Iterator<Item = (u32, u64)> {
+    let (object, pages) = layout.pages_of(unit);
+    pages.map(move |page| (object, page))
+}
+
+impl Carries for Counted<'_> {
+    fn until(&self) -> u64 {
+        self.until
+    }
+
+    fn may_pass(&self, _: &Group) -> bool {
+        true
+    }
+
+    fn put(&mut self, group: Group, _: u64) -> std::result::Result<(), Ended> {
+        let Group { fetches, passes, victims, .. } = group;
+        let layout = self.layout;
+        let gone = |units: &[u32], here: &mut HashSet<(u32, u64)>| {
+            units.iter().flat_map(|unit| pages_of(layout, *unit)).for_each(|page| {
+                here.remove(&page);
+            });
+        };
+        gone(&victims, &mut self.here);
+        for units in [&layout.chosen(fetches), &passes] {
+            let (requests, bytes) = layout.requests(units, &mut self.here);
+            self.foreseen.requests += requests;
+            self.foreseen.cold_bytes += bytes;
+        }
+        gone(&passes, &mut self.here);
+        Ok(())
+    }
+
+    fn wait_until_wanted(&mut self, _: u64) -> std::result::Result<(), Ended> {
+        Err(Ended::Stopped)
+    }
+}
+
 /// Plan one epoch after the other, and give each group of fetches to `dispatch`, with the step below which all is ready after it. Returns when
 /// there is nothing left to plan.
 fn plan(
@@ -261,7 +319,7 @@ fn plan(
     mut current: Uses,
     mut later: Uses,
     later_of: &mut dyn FnMut(u64) -> Uses,
-    dispatch: &mut Dispatch,
+    dispatch: &mut impl Carries,
 ) -> std::result::Result<(), Ended> {
     let passing = (room_bytes(caches) / FETCH_PART).clamp(FETCH_BYTES.0 / 4, PASSING_FETCH_BYTES);
     let most = if layout.fits { FETCH_BYTES.1 } else { passing };
@@ -293,7 +351,7 @@ fn plan(
                 (bytes, ready) = ((2 * bytes).min(most), step + 1);
             }
         }
-        if layout.fits && !has_fetched {
+        if layout.fits && !has_fetched || current.steps().is_empty() {
             return Ok(());
         }
         let end = later.steps().end;

@@ -195,14 +195,16 @@ impl Reader {
         column: &ColumnSpec,
         read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
-        self.each_group_less(column, &[], read)
+        self.each_group_less(column, &[], true, read)
     }
 
-    /// Run `read` as `each_group` does, but leave out the rows that are `hidden`. This has a flag for each place in the result, or none.
+    /// Run `read` as `each_group` does, but leave out the rows that are `hidden`. This has a flag for each place in the result, or none. Only
+    /// if it `announces` does the kernel learn of the blocks that are read next.
     pub(super) fn each_group_less(
         &self,
         column: &ColumnSpec,
         hidden: &[bool],
+        announces: bool,
         mut read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
         for group in &self.plan.groups {
@@ -222,10 +224,13 @@ impl Reader {
                         continue;
                     }
                 }
-                let source = match self.rows_of(&located, column) {
+                let source = match self.opened(&located, column) {
                     Err(error) if self.passes(&error) => None,
                     other => other.map_err(|error| self.locate(error, column, first(&located.rows)))?,
                 };
+                if announces {
+                    source.iter().for_each(|rows| self.announce(rows, located.in_order));
+                }
                 read(source.as_ref(), &located.rows).map_err(|(error, place)| self.locate(error, column, place))?;
             }
         }

@@ -79,23 +79,7 @@ impl Reader {
         column: &ColumnSpec,
         mut read: impl FnMut(&ColumnRows<'_>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
-        for group in &self.plan.groups {
-            let first = |rows: &[(u64, u32)]| rows.first().map_or(0, |(_, place)| *place);
-            let located = match self.located(group, column) {
-                Err(error) if self.passes(&error) => continue,
-                other => other.map_err(|error| self.locate(error, column, first(self.plan.rows(group))))?,
-            };
-            for located in located {
-                let source = match self.opened(&located, column) {
-                    Err(error) if self.passes(&error) => None,
-                    other => other.map_err(|error| self.locate(error, column, first(&located.rows)))?,
-                };
-                if let Some(source) = source {
-                    read(&source, &located.rows).map_err(|(error, place)| self.locate(error, column, place))?;
-                }
-            }
-        }
-        Ok(())
+        self.each_group_less(column, &[], false, |source, rows| source.map_or(Ok(()), |source| read(source, rows)))
     }
 
     /// Read a slice of each sample in a plan into a buffer of the same size, except of samples without a slice. Call `extents` or `shapes`

@@ -81,6 +81,7 @@ pub struct Reads {
     pub memory_bytes: u64,
     pub cached_bytes: u64,
     pub cold_bytes: u64,
+    pub requests: u64,
 }
 
 /// Return what an epoch from step `begin` on would read. Returns None if no source is read through a cache with a plan. Cost: reads the tails of
@@ -92,6 +93,7 @@ pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
         let foreseen = Plan::foresee(cached, &future)?;
         reads.cached_bytes += foreseen.cached_bytes;
         reads.cold_bytes += foreseen.cold_bytes;
+        reads.requests += foreseen.requests;
         let mut files = HashMap::new();
         future.each_part(|_, reader, columns| {
             files.extend(reader.files_in_memory(columns)?);
