@@ -13,7 +13,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::RangeRequest;
 
 use super::blocks::fill::Cache;
-use super::blocks::ranges::plan_ranges;
+use super::blocks::ranges::{Gaps, plan_ranges};
 use super::blocks::share::{share_out, span_bytes, with_neighbours};
 use super::blocks::stream::streams;
 use super::blocks::{Held, Wanted};
@@ -94,7 +94,7 @@ impl Reader {
         let mut wanted = self.blocks(columns);
         wanted.retain(|block| blocks::get(block.key).is_none());
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
+        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref(), Gaps::All).1)
     }
 
     /// Return the decoded size in bytes of the blocks that a plan reads, not counting tiles. Cost: reads unopened tails.

@@ -1,6 +1,7 @@
 //! The blocks that a take must fetch, and the blocks that were fetched for it.
 
 pub mod fill;
+pub mod lent;
 pub mod ranges;
 pub mod share;
 pub mod stream;
@@ -89,6 +90,8 @@ pub struct Fetched {
     pub slots: HashMap<BlockKey, Slot>,
     /// Blocks that are stored in their group's allocation. See `set_apart`.
     pub apart: HashSet<BlockKey>,
+    /// Which gaps between blocks are read.
+    pub gaps: ranges::Gaps,
 }
 
 fn separate_memory(bytes: usize) -> Result<Slot> {
