@@ -136,6 +136,25 @@ def test_a_resumed_loader_and_ranks_read_what_they_would_have(filled, small_bloc
     assert found == [number for step in range(1, -(-SAMPLES // BATCH), 3) for number in whole[step * BATCH : (step + 1) * BATCH]]
 
 
+def unchanged(sample):
+    return sample
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": 1, "world_size": 3, "batch_size": 8}, {"python_workers": 2, "transform": [unchanged], "batch_size": BATCH}]
+)
+def test_explain_foretells_what_ranks_and_workers_fetch(filled, small_block_cache, options):
+    place, bodies = filled
+    with ps.open(place).loader(**options, shuffle=True, seed=8, memory_bytes=160 << 20) as loader:
+        explained = loader.explain()
+        read(loader.stream(1), bodies)
+        found = loader.stats()["read"]
+    told, size = re.search(r"about ([\d,]+) per rank and epoch, which transfer ([\d.]+) MiB", explained).groups()
+    assert "are fetched once" in explained
+    assert abs(found["ranges"] - int(told.replace(",", ""))) <= 0.1 * found["ranges"] + 4, (found, explained)
+    assert abs(found["range_bytes"] - float(size) * (1 << 20)) <= 0.1 * found["range_bytes"], (found, explained)
+
+
 def test_a_mixture_keeps_each_of_its_sources(filled, minio, small_block_cache):
     place, bodies = filled
     ds = ps.open(place)

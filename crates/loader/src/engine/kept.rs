@@ -301,10 +301,9 @@ impl Kept {
 
     /// Line up what must be fetched for a step.
     fn claim(&self, layout: &Layout, state: &mut State, step: u64, wanted: &[usize]) {
-        // What this epoch and the next one use, as far as the loader will read them.
+        // What the rest of this epoch uses, as far as the loader will read it.
         if step >= state.known {
-            let end_of = |step| self.recipe.end_of_epoch(step);
-            let until = end_of(end_of(step)).min(self.end.load(Relaxed)).max(step + 1);
+            let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
             for step in (state.known..until).filter(|step| self.steps.has(*step)) {
                 layout.of(&self.recipe.places(step).2).into_iter().for_each(|block| state.is_used[block] = true);
             }
