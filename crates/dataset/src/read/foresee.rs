@@ -9,11 +9,11 @@ use penstock_tensor::slice::Slice;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as Blocks;
 
-use super::blocks::Wanted;
 use super::blocks::fill::{Cache, missing_of_tiles};
-use super::blocks::ranges::{Gaps, plan_ranges};
+use super::blocks::ranges::plan_ranges;
 use super::blocks::share::{span_bytes, with_neighbours};
 use super::blocks::stream::streams;
+use super::blocks::{Gaps, Wanted};
 use super::fetch::Purpose;
 use super::reader::Reader;
 use super::tile_plan::{PlannedTiles, Tiles};

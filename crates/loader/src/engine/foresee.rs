@@ -17,8 +17,8 @@ use crate::source::window::Steps;
 /// Steps beyond this number of draws are estimated from those before.
 const MOST_DRAWS: u64 = 1 << 17;
 
-/// Return the requests and bytes of an epoch by source, if the block cache is empty at first, and the bytes that the loader keeps, if any.
-/// `workers` processes share the budget. Cost: reads the tails of the data files that the planned steps need.
+/// Return the requests and bytes of an epoch by source, if the block cache is empty at first. The second result is the size of what the loader
+/// keeps, or None. `workers` processes share the budget. Cost: reads the tails of the data files that the planned steps need.
 #[allow(clippy::type_complexity)]
 pub fn foreseen_requests(recipe: &Arc<Recipe>, memory_bytes: u64, workers: u64) -> Result<(Vec<(f64, f64)>, Option<u64>)> {
     if recipe.sources.iter().all(|source| source.snapshot.is_mapped()) {

@@ -287,7 +287,7 @@ impl Kept {
             };
             drop(state);
             let (source, blocks) = layout.group(&group);
-            let fetched = caught(|| fetch_blocks(&self.recipe.sources[source].snapshot, &blocks)).unwrap_or_default();
+            let fetched = caught(|| fetch_blocks(&self.recipe.sources[source].snapshot.context, &blocks)).unwrap_or_default();
             state = self.lock();
             state.put(&group, fetched);
             self.arrived.notify_all();
@@ -337,7 +337,7 @@ impl Kept {
             self.claim(layout, &mut state, step, &layout.of(&self.recipe.places(step).2));
             for group in std::mem::take(&mut state.groups) {
                 let (source, blocks) = layout.group(&group);
-                let ranges = ranges_of(&self.recipe.sources[source].snapshot, &blocks);
+                let ranges = ranges_of(&self.recipe.sources[source].snapshot.context, &blocks);
                 noted[source].0 += ranges.len() as u64;
                 noted[source].1 += ranges.iter().map(|range| range.end() - range.begin).sum::<u64>();
             }

@@ -6,21 +6,12 @@ use penstock_format::Id;
 use penstock_format::ids::data_name;
 use penstock_storage::{Piece, RangeRequest, RequestCost, Storage};
 
-use super::Wanted;
+use super::{Gaps, Wanted};
 
 /// Blocks are joined into ranges of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 
-/// Which gaps between blocks are read, because this is cheaper than another request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Gaps {
-    /// As many as the store recommends.
-    #[default]
-    All,
-    /// At most one byte for every `FEW` wanted bytes.
-    Few,
-}
-
+/// With `Gaps::Few`, one gap byte is read for at least so many wanted bytes.
 const FEW: u64 = 8;
 
 /// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
