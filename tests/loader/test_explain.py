@@ -68,6 +68,7 @@ CONFIGURATIONS = {
         ({"batch_size": 16, "shuffle": True, "ragged": ["image"]}, 256),
         ({"batch_size": 16, "shuffle": True, "transform": [T.RandomResizedCrop(32)]}, 24), ({"batch_size": 16, "decode": False}, 24),
         ({"batch_size": 16, "shuffle": ps.Window(bytes=4 << 20), "ragged": ["image"]}, 256),
+        ({"batch_size": 8, "shuffle": True, "decode": False, "world_size": 3, "rank": 2}, 12),
     ],
     "ragged": [
         ({"batch_size": 16, "shuffle": True}, 256), ({"batch_size": 16, "shuffle": True}, 12),

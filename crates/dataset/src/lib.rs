@@ -34,6 +34,7 @@ pub use log::refs::{MAIN, create_tag, delete_tag, pin, pins, tagged, tags, unpin
 pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;
 pub use read::blocks::Held;
+pub use read::blocks::lent::{BlockAt, fetch_blocks, ranges_of};
 pub use read::fetch::{Purpose, hold};
 pub use read::foresee::Foresight;
 pub use read::plan::out_of_range;

@@ -342,9 +342,12 @@ impl Loader {
         Ok(foreseen.map(|reads| (reads.memory_bytes, reads.cached_bytes, reads.cold_bytes, reads.requests)))
     }
 
-    /// Return the requests and bytes of an epoch by source, if nothing is cached at first.
-    fn foreseen_requests(&self, py: Python<'_>) -> PyResult<Vec<(f64, f64)>> {
-        py.detach(|| penstock_loader::engine::foresee::foreseen_requests(&self.recipe)).or_raise(py)
+    /// Return the requests and bytes of an epoch by source, if nothing is cached at first, and the bytes that the loader keeps, if any.
+    /// `workers` processes share the budget.
+    #[allow(clippy::type_complexity)]
+    fn foreseen_requests(&self, py: Python<'_>, workers: u64) -> PyResult<(Vec<(f64, f64)>, Option<u64>)> {
+        let (recipe, memory_bytes) = (&self.recipe, self.budget.memory_bytes);
+        py.detach(|| penstock_loader::engine::foresee::foreseen_requests(recipe, memory_bytes, workers.max(1))).or_raise(py)
     }
 
     /// Return the current counters, in nanoseconds and bytes.

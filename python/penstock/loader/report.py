@@ -36,11 +36,12 @@ def explained(loader: Loader) -> dict[str, str]:
     windowed = next((source for source in loader.recipe.sources if source.order["kind"] == "window"), None)
     # A run in a window is read whole: once by one rank or, in a mixture, once by each rank that draws from it.
     parts = 1 if windowed and loader.recipe.mix else loader.world_size
-    requests, moved = (sum(counts) for counts in zip(*probe.foreseen_requests(), strict=True))
+    counted, kept = probe.foreseen_requests(max(1, loader.recipe.processes))
+    requests, moved = (sum(counts) for counts in zip(*counted, strict=True))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
     foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither, and requests.
     in_parts, at_first = probe.columns_in_parts, " if the cache is empty at first"
-    if foreseen and len(loader.recipe.sources) == 1 and not in_parts:
+    if foreseen and kept is None and len(loader.recipe.sources) == 1 and not in_parts:
         (moved, requests), at_first = foreseen[2:], ""
     answer = {
         "epoch": f"{draws} samples in {steps} steps of {loader.global_batch_size} "
@@ -68,6 +69,8 @@ def explained(loader: Loader) -> dict[str, str]:
         answer["cache"] = (
             f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched{', besides the parts' if in_parts else ''}"
         )
+    if kept is not None:
+        answer["kept"] = f"all {size_text(kept)} are fetched once, and then stay in this loader's memory"
     answer["columns"] = described(loader.recipe.stages.kinds, loader._core.results(), loader.recipe.stages.has_functions)
     for source in loader.recipe.sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)

@@ -13,10 +13,11 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::RangeRequest;
 
 use super::blocks::fill::Cache;
+use super::blocks::lent::BlockAt;
 use super::blocks::ranges::plan_ranges;
 use super::blocks::share::{share_out, span_bytes, with_neighbours};
 use super::blocks::stream::streams;
-use super::blocks::{Held, Wanted};
+use super::blocks::{Gaps, Held, Wanted};
 use super::reader::{ColumnRows, OnCorrupt, Reader};
 use crate::parallel;
 use crate::snapshot::Snapshot;
@@ -94,7 +95,7 @@ impl Reader {
         let mut wanted = self.blocks(columns);
         wanted.retain(|block| blocks::get(block.key).is_none());
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref()).1)
+        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref(), Gaps::All).1)
     }
 
     /// Return the decoded size in bytes of the blocks that a plan reads, not counting tiles. Cost: reads unopened tails.
@@ -213,6 +214,25 @@ impl Reader {
                 for block in entry.blocks_of(*row) {
                     let begin = entry.offset.get(block);
                     visit(*place, file.id, file.file_bytes, begin, begin + entry.stored_bytes.get(block));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Call `visit` with each block that a sample needs, and the sample's place in the plan. Whole small files, tiles and streamed samples
+    /// are left out, because they cannot be lent. Cost: reads unopened tails.
+    pub fn each_block(&mut self, columns: &[&ColumnSpec], mut visit: impl FnMut(u32, BlockAt)) -> Result<()> {
+        self.open(columns)?;
+        self.each_readable(columns, |_, source| {
+            let (entry, file) = (source.entry(), &source.file);
+            if file.in_memory() || entry.layout == Layout::Tiled || streams(file, entry) {
+                return;
+            }
+            for (row, place) in source.rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
+                let block = entry.locate(*row).0;
+                if entry.stored_bytes.get(block) > 0 {
+                    visit(*place, BlockAt::new(file, source.chunk, block));
                 }
             }
         });

@@ -9,11 +9,11 @@ use penstock_tensor::slice::Slice;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as Blocks;
 
-use super::blocks::Wanted;
 use super::blocks::fill::{Cache, missing_of_tiles};
 use super::blocks::ranges::plan_ranges;
 use super::blocks::share::{span_bytes, with_neighbours};
 use super::blocks::stream::streams;
+use super::blocks::{Gaps, Wanted};
 use super::fetch::Purpose;
 use super::reader::Reader;
 use super::tile_plan::{PlannedTiles, Tiles};
@@ -80,7 +80,7 @@ impl Reader {
             _ => Cache::of(wanted.iter().map(|wanted| wanted.bytes).sum()) == Cache::Keep,
         };
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-        foresight.note(&plan_ranges(&wanted, storage).1);
+        foresight.note(&plan_ranges(&wanted, storage, Gaps::All).1);
         foresight.keep(&wanted, |wanted| keeps_all || around || (wanted.partial && matches!(purpose, Purpose::Scan { .. })));
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Reader {
             let has = |key: BlockKey| foresight.held.get(&key).is_some();
             let mut missing = missing_of_tiles(wanted, planned.cache, has, has);
             missing.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-            foresight.note(&plan_ranges(&missing, storage).1);
+            foresight.note(&plan_ranges(&missing, storage, Gaps::All).1);
             foresight.keep(&missing, |_| planned.cache == Cache::Keep);
         }
     }

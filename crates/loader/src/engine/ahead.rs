@@ -95,7 +95,7 @@ pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
         reads.cold_bytes += foreseen.cold_bytes;
         reads.requests += foreseen.requests;
         let mut files = HashMap::new();
-        future.each_part(|_, reader, columns| {
+        each_part(recipe, future.source, |_, reader, columns| {
             files.extend(reader.files_in_memory(columns)?);
             Ok(())
         })?;
@@ -104,20 +104,18 @@ pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
     Ok(all)
 }
 
-impl SourceFuture {
-    /// Call `visit` for some thousand samples at a time: the first of them, their reader, and the columns that are stored in data files.
-    fn each_part(&self, mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>) -> Result<()> {
-        let source = &self.recipe.sources[self.source];
-        let columns: Vec<&ColumnSpec> = self.recipe.specs[self.source].iter().filter(|spec| source.files_of(spec).is_none()).collect();
-        for first in (0..source.len()).step_by(LOOKED_UP as usize) {
-            if penstock_storage::process::interrupted() {
-                return Err(Error::new("interrupted", "the loader was closed"));
-            }
-            let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
-            visit(first, &mut Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
+/// Call `visit` for some thousand samples of a source at a time: the first of them, their reader, and the columns that are stored in data files.
+pub fn each_part(recipe: &Recipe, source: usize, mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>) -> Result<()> {
+    let of = &recipe.sources[source];
+    let columns: Vec<&ColumnSpec> = recipe.specs[source].iter().filter(|spec| of.files_of(spec).is_none()).collect();
+    for first in (0..of.len()).step_by(LOOKED_UP as usize) {
+        if penstock_storage::process::interrupted() {
+            return Err(Error::new("interrupted", "the loader was closed"));
         }
-        Ok(())
+        let positions = (first..of.len().min(first + LOOKED_UP)).map(|position| of.absolute(position)).collect();
+        visit(first, &mut Reader::new(of.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
     }
+    Ok(())
 }
 
 impl Future for SourceFuture {
@@ -127,7 +125,7 @@ impl Future for SourceFuture {
 
     fn needs(&self) -> Result<(Vec<Object>, Vec<Need>)> {
         let (mut objects, mut numbers, mut needs): (Vec<Object>, HashMap<_, u32>, Vec<Need>) = (Vec::new(), HashMap::new(), Vec::new());
-        self.each_part(|first, reader, columns| {
+        each_part(&self.recipe, self.source, |first, reader, columns| {
             let in_parts = |column: &ColumnSpec| self.recipe.is_in_parts(self.source, column);
             reader.each_need(columns, in_parts, |place, file, file_bytes, begin, end| {
                 let object = *numbers.entry(file).or_insert_with(|| {

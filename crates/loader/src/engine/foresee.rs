@@ -2,24 +2,42 @@
 //! is read.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use penstock_dataset::{Foresight, OnCorrupt, Purpose, Reader};
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::slice::Slice;
 
+use crate::engine::kept::Kept;
 use crate::engine::recipe::Recipe;
 use crate::source::reads::Reads;
+use crate::source::window::Steps;
 
 /// Steps beyond this number of draws are estimated from those before.
 const MOST_DRAWS: u64 = 1 << 17;
 
-/// Return the requests and bytes of an epoch by source, if the block cache is empty at first. Cost: reads the tails of the data files that the
-/// planned steps need.
-pub fn foreseen_requests(recipe: &Recipe) -> Result<Vec<(f64, f64)>> {
+/// Return the requests and bytes of an epoch by source, if the block cache is empty at first. The second result is the size of what the loader
+/// keeps, or None. `workers` processes share the budget. Cost: reads the tails of the data files that the planned steps need.
+#[allow(clippy::type_complexity)]
+pub fn foreseen_requests(recipe: &Arc<Recipe>, memory_bytes: u64, workers: u64) -> Result<(Vec<(f64, f64)>, Option<u64>)> {
     if recipe.sources.iter().all(|source| source.snapshot.is_mapped()) {
-        return Ok(vec![(0.0, 0.0); recipe.sources.len()]);
+        return Ok((vec![(0.0, 0.0); recipe.sources.len()], None));
     }
+    let (mut kept, mut noted) = (None, vec![(0, 0); recipe.sources.len()]);
+    for begin in 0..workers {
+        let steps = Steps { begin, stride: workers };
+        kept = Kept::of(recipe, memory_bytes / workers, steps, recipe.cut.steps())?.filter(|kept| kept.all_bytes().is_some());
+        let foreseen = kept.iter().filter_map(Kept::foresee).flatten();
+        noted.iter_mut().zip(foreseen).for_each(|(noted, more)| *noted = (noted.0 + more.0, noted.1 + more.1));
+    }
+    let others = foreseen_of_others(recipe, kept.as_ref())?;
+    let all = others.into_iter().zip(noted).map(|(other, noted)| (other.0 + noted.0 as f64, other.1 + noted.1 as f64));
+    Ok((all.collect(), kept.and_then(|kept| kept.all_bytes())))
+}
+
+/// Return the requests and bytes of what is not kept.
+fn foreseen_of_others(recipe: &Recipe, kept: Option<&Kept>) -> Result<Vec<(f64, f64)>> {
     let steps = recipe.cut.steps();
     let planned = steps.min(MOST_DRAWS / recipe.cut.batch().max(1)).max(steps.min(16));
     let mut foresight = Foresight::default();
@@ -32,7 +50,7 @@ pub fn foreseen_requests(recipe: &Recipe) -> Result<Vec<(f64, f64)>> {
         if step == planned / 2 {
             half = all.clone();
         }
-        recipe.foresee(step, &mut foresight, &mut runs, &mut all)?;
+        recipe.foresee(step, kept, &mut foresight, &mut runs, &mut all)?;
     }
     // At first, the block cache fills. Later steps are like those of the second half.
     let later =
@@ -43,7 +61,14 @@ pub fn foreseen_requests(recipe: &Recipe) -> Result<Vec<(f64, f64)>> {
 
 impl Recipe {
     /// Note what a step would request, by source. `runs` are those that windows hold already.
-    fn foresee(&self, step: u64, foresight: &mut Foresight, runs: &mut [HashSet<u64>], noted: &mut [(u64, u64)]) -> Result<()> {
+    fn foresee(
+        &self,
+        step: u64,
+        kept: Option<&Kept>,
+        foresight: &mut Foresight,
+        runs: &mut [HashSet<u64>],
+        noted: &mut [(u64, u64)],
+    ) -> Result<()> {
         let (epoch, draws, places, _) = self.places(step);
         let mut reads = Reads::new(&self.sources, &places)?;
         for (source, window) in self.windows.iter().enumerate() {
@@ -62,6 +87,7 @@ impl Recipe {
         let planned = self.plan_parts(&mut reads, epoch, &draws)?;
         let parts: Vec<(usize, Vec<Option<Slice>>)> =
             planned.iter().map(|planned| (self.pipeline.outputs[planned.output].column, planned.slices())).collect();
-        reads.foresee(&self.sources, &self.specs, &parts, foresight, noted)
+        let is_kept = |source: usize, column: &ColumnSpec| kept.is_some_and(|kept| kept.has(source, column));
+        reads.foresee((&self.sources, &self.specs), is_kept, &parts, foresight, noted)
     }
 }

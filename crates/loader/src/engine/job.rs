@@ -152,7 +152,7 @@ impl Job {
                 let row_ids = bad.iter().flat_map(|(_, error)| error.row_id_list().to_vec()).collect();
                 return Err(bad.swap_remove(fatal).1.rows(positions).row_ids(row_ids));
             }
-            let again = recipe.start(started.step, started.again(bad))?;
+            let again = recipe.start(started.step, started.again(bad), |_| None)?;
             return Ok(Err(recipe.begin(again)?));
         }
         let count = started.places.len();

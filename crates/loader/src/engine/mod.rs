@@ -4,6 +4,7 @@
 pub mod ahead;
 pub mod foresee;
 pub mod job;
+pub mod kept;
 pub mod parts;
 pub mod recipe;
 pub mod slots;

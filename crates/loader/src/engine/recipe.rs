@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-use penstock_dataset::check_text;
+use penstock_dataset::{Held, check_text};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
 
@@ -140,6 +140,11 @@ impl Recipe {
         outputs.map(|output| output.sample_bytes() as u64).sum::<u64>() * self.cut.batch()
     }
 
+    /// Return whether the size of a batch is known before its samples are read.
+    pub fn is_sized(&self) -> bool {
+        self.pipeline.groups.iter().flat_map(|group| &group.outputs).all(|at| self.pipeline.outputs[*at].is_fixed())
+    }
+
     /// Return whether any source must be fetched.
     pub fn fetches(&self) -> Result<bool> {
         for (source, specs) in self.sources.iter().zip(&self.specs) {
@@ -168,8 +173,13 @@ impl Recipe {
     }
 
     /// Choose the samples of a step and fetch them. `refused` lists places in the batch whose samples are replaced. A place listed n times
-    /// gets its n-th stand-in.
-    pub fn start(&self, step: u64, refused: impl IntoIterator<Item = (usize, Error)>) -> Result<Started> {
+    /// gets its n-th stand-in. `lend` returns blocks of these samples that the loader keeps.
+    pub fn start(
+        &self,
+        step: u64,
+        refused: impl IntoIterator<Item = (usize, Error)>,
+        lend: impl FnOnce(&[Place]) -> Option<Held>,
+    ) -> Result<Started> {
         let (epoch, draws, mut places, mut valid) = self.places(step);
         let mut known: Vec<Refused> = Vec::new();
         for (at, error) in refused {
@@ -183,6 +193,7 @@ impl Recipe {
             valid[at] &= self.on_corrupt != OnCorrupt::Mask;
         }
         let mut reads = Reads::new(&self.sources, &places)?;
+        lend(&places).iter().for_each(|held| reads.lend_all(held));
         let base = if epoch == self.base.0 { self.base.1 } else { 0 };
         let read = self.read(&mut reads, (epoch, &draws), |source, columns, positions| match &self.windows[source] {
             None => Ok(Vec::new()),
@@ -211,7 +222,7 @@ impl Recipe {
                     if bad.is_empty() {
                         return Err(error);
                     }
-                    started = self.start(started.step, started.again(bad))?;
+                    started = self.start(started.step, started.again(bad), |_| None)?;
                 }
                 Err(error) => return Err(error),
             }

@@ -19,6 +19,7 @@ use crate::batch::Batch;
 use crate::caught::caught;
 use crate::engine::ahead::Plans;
 use crate::engine::job::{Job, Needs};
+use crate::engine::kept::Kept;
 use crate::engine::recipe::Recipe;
 use crate::engine::slots::{InProgress, Slot, Slots, Task, too_large};
 use crate::source::window::{Steps, Window};
@@ -77,6 +78,8 @@ struct Inner {
     fetches: AtomicBool,
     /// Plans of the caches through which sources are read.
     plans: Plans,
+    /// What is kept of sources that are not read through a cache.
+    kept: Option<Kept>,
     /// Reusable memory for decoded pixels.
     pool: Pool,
 }
@@ -86,6 +89,7 @@ impl Engine {
     pub fn start(recipe: Arc<Recipe>, budget: Budget, begin: u64, end: u64, stride: u64, stats: Arc<Stats>) -> Result<Engine> {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
+        let kept = if fetches { Kept::of(&recipe, budget.memory_bytes, Steps { begin, stride }, end).ok().flatten() } else { None };
         let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::none() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
         let state = Slots {
@@ -96,7 +100,8 @@ impl Engine {
             entries: BTreeMap::new(),
             estimate_bytes,
             scratch_bytes: 0,
-            estimated: estimate_bytes > 0,
+            // What is kept gives way to batches that turn out to be larger.
+            estimated: estimate_bytes > 0 && (kept.is_none() || recipe.is_sized()),
             given_bytes: 0,
             threads: budget.threads.max(1),
         };
@@ -111,6 +116,7 @@ impl Engine {
             stats,
             fetches: AtomicBool::new(fetches),
             plans,
+            kept,
             pool: Pool::new((budget.memory_bytes / SPARE_PART) as usize),
         });
         let engine = Engine { inner, threads: Mutex::default(), has_fetchers: fetches, generation: generation() };
@@ -184,6 +190,7 @@ impl Engine {
         }
         self.inner.lock().end = end;
         self.inner.plans.set_end(end);
+        self.inner.kept.iter().for_each(|kept| kept.set_end(end));
         self.inner.wake();
     }
 
@@ -201,6 +208,7 @@ impl Engine {
             let _ = thread.join(); // The consumer has already received any panic as an error.
         }
         self.inner.lock().entries.clear();
+        self.inner.kept.iter().for_each(Kept::end);
     }
 }
 
@@ -219,9 +227,10 @@ impl Inner {
         self.recipe.windows.iter().flatten().map(Window::bytes).sum()
     }
 
-    /// Return the part of the budget, in bytes, that windows leave for batches.
+    /// Return the part of the budget, in bytes, that windows and what is kept leave for batches.
     fn room_bytes(&self) -> u64 {
-        self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes))
+        let kept = self.kept.as_ref().map_or(0, Kept::reserved_bytes);
+        self.budget.memory_bytes.saturating_sub(self.window_bytes().max(self.recipe.window_bytes) + kept)
     }
 
     fn timed<T>(&self, spent: &AtomicU64, work: impl FnOnce() -> T) -> T {
@@ -259,7 +268,7 @@ impl Inner {
         while let Some(step) = self.wait(&self.to_fetch, next) {
             let started = self.timed(&self.stats.fetch_ns, || {
                 self.plans.before(step);
-                let started = caught(|| self.recipe.start(step, []));
+                let started = caught(|| self.recipe.start(step, [], |places| self.kept.as_ref()?.lend(step, places)));
                 self.plans.after(step);
                 started
             });
@@ -282,7 +291,7 @@ impl Inner {
                 Task::Begin(step, started) => {
                     let job = self.timed(&self.stats.gather_ns, || {
                         caught(|| {
-                            let started = started.map_or_else(|| self.recipe.start(step, []), Ok)?;
+                            let started = started.map_or_else(|| self.recipe.start(step, [], |_| None), Ok)?;
                             self.recipe.begin(started)
                         })
                     });
@@ -319,6 +328,8 @@ impl Inner {
             Err(error) => return self.put(step, Slot::Done(Err(error))),
         };
         let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
+        let most = bytes + scratch_bytes * tasks.min(self.budget.threads.max(1)) as u64;
+        self.kept.iter().for_each(|kept| kept.leave_room(most, self.budget.memory_bytes));
         let room_bytes = self.room_bytes();
         let mut state = self.lock();
         let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
@@ -347,7 +358,7 @@ impl Inner {
     }
 
     fn note_peak(&self, state: &Slots) {
-        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes(), Relaxed);
+        self.stats.peak_bytes.fetch_max(state.in_flight_bytes() + self.window_bytes() + self.kept.as_ref().map_or(0, Kept::bytes), Relaxed);
     }
 
     fn finish(&self, step: u64, job: Job) {

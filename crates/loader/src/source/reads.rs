@@ -55,6 +55,11 @@ impl Reads {
         Ok(Reads { shares, count: places.len() })
     }
 
+    /// Use blocks that the loader keeps.
+    pub fn lend_all(&mut self, held: &Held) {
+        self.shares.iter_mut().for_each(|share| share.reader.lend(held));
+    }
+
     /// Use blocks that a window holds, which `lend` returns. `specs` lists the columns of each source.
     pub fn lend(
         &mut self,
@@ -123,11 +128,12 @@ impl Reads {
         self.shares.iter_mut().filter(|share| share.source == source).for_each(|share| share.lent = true);
     }
 
-    /// Note what `fetch` and the reads of all columns would request, by source. `parts` contains the slices of columns that are read in parts.
+    /// Note what `fetch` and the reads of all columns would request, by source. Columns that are kept have no blocks to fetch. `parts` contains
+    /// the slices of columns that are read in parts.
     pub fn foresee(
         &mut self,
-        sources: &[Source],
-        specs: &[Vec<ColumnSpec>],
+        (sources, specs): (&[Source], &[Vec<ColumnSpec>]),
+        is_kept: impl Fn(usize, &ColumnSpec) -> bool,
         parts: &[(usize, Vec<Option<Slice>>)],
         foresight: &mut Foresight,
         noted: &mut [(u64, u64)],
@@ -136,7 +142,8 @@ impl Reads {
             let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
             let before = (foresight.requests, foresight.bytes);
             if !share.lent {
-                share.reader.foresee_blocks(&columns, share.purpose(sources), foresight)?;
+                let others: Vec<&ColumnSpec> = columns.iter().copied().filter(|column| !is_kept(share.source, column)).collect();
+                share.reader.foresee_blocks(&others, share.purpose(sources), foresight)?;
             }
             share.reader.foresee_others(&columns, foresight)?;
             for (column, slices) in parts {

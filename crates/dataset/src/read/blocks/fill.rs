@@ -94,7 +94,7 @@ impl Fetched {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
-        let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref());
+        let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref(), self.gaps);
         if cache == Cache::Bypass {
             // Blocks that are not cached may share a larger buffer, if gaps make up at most a fifth of the buffer.
             for range in &mut ranges {

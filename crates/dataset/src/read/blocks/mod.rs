@@ -1,6 +1,7 @@
 //! The blocks that a take must fetch, and the blocks that were fetched for it.
 
 pub mod fill;
+pub mod lent;
 pub mod ranges;
 pub mod share;
 pub mod stream;
@@ -21,6 +22,16 @@ use crate::store::datafile::DataFile;
 
 /// Alignment of columns that share one allocation, sufficient for any element type.
 const COLUMN_ALIGN: usize = 64;
+
+/// Which gaps between blocks are read, because this is cheaper than another request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Gaps {
+    /// As many as the store recommends.
+    #[default]
+    All,
+    /// Those that are short compared with the blocks.
+    Few,
+}
 
 /// A block to read, or a checksum unit of an uncompressed block.
 #[derive(Clone)]
@@ -89,6 +100,8 @@ pub struct Fetched {
     pub slots: HashMap<BlockKey, Slot>,
     /// Blocks that are stored in their group's allocation. See `set_apart`.
     pub apart: HashSet<BlockKey>,
+    /// Which gaps between blocks are read.
+    pub gaps: Gaps,
 }
 
 fn separate_memory(bytes: usize) -> Result<Slot> {

@@ -6,15 +6,18 @@ use penstock_format::Id;
 use penstock_format::ids::data_name;
 use penstock_storage::{Piece, RangeRequest, RequestCost, Storage};
 
-use super::Wanted;
+use super::{Gaps, Wanted};
 
 /// Blocks are joined into ranges of at most this length.
 const JOINED_BYTES: u64 = 8 << 20;
 
+/// With `Gaps::Few`, one gap byte is read for at least so many wanted bytes.
+const FEW: u64 = 8;
+
 /// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
 /// each range's pieces, and the ranges.
-pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
-    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost()), storage.range_bytes());
+pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage, gaps: Gaps) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost(), gaps), storage.range_bytes());
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(Id, u64)> = None;
@@ -47,13 +50,14 @@ pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage) -> (Arc<Vec<Vec<usi
 
 /// Return the widest gap between neighbouring blocks that is cheaper to read than to skip with another request. If these gaps
 /// together exceed the allowed waste, only the narrowest gaps are read.
-fn widest_gap(wanted: &[Wanted], cost: RequestCost) -> u64 {
+fn widest_gap(wanted: &[Wanted], cost: RequestCost, which: Gaps) -> u64 {
     let gap = |pair: &[Wanted]| {
         let gap = pair[1].offset.saturating_sub(pair[0].offset + pair[0].bytes);
         (pair[0].key.0 == pair[1].key.0 && gap <= cost.gap_bytes).then_some(gap)
     };
     let mut gaps: Vec<u64> = wanted.windows(2).filter_map(gap).collect();
-    let mut left = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>().saturating_mul(cost.waste);
+    let bytes = wanted.iter().map(|wanted| wanted.bytes).sum::<u64>();
+    let mut left = if which == Gaps::Few { bytes / FEW } else { bytes.saturating_mul(cost.waste) };
     if gaps.iter().sum::<u64>() <= left {
         return cost.gap_bytes;
     }
