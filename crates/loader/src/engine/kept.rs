@@ -136,6 +136,8 @@ struct State {
     /// Whether each block is used in the steps below `known`.
     is_used: Vec<bool>,
     known: u64,
+    /// What the steps below this need is lined up, or has been fetched.
+    claimed: u64,
     /// Blocks to fetch together, in the order in which steps need them.
     groups: VecDeque<Vec<usize>>,
     bytes: u64,
@@ -206,7 +208,7 @@ impl Kept {
             group_bytes: (memory_bytes / GROUP_PART).min(GROUP_BYTES),
             reserved_bytes: AtomicU64::new(bytes + known),
             layout: OnceLock::new(),
-            state: Mutex::new(State { known: steps.begin, ..State::default() }),
+            state: Mutex::new(State { known: steps.begin, claimed: steps.begin, ..State::default() }),
             arrived: Condvar::new(),
         }))
     }
@@ -274,7 +276,7 @@ impl Kept {
         let wanted = layout.of(places);
         let mut state = self.lock();
         if !state.has_ended {
-            self.claim(layout, &mut state, step, &wanted);
+            self.claim(layout, &mut state, step);
         }
         while !state.has_ended && wanted.iter().any(|block| matches!(state.slots[*block], Slot::Coming)) {
             if process::interrupted() {
@@ -299,19 +301,30 @@ impl Kept {
         Some(Held::of(wanted.iter().filter_map(|block| Some((&layout.blocks[*block].0, here(block)?)))))
     }
 
-    /// Line up what must be fetched for a step.
-    fn claim(&self, layout: &Layout, state: &mut State, step: u64, wanted: &[usize]) {
-        // What the rest of this epoch uses, as far as the loader will read it.
-        if step >= state.known {
-            let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
-            for step in (state.known..until).filter(|step| self.steps.has(*step)) {
-                layout.of(&self.recipe.places(step).2).into_iter().for_each(|block| state.is_used[block] = true);
+    /// Line up what must be fetched for the steps up to this one, in their order.
+    fn claim(&self, layout: &Layout, state: &mut State, step: u64) {
+        for step in (state.claimed..step + 1).filter(|step| self.steps.has(*step)) {
+            // What the rest of this epoch uses, as far as the loader will read it.
+            if step >= state.known {
+                let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
+                for step in (state.known..until).filter(|step| self.steps.has(*step)) {
+                    layout.of(&self.recipe.places(step).2).into_iter().for_each(|block| state.is_used[block] = true);
+                }
+                state.known = until;
             }
-            state.known = until;
+            self.line_up(layout, state, &layout.of(&self.recipe.places(step).2));
         }
+        state.claimed = state.claimed.max(step + 1);
+    }
+
+    /// Divide the windows of missing blocks into groups.
+    fn line_up(&self, layout: &Layout, state: &mut State, wanted: &[usize]) {
         let (mut group, mut bytes, mut of) = (Vec::new(), 0, 0);
-        for block in wanted.iter().filter(|block| matches!(state.slots[**block], Slot::Absent)).copied().collect::<Vec<usize>>() {
-            let (_, source, window) = layout.blocks[block];
+        for block in wanted {
+            if !matches!(state.slots[*block], Slot::Absent) {
+                continue;
+            }
+            let (_, source, window) = layout.blocks[*block];
             if !group.is_empty() && (bytes >= self.group_bytes || source != of) {
                 state.groups.push_back(std::mem::take(&mut group));
                 bytes = 0;
@@ -319,7 +332,7 @@ impl Kept {
             of = source;
             for other in layout.windows[window].clone() {
                 let is_missing = matches!(state.slots[other], Slot::Absent) && layout.blocks[other].1 == source;
-                if is_missing && (state.is_used[other] || other == block) {
+                if is_missing && state.is_used[other] {
                     state.slots[other] = Slot::Coming;
                     bytes += layout.blocks[other].0.bytes();
                     group.push(other);
@@ -333,14 +346,12 @@ impl Kept {
     pub fn foresee(&self) -> Option<Vec<(u64, u64)>> {
         let layout = self.layout()?;
         let (mut state, mut noted) = (self.lock(), vec![(0, 0); self.columns.len()]);
-        for step in (self.steps.begin..self.end.load(Relaxed)).filter(|step| self.steps.has(*step)) {
-            self.claim(layout, &mut state, step, &layout.of(&self.recipe.places(step).2));
-            for group in std::mem::take(&mut state.groups) {
-                let (source, blocks) = layout.group(&group);
-                let ranges = ranges_of(&self.recipe.sources[source].snapshot.context, &blocks);
-                noted[source].0 += ranges.len() as u64;
-                noted[source].1 += ranges.iter().map(|range| range.end() - range.begin).sum::<u64>();
-            }
+        self.claim(layout, &mut state, self.end.load(Relaxed).saturating_sub(1));
+        for group in std::mem::take(&mut state.groups) {
+            let (source, blocks) = layout.group(&group);
+            let ranges = ranges_of(&self.recipe.sources[source].snapshot.context, &blocks);
+            noted[source].0 += ranges.len() as u64;
+            noted[source].1 += ranges.iter().map(|range| range.end() - range.begin).sum::<u64>();
         }
         Some(noted)
     }
