@@ -186,3 +186,11 @@ def test_clipping_leaves_boxes_within_the_image_as_it_is_read(root, form, uprigh
     ds.append({"image": images, "boxes": boxes, "labels": [["a"] * 4] * len(images)}, boxes="clip")
     for row, (found, wanted) in enumerate(zip(ds["boxes"][len(images) :], boxes, strict=True)):
         assert found.tolist() == wanted.tolist(), row
+    # One box is larger than each image, and is cut at all borders. Without an image, it is cut at zero.
+    low, size = np.array([[-5, -5]]), np.array([[99, 99]])
+    large = np.concatenate({"xyxy": (low, low + size), "xywh": (low, size), "cxcywh": (low + size / 2, size)}[form], axis=1)
+    ds.append({"image": images, "boxes": [large] * len(images), "labels": [["a"]] * len(images)}, boxes="clip")
+    for row, (found, image) in enumerate(zip(ds["boxes"][2 * len(images) :], ds["image"], strict=False)):
+        height, width = (94, 94) if image is None else image.shape[:2]
+        wanted = [width / 2, height / 2, width, height] if form == "cxcywh" else [0, 0, width, height]
+        assert found.tolist() == [wanted], row

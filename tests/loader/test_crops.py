@@ -178,7 +178,7 @@ def test_many_crops_of_parts_equal_crops_of_whole_samples(tmp_path, io):
         check_program(tmp_path / str(seed), seed, io)
 
 
-# What comes before and after the crop, or instead of either.
+# The transforms before and after the crop, or instead of either.
 BEFORE = [
     [],
     [T.Pad([3, 2, 1, 0])],

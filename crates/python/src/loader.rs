@@ -335,8 +335,7 @@ impl Loader {
         )
     }
 
-    /// Return the bytes that an epoch from this step on would find in memory and in caches, those that it would fetch, and the requests for
-    /// them, or None without a cache.
+    /// Return the bytes that an epoch would find in memory and in caches, and what it would fetch: bytes and requests. None without a cache.
     fn foreseen(&self, py: Python<'_>, begin: u64) -> PyResult<Option<(u64, u64, u64, u64)>> {
         let foreseen = py.detach(|| penstock_loader::engine::ahead::foreseen(&self.recipe, begin)).or_raise(py)?;
         Ok(foreseen.map(|reads| (reads.memory_bytes, reads.cached_bytes, reads.cold_bytes, reads.requests)))

@@ -44,13 +44,13 @@ pub fn mix_rows(py: Python<'_>, mut values: PyReadwriteArray1<'_, f32>, rows: us
     Ok(())
 }
 
-/// Return the height and width of each image, upright. Returns None for an image whose header cannot be read.
+/// Return the height and width of each image, `upright` or as stored. Returns None for an image whose header cannot be read.
 #[pyfunction]
-pub fn image_sizes(values: Vec<Option<Bound<'_, PyBytes>>>) -> Vec<Option<(u64, u64)>> {
+pub fn image_sizes(values: Vec<Option<Bound<'_, PyBytes>>>, upright: bool) -> Vec<Option<(u64, u64)>> {
     let limits = Config::limits();
     let size = |bytes: &[u8]| {
         let header = penstock_codec::probe(bytes, limits).ok()?;
-        let turned = penstock_codec::exif::orientation(bytes) >= 5;
+        let turned = upright && penstock_codec::exif::orientation(bytes) >= 5;
         Some(if turned { (header.width, header.height) } else { (header.height, header.width) })
     };
     values.iter().map(|value| size(value.as_ref()?.as_bytes())).collect()

@@ -156,16 +156,14 @@ def _clipped(prepared: Prepared, form: str, sizes: list[tuple[int, int] | None])
 
 
 def _sizes_of(images: Prepared, kind: Image) -> list[tuple[int, int] | None]:
-    """Return the height and width of each image, upright. Returns None for one whose size is not known."""
+    """Return the height and width of each image as it is read. Returns None for one whose size is not known."""
     if images[0] == "items":
         items = [_bytes_of(item) for item in images[1]]
     else:
         flat, ends = np.asarray(images[1]), np.asarray(images[2])
         items = [flat[start:end].tobytes() for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)] if len(ends) else []
-    sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items])
-    sizes = [item[:2] if isinstance(item, tuple) else size for item, size in zip(items, sizes, strict=True)]
-    # Without EXIF orientation, an image that is not square may lie on its side.
-    return [size if size is None or kind.exif_orientation or size[0] == size[1] else (max(size), max(size)) for size in sizes]
+    sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items], kind.exif_orientation)
+    return [item[:2] if isinstance(item, tuple) else size for item, size in zip(items, sizes, strict=True)]
 
 
 def _bytes_of(item: Any) -> Any:

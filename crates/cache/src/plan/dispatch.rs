@@ -6,7 +6,6 @@ use super::belady::Fetch;
 use super::company::{Company, Field};
 use super::line::{Fate, Line};
 use super::pace::Pace;
-use super::planner::Carries;
 
 /// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
@@ -56,6 +55,21 @@ impl Group {
     pub fn is_empty(&self) -> bool {
         self.fetches.is_empty() && self.passes.is_empty()
     }
+}
+
+/// Carries a plan out.
+pub trait Carries {
+    /// Return the step from which on no loader reads, as far as they know.
+    fn until(&self) -> u64;
+
+    /// Return whether a group may have units that stay in memory.
+    fn may_pass(&self, group: &Group) -> bool;
+
+    /// Begin to fetch a group, after which all steps below `ready` are ready.
+    fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended>;
+
+    /// Wait until a loader will read this step.
+    fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended>;
 }
 
 /// A group that waits for room.

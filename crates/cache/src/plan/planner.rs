@@ -8,7 +8,7 @@ use penstock_storage::process;
 
 use super::belady::{Belady, NEVER};
 use super::company::{Company, Field};
-use super::dispatch::{Dispatch, Ended, Group};
+use super::dispatch::{Carries, Dispatch, Ended, Group};
 use super::layout::Layout;
 use super::line::Line;
 use super::pace::Pace;
@@ -247,21 +247,6 @@ impl Planner<'_> {
 
 fn room_bytes(caches: &[Belady]) -> u64 {
     caches.iter().map(Belady::capacity_bytes).sum()
-}
-
-/// Carries a plan out.
-pub trait Carries {
-    /// Return the step from which on no loader reads, as far as they know.
-    fn until(&self) -> u64;
-
-    /// Return whether a group may have units that stay in memory.
-    fn may_pass(&self, group: &Group) -> bool;
-
-    /// Begin to fetch a group, after which all steps below `ready` are ready.
-    fn put(&mut self, group: Group, ready: u64) -> std::result::Result<(), Ended>;
-
-    /// Wait until a loader will read this step.
-    fn wait_until_wanted(&mut self, step: u64) -> std::result::Result<(), Ended>;
 }
 
 /// Counts what a plan fetches until a step, instead of fetching it.

@@ -197,7 +197,8 @@ fn three_way(
         None => {
             let puts = &mut written.puts;
             let whole = combined(&ours, &additions, &unhidden, puts)?;
-            let (root, _) = write_root(&whole, puts)?;
+            let (root, listed) = write_root(&whole, puts)?;
+            written.delete_joined((&root, &listed), &proposal.own.changes);
             let record = whole.record();
             proposal.theirs.state = Some(State { root, samples: record.samples, live: record.live });
         }

@@ -1,9 +1,13 @@
 //! Commits that are made by one call, rather than by a transaction.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
+use penstock_format::ids::{ObjectRef, data_name, page_name, root_name, rows_name, words_name};
+use penstock_format::manifest::Root;
 use penstock_format::record::{RecordKind, Transaction};
+use penstock_format::rows::RowSet;
 
 use crate::commit::changes::{ChangeSet, Known, Member, Proposal, Theirs};
 use crate::commit::{drive, machine};
@@ -56,6 +60,22 @@ impl Written {
             theirs: Theirs::default(),
             may_exist: false,
         })
+    }
+
+    /// Delete the objects that were written for this commit but that neither its root nor its changes name, because the root joins them. Cost: one
+    /// request for each of them.
+    pub fn delete_joined(&mut self, root: (&ObjectRef, &Root), changes: &ChangeSet) {
+        let (reference, root) = root;
+        let rows = root.overlays.iter().map(|overlay| &overlay.rows).chain(changes.writes.iter().map(|change| &change.rows));
+        let rows = rows.filter_map(|rows| if let RowSet::Object(rows) = rows { Some(rows_name(rows.object.id)) } else { None });
+        let mut named: HashSet<String> = rows.collect();
+        named.insert(root_name(reference.id));
+        named.extend(root.pages.iter().map(|page| page_name(page.object.id)));
+        named.extend(root.words.iter().map(|segment| words_name(segment.object.id)));
+        named.extend(root.overlays.iter().flat_map(|overlay| &overlay.files).map(|file| data_name(file.id)));
+        let storage = &self.base.context.storage;
+        // One that cannot be deleted is harmless.
+        self.puts.retain(|name| named.contains(name) || storage.delete(name).is_err());
     }
 
     /// Commit the proposal, and return the new snapshot.

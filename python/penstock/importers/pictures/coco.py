@@ -357,7 +357,7 @@ class _Images:
             sizes = chunk.columns.pop("size")
             bodies = [body if isinstance(body, bytes) else None for body in chunk.columns["image"]]
             problems = list(chunk.problems)
-            for row, (stated, found) in enumerate(zip(sizes, _core.image_sizes(bodies), strict=True)):
+            for row, (stated, found) in enumerate(zip(sizes, _core.image_sizes(bodies, True), strict=True)):
                 if stated is not None and found is not None and tuple(stated) != tuple(found):
                     turned = " (upright)" if tuple(stated) == tuple(found)[::-1] else ""
                     why = f"the image has {found[1]} × {found[0]} pixels{turned}, but its annotations say {stated[1]} × {stated[0]}"

@@ -210,7 +210,7 @@ def _annotated(
     bodies = [contents_of(file) for file in images]  # The appender refuses a file that cannot be read.
     boxes: list[Any] = []
     labels: list[Any] = []
-    for row, (file, size) in enumerate(zip(images, _core.image_sizes(bodies), strict=True)):
+    for row, (file, size) in enumerate(zip(images, _core.image_sizes(bodies, True), strict=True)):
         path = known[file]
         found = (np.zeros((0, 4), np.float64), list[int]())
         if path is not None and size is not None:  # The image's own problem is found later.
