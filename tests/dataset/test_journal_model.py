@@ -104,7 +104,10 @@ class Run:
         if kind == "scan":
             return sorted(map(repr, tx.scan(["n"]).read_all()["n"].to_pylist())) if chance < 0.5 else None
         if kind == "words":
-            return sorted(tx.vocabulary("c")) if chance < 0.5 else None
+            # Words of refused calls remain known, which a journal does not have.
+            words = tx.vocabulary("c") if chance < 0.5 else []
+            codes = tx.take(self.ids, columns=["c"])["c"] if words else []
+            return sorted({words[int(code)] for code in codes if code is not None and code is not np.ma.masked})
         if kind == "bad value":
             return tx.update({"n": numbers, "c": [7] * len(numbers)}, row_ids=ids)
         if kind == "bad image":
@@ -145,8 +148,7 @@ def content(ds):
     batch = ds.take(range(len(ds)), columns=["n", "k", "c", "v", "r", "_row_id"])
     words = ds.vocabulary("c")
     batch["c"] = [None if code is None or code is np.ma.masked else words[int(code)] for code in batch["c"]]
-    # The order of words is that in which samples got them, and a journal keeps only the latest.
-    return {name: [repr(value) for value in values] for name, values in batch.items()}, sorted(words)
+    return {name: [repr(value) for value in values] for name, values in batch.items()}
 
 
 def meanwhile(rng, uri):

@@ -99,19 +99,20 @@ fn lost_values(spec: &ColumnSpec, changed: &RowIds, word: &str, taken: Taken) ->
         .hint(format!("on_conflict=\"{word}\", for this column or for all, {hint}; nothing was committed"))
 }
 
-/// Return the samples that the ancestor lacks and that have a value in a column, since they were appended or later. Cost: reads the pages with
-/// these samples, and the row ids of overlays that the ancestor lacks.
+/// Return the samples that were added since the ancestor and got a value in a column, when they were appended or later. Cost: reads the pages
+/// with new samples, and the row ids of overlays that the ancestor lacks.
 fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
-    let added = Unshared::between(base, kept)?.added;
+    let Unshared { added, known, .. } = Unshared::between(base, kept)?;
+    let new = added.and(&known);
     let mut found = changed_rows(base, kept, spec.id)?.and(&added);
     for (index, part) in kept.parts.iter().enumerate() {
-        if part.page().is_some_and(|page| added.count_in(page.least..page.least + page.span) == 0) {
+        if part.page().is_some_and(|page| new.count_in(page.least..page.least + page.span) == 0) {
             continue;
         }
         let fragments = kept.fragments(index)?;
         for fragment in fragments.as_slice().iter().filter(|fragment| file_of(&fragment.files, spec.id).is_some()) {
             let own = RowIds::union(fragment.runs.iter().map(|run| RowIds::Runs(vec![*run])).collect::<Vec<RowIds>>().iter());
-            found = found.or(&own.and(&added));
+            found = found.or(&own.and(&new));
         }
     }
     Ok(found)

@@ -4,11 +4,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use penstock_error::{Error, Result};
+use penstock_error::Result;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
 
+use super::clashes::{ByPolicy, Clash, Clashing, error};
 use super::policy::{Policies, Policy};
 use crate::snapshot::Snapshot;
 use crate::upkeep::diff::{Unshared, changed_rows, changed_values};
@@ -81,21 +82,6 @@ enum AddedBy {
     Ours,
     Theirs,
     Both,
-}
-
-/// A conflict: samples that both sides changed, in a column, or that one side changed and the other one lacks.
-struct Clash {
-    column: String,
-    rows: RowIds,
-    what: Clashing,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Clashing {
-    Changed,
-    Deleted,
-    /// The branch lacks samples that a copied commit changed.
-    Lacking,
 }
 
 impl Sides {
@@ -249,6 +235,11 @@ impl<'a> Comparison<'a> {
         let exists = |column: &u64| ours.schema.columns.iter().any(|spec| spec.id == *column);
         let wanted = |(overlay, is_new): &(&Overlay, bool)| *is_new && overlay.columns.iter().any(exists);
         let overlays: Vec<Overlay> = values.into_iter().filter(wanted).map(|(overlay, _)| overlay.clone()).collect();
+        // A copy that left a column out may have linked an overlay with its values.
+        let left_out = |column: &u64| exists(column) && !self.sides.columns[2].contains(column);
+        if overlays.iter().any(|overlay| overlay.columns.iter().any(left_out)) {
+            return Ok(None);
+        }
         let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
         let absent = self.lacking.minus(linked);
         let on_both = self.ours.added.and(&self.theirs.added).or(&RowIds::union(self.died.iter()));
@@ -266,7 +257,18 @@ impl<'a> Comparison<'a> {
         let unchanged = samples.revived.is_empty()
             && sets.iter().all(|rows| apart(rows, &absent) && apart(rows, &self.own))
             && self.columns.iter().all(simple);
-        Ok(unchanged.then_some(overlays))
+        if !unchanged {
+            return Ok(None);
+        }
+        // What both sides have of a column that the ancestor lacks is a change beside a deletion, too.
+        for column in self.columns.iter().filter(|column| column.added != AddedBy::Nobody) {
+            for (side, removed) in [(theirs, &self.ours.removed), (ours, &self.theirs.removed)] {
+                if !removed.is_empty() && !apart(&changed_rows(base, side, column.spec.id)?, removed) {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(overlays))
     }
 
     /// Return whether a new overlay of `theirs` has values that a later, shared one replaces. On top of `ours`, it would hide that one. Roots
@@ -370,69 +372,4 @@ impl<'a> Comparison<'a> {
 /// Return the samples whose value may differ between both sides. `theirs` has no values of a column that only `ours` added.
 fn either_side(ours: &RowIds, theirs: &RowIds, added: AddedBy) -> RowIds {
     if added == AddedBy::Ours { RowIds::default() } else { ours.or(theirs) }
-}
-
-/// Samples that one side deleted and the other one changed, by the policies of the columns.
-struct ByPolicy {
-    what: Clashing,
-    fail: Vec<Clash>,
-    ours: RowIds,
-    theirs: RowIds,
-}
-
-impl ByPolicy {
-    fn new(what: Clashing) -> ByPolicy {
-        ByPolicy { what, fail: Vec::new(), ours: RowIds::default(), theirs: RowIds::default() }
-    }
-
-    fn add(&mut self, policy: Policy, column: &str, rows: RowIds) {
-        match policy {
-            _ if rows.is_empty() => {}
-            Policy::Fail => self.fail.push(Clash { column: column.into(), rows, what: self.what }),
-            Policy::Ours => self.ours = self.ours.or(&rows),
-            Policy::Theirs => self.theirs = self.theirs.or(&rows),
-        }
-    }
-
-    /// Return the samples for which `ours` wins, and those for which `theirs` wins. Policies that disagree are a conflict.
-    fn decide(self, clashes: &mut Vec<Clash>) -> (RowIds, RowIds) {
-        let ByPolicy { what, fail, ours, theirs } = self;
-        clashes.extend(fail);
-        let disagree = ours.and(&theirs);
-        if !disagree.is_empty() {
-            clashes.push(Clash { column: String::new(), rows: disagree, what });
-        }
-        (ours, theirs)
-    }
-}
-
-/// At most this many row ids are named in an error.
-const NAMED: usize = 10;
-
-/// Make the error for conflicts that no policy decides.
-fn error(clashes: &[Clash]) -> Error {
-    let text = |Clash { column, rows, what }: &Clash| {
-        let (count, named) = (rows.len(), rows.first(0, NAMED));
-        let more = if count as usize > named.len() { ", …" } else { "" };
-        let named = named.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        let samples = if count == 1 { "1 sample" } else { &format!("{count} samples") };
-        match (column.as_str(), what) {
-            ("", _) => format!("{samples} (row ids {named}{more}), which one side deleted: the other side or an older merge changed them"),
-            (column, Clashing::Lacking) => {
-                format!("{samples} (row ids {named}{more}) that this branch lacks and the commit changed in column `{column}`")
-            }
-            (column, Clashing::Deleted) => {
-                format!("{samples} (row ids {named}{more}) that one side deleted and the other one changed in column `{column}`")
-            }
-            (column, Clashing::Changed) => format!("{samples} (row ids {named}{more}) in column `{column}`, which both sides changed"),
-        }
-    };
-    let all = RowIds::union(clashes.iter().map(|clash| &clash.rows));
-    let row_ids = all.first(0, NAMED).into_iter().map(u64::cast_signed).collect();
-    let found = Error::new("conflict", format!("found conflicts: {}", clashes.iter().map(text).collect::<Vec<_>>().join("; ")));
-    let found = match clashes.iter().find(|clash| !clash.column.is_empty()) {
-        Some(clash) => found.column(&clash.column),
-        None => found,
-    };
-    found.row_ids(row_ids).hint("choose with on_conflict=\"ours\" or \"theirs\", or with a dict of columns; nothing was committed")
 }

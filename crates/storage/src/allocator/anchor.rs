@@ -3,7 +3,7 @@
 //! glibc returns the free end of its heap to the kernel as soon as that end exceeds 128 KiB. A take's large objects are at the end of the
 //! heap. When they are freed, their memory is gone, and the next take must fault all of it in again, which costs more than the copies. An
 //! allocated block above the objects, the anchor, keeps their memory in the process. Nothing is written to the anchor. It is freed when no
-//! take has used it for a while, and glibc then returns what is free below it.
+//! take has used it for a while. What is free then returns to the kernel.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -116,6 +116,12 @@ pub fn hold(last: usize, bytes: usize) {
     let watch = || {
         while ANCHORS.get().release(Instant::now().checked_sub(IDLE).unwrap_or_else(Instant::now)) > 0 {
             std::thread::sleep(IDLE / 2);
+        }
+        // Small objects of others may lie above the freed memory, which glibc then keeps.
+        #[cfg(target_env = "gnu")]
+        // SAFETY: the call has no preconditions.
+        unsafe {
+            libc::malloc_trim(0);
         }
     };
     let started = std::thread::Builder::new().name("penstock-heap".into()).stack_size(64 << 10).spawn(watch);
