@@ -84,7 +84,7 @@ def three_way(base, ours, theirs, fragments, policy, bases, pick):
                 refused += [(row, name) for row in base.alive & kept.alive if differs(base, kept, row, name)]
                 new = kept.alive - base.alive
                 refused += [(row, name) for rows, listed in fragments.items() if name in listed for row in new & set(rows)]
-                refused += [(row, name) for row in new if (row, name) in kept.late]
+                refused += [(row, name) for row in new - set(base.physical) if (row, name) in kept.late]
     if refused:
         raise Refused(refused)
     merged.late |= theirs.late
@@ -315,7 +315,9 @@ class Program:
         except Refused as error:
             with pytest.raises(ps.ConflictError) as caught:
                 call(label, on_conflict=argument)
-            assert caught.value.hint and (len(bases) > 1 or set(caught.value.row_ids) <= {row for row, _ in error.args[0]}), where
+            named = set(caught.value.row_ids) <= {row for row, _ in error.args[0]}
+            # In a dropped column, values count that an update wrote again as they were.
+            assert caught.value.hint and (len(bases) > 1 or named or "changed or added" in str(caught.value)), where
             assert ps.open(self.root, branch=name).snapshot == ours.snapshot, where
             return
         try:

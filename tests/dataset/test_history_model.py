@@ -203,7 +203,8 @@ class Program:
                         if row in own:
                             own[row] = None
                         else:
-                            state.rows[row] = (DELETED, state.rows[row][1])
+                            # Updates in the same transaction are not kept.
+                            state.rows[row] = (DELETED, dict(head.state.rows[row][1]))
                 else:
                     chosen = rng.sample(known, min(len(known), rng.choice([1, 1, 3])))
                     columns = rng.sample(list(names), rng.randint(1, len(names)))
@@ -328,11 +329,11 @@ class Program:
         try:
             receipt = call(label, on_conflict=argument)
         except ps.ConflictError as error:
-            # Files that a copied commit brought may have values of a column that the branch lacks. A sample that came back counts as changed in
-            # a dropped column if it had another value before its deletion.
+            # Files that a copied commit brought may have values of a column that the branch lacks. Of a dropped column, the values count that
+            # samples have which the ancestor lacks, also those that an update wrote as they were.
             apart = {*ours.state.columns} ^ {*given.state.columns}
-            back = [row for row in {*ours.state.alive(), *given.state.alive()} if any(base.state.what(row) == DELETED for base in bases)]
-            found = "would come back with old values" in str(error) or (back and "changed or added" in str(error))
+            new = [row for row in {*ours.state.alive(), *given.state.alive()} if any(base.state.what(row) != ALIVE for base in bases)]
+            found = "would come back with old values" in str(error) or (new and "changed or added" in str(error))
             assert apart and found, (*where, str(error))
             return
         self.counts["copied" if pick else "merged"] += 1

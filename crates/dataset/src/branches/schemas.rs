@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::files::FileRef;
-use penstock_format::rows::RowIds;
+use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
 
 use super::policy::{Policies, Policy};
@@ -99,20 +99,24 @@ fn lost_values(spec: &ColumnSpec, changed: &RowIds, word: &str, taken: Taken) ->
         .hint(format!("on_conflict=\"{word}\", for this column or for all, {hint}; nothing was committed"))
 }
 
-/// Return the samples that were added since the ancestor and got a value in a column, when they were appended or later. Cost: reads the pages
-/// with new samples, and the row ids of overlays that the ancestor lacks.
+/// Return the samples that the ancestor lacks and that have a value in a column, since they were appended or later. Cost: reads the pages with
+/// these samples, and the row ids of the column's overlays.
 fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> {
-    let Unshared { added, known, .. } = Unshared::between(base, kept)?;
-    let new = added.and(&known);
-    let mut found = changed_rows(base, kept, spec.id)?.and(&added);
+    let added = Unshared::between(base, kept)?.added;
+    if added.is_empty() {
+        return Ok(added);
+    }
+    let later = kept.overlays.all().iter().filter(|overlay| overlay.columns.contains(&spec.id)).map(|overlay| &overlay.rows);
+    let later = kept.context.row_ids(&later.collect::<Vec<&RowSet>>())?;
+    let mut found = RowIds::union(later.iter().map(AsRef::as_ref)).and(&added);
     for (index, part) in kept.parts.iter().enumerate() {
-        if part.page().is_some_and(|page| new.count_in(page.least..page.least + page.span) == 0) {
+        if part.page().is_some_and(|page| added.count_in(page.least..page.least + page.span) == 0) {
             continue;
         }
         let fragments = kept.fragments(index)?;
         for fragment in fragments.as_slice().iter().filter(|fragment| file_of(&fragment.files, spec.id).is_some()) {
             let own = RowIds::union(fragment.runs.iter().map(|run| RowIds::Runs(vec![*run])).collect::<Vec<RowIds>>().iter());
-            found = found.or(&own.and(&new));
+            found = found.or(&own.and(&added));
         }
     }
     Ok(found)
