@@ -198,13 +198,14 @@ class Program:
                     new += rows
                     own.update(zip(rows, given, strict=True))
                 elif what == "delete":
-                    for row in rng.sample(known, min(len(known), rng.choice([1, 2]))):
+                    # Whether the last value counts of a sample that one transaction changes and deletes, no sentence says.
+                    same = [row for row in known if row in own or state.rows[row][1] == head.state.rows[row][1]]
+                    for row in rng.sample(same, min(len(same), rng.choice([1, 2]))):
                         tx.delete(row_ids=[row])
                         if row in own:
                             own[row] = None
                         else:
-                            # Updates in the same transaction are not kept.
-                            state.rows[row] = (DELETED, dict(head.state.rows[row][1]))
+                            state.rows[row] = (DELETED, state.rows[row][1])
                 else:
                     chosen = rng.sample(known, min(len(known), rng.choice([1, 1, 3])))
                     columns = rng.sample(list(names), rng.randint(1, len(names)))
