@@ -46,8 +46,25 @@ def test_the_same_rows_again_ask_for_a_key_or_a_name(root, form):
 def test_other_rows_are_imported(root):
     import_data(ROWS, root)
     changed = [{**ROWS[0], "text": "another"}, *ROWS[1:]]
-    for rows in (changed, ROWS[:1000], [*ROWS, {"n": 1, "text": "x"}], list(reversed(ROWS))):
+    for rows in (changed, list(reversed(ROWS)), ROWS[1:]):
         assert import_data(rows, root).samples == len(rows)
+
+
+@pytest.mark.parametrize("count", [1, 3, 999, 1200])
+@pytest.mark.parametrize("form", ["list", "generator", "columns", "frame", "arrow"])
+def test_rows_that_grew_are_not_doubled(root, form, count):
+    def made(rows):
+        return {
+            "list": lambda: rows, "generator": lambda: iter(rows), "frame": lambda: pd.DataFrame(rows), "arrow": lambda: pa.Table.from_pylist(rows),
+            "columns": lambda: {"n": np.array([row["n"] for row in rows]), "text": [row["text"] for row in rows]},
+        }[form]()  # fmt: skip
+
+    import_data(made(ROWS[:count]), root)
+    grown = [*ROWS[:count], {"n": 5000, "text": "x"}]
+    with pytest.raises(ps.AlreadyExistsError, match="imported rows that begin with the same ones"):
+        import_data(made(grown), root)
+    assert import_data(made(grown), root, key="n", mode="skip-existing").samples == 1
+    assert ps.open(root)["n"][:].tolist() == [*range(count), 5000]
 
 
 def test_values_of_every_kind_are_compared(root):

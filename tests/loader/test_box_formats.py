@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import penstock as ps
+import pyarrow as pa
 import pytest
 from penstock import transforms as T
 
@@ -37,6 +38,10 @@ def made(form, corners=CORNERS, nulls=()):
 def same(got, form, corners=CORNERS):
     for found, expected in zip(got, corners, strict=True):
         assert np.array_equal(found, in_format(expected, form)), (found, in_format(expected, form))
+
+
+def in_arrow(table):
+    return [np.array(boxes["data"], np.float32).reshape(-1, 4) for boxes in table.column("boxes").to_pylist()]
 
 
 def only(loader):
@@ -101,7 +106,9 @@ def test_joined_views_have_the_format_of_the_first(first, second):
         "column": both["boxes"][:], "iteration": [sample["boxes"] for sample in both], "batches": [b for batch in both.batches(5) for b in batch["boxes"]],
         "torch": [both.torch()[i]["boxes"] for i in range(12)], "loader": [b for batch in both.loader(batch_size=4) for b in batch["boxes"]],
         "function": [b for batch in both.loader(batch_size=4, transform=[lambda sample: sample]) for b in batch["boxes"]],
-        "select": both.select(range(12)).take(range(12))["boxes"],
+        "select": both.select(range(12)).take(range(12))["boxes"], "arrow": in_arrow(both.to_arrow()),
+        "scan": in_arrow(pa.Table.from_batches(both.scan(batch_size=4))), "stream": in_arrow(pa.table(both)),
+        "dataset": in_arrow(both.to_arrow_dataset().to_table(columns=["boxes"])),
     }  # fmt: skip
     for how, boxes in reads.items():
         boxes = list(boxes)
@@ -133,3 +140,50 @@ def test_boxes_of_different_images_are_still_refused():
         ps.concat([one, other])
     with pytest.raises(ps.InvalidInputError, match="column `boxes` differs"):
         ps.mix({"one": one, "other": (other, 1)}).loader(batch_size=1)
+
+
+def without_image(form, corners=CORNERS):
+    ds = ps.create(f"memory://box-formats-{next(PLACES)}", {"boxes": ps.Boxes(form), "labels": ps.Tensor((None,), "int64")})
+    if corners is not None:
+        ds.append({"boxes": [*(in_format(rows, form) for rows in corners), None], "labels": [*(np.arange(len(rows)) for rows in corners), None]})
+    return ds
+
+
+@pytest.mark.parametrize(("stored", "to"), list(itertools.product(FORMATS, FORMATS)))
+def test_what_arrow_notes_of_boxes_is_heeded_by_every_write(stored, to, tmp_path):
+    source = without_image(stored)
+    source.to_parquet(tmp_path / "structs.parquet")
+    source.to_parquet(tmp_path / "lists.parquet", tensors="list")
+    table = source.to_arrow()
+
+    def updated(ds):
+        ids = ds.append({"boxes": [None] * 7, "labels": [None] * 7}).row_ids
+        ds.update(table.slice(0, 7), row_ids=ids)
+
+    def in_transaction(ds):
+        with ds.transaction() as tx:
+            tx.append(source)
+
+    writes = {
+        "dataset": lambda ds: ds.append(source), "transaction": in_transaction, "table": lambda ds: ds.append(table), "update": updated,
+        "reader": lambda ds: ds.append(source.scan(batch_size=2)), "stream": lambda ds: ds.append(iter([table.slice(0, 2), table.slice(2)])),
+        "import": lambda ds: ps.importers.import_data(table, ds.uri), "structs": lambda ds: ps.importers.import_data(tmp_path / "structs.parquet", ds.uri),
+        "lists": lambda ds: ps.importers.import_data(tmp_path / "lists.parquet", ds.uri), "joined": lambda ds: ds.append(ps.concat([ds, source])),
+    }  # fmt: skip
+    for how, write in writes.items():
+        ds = without_image(to, None)
+        write(ds)
+        ds.refresh()
+        boxes = [sample["boxes"] for sample in ds]
+        assert len(boxes) == 7 and boxes[6] is None, how
+        same(boxes[:6], to)
+
+
+def test_files_of_two_formats_are_imported_into_one(tmp_path):
+    for form in ("xywh", "xyxy"):
+        without_image(form).to_parquet(tmp_path / f"{form}.parquet")
+    ds = without_image("cxcywh", None)
+    ps.importers.import_data(tmp_path, ds.uri)
+    ds.refresh()
+    boxes = [sample["boxes"] for sample in ds if sample["boxes"] is not None]
+    same(boxes, "cxcywh", CORNERS * 2)

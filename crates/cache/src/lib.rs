@@ -26,7 +26,8 @@ use penstock_storage::{Options, Storage};
 
 pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
-pub use plan::units::{Future, Member, Need, Object};
+pub use plan::belady::NEVER;
+pub use plan::units::{Future, Member, Need, Object, Uses};
 pub use plan::{Foreseen, Plan};
 pub use spec::{DriveSpec, Spec};
 pub use usage::Counts;

@@ -17,6 +17,7 @@ mod options;
 pub mod process;
 mod ranges;
 mod remote;
+mod sparse;
 mod storage;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub use memory::Memory;
 pub use options::{Io, Options};
 pub use ranges::{Piece, RangeRequest, RequestCost, Then};
 pub use remote::Remote;
+pub use sparse::Sparse;
 pub use storage::{Created, ObjectWriter, Storage, Turn};
 
 /// Open the store at a URI: a path, `file:`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.

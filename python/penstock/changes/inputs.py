@@ -22,7 +22,7 @@ Ids = npt.NDArray[np.int64]
 def ready(schema: Schema, table: Any, verb: str) -> tuple[dict[str, Any], int]:
     """Check the names and lengths of a table's columns. Returns values that can be sliced, and the number of samples."""
     doing = verb.split()[0]
-    columns = columns_of(table, doing)
+    columns = columns_of(table, doing, schema)
     if columns is None:
         raise InvalidInputError(f"cannot {doing} a {type(table).__name__}: expected a table in memory", hint="only append takes streams")
     found = {}

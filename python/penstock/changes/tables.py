@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.changes.slices import size_of
+from penstock.columns.boxes import FORMATS, Boxes
 from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
@@ -23,8 +24,10 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 16 << 20
 _ACCEPTED = "a dict of column names to values, a pandas, Polars or Arrow table, or a list of dicts"
 
 
-def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
-    """Return the columns of a table in memory by name. Returns None for a stream, such as a generator of dicts or an Arrow reader."""
+def columns_of(given: Any, doing: str, schema: Mapping[str, ColumnType] | None = None) -> Mapping[str, Any] | None:
+    """Return the columns of a table in memory by name. Returns None for a stream, such as a generator of dicts or an Arrow reader. Boxes of
+    which an Arrow table notes another format are converted to that of the schema.
+    """
     if isinstance(given, Mapping):
         if given and all(hasattr(part, "column_names") for part in given.values()):  # A Hugging Face DatasetDict.
             raise InvalidInputError(
@@ -45,7 +48,8 @@ def columns_of(given: Any, doing: str) -> Mapping[str, Any] | None:
     if module == "pyarrow" and hasattr(given, "column_names") and hasattr(given, "column"):
         if len(set(given.column_names)) != len(given.column_names):
             raise InvalidInputError(f"cannot {doing}: two columns of the table have the same name", hint="rename one of them first")
-        return {field.name: arrow_values(given.column(at), field) for at, field in enumerate(given.schema)}
+        kinds = schema or {}
+        return {field.name: arrow_values(given.column(at), field, kinds.get(field.name)) for at, field in enumerate(given.schema)}
     if isinstance(given, np.ndarray) and given.dtype.names:
         return {name: given[name] for name in given.dtype.names}
     if isinstance(given, list | tuple):
@@ -89,8 +93,10 @@ def check_objects(given: Any, doing: str) -> None:
             )
 
 
-def arrow_values(values: Any, field: Any) -> Any:
-    """Return a column of an Arrow table in a form that column types accept: media as bytes or paths, and JSON that Penstock wrote as objects."""
+def arrow_values(values: Any, field: Any, kind: ColumnType | None = None) -> Any:
+    """Return a column of an Arrow table in a form that column types accept: media as bytes or paths, JSON that Penstock wrote as objects, and
+    boxes in the format of `kind`.
+    """
     if str(values.type).startswith("struct<") and {part.name for part in values.type} == {"bytes", "path"}:
         # Hugging Face stores media this way. A path without bytes is that of a local file.
         each = (None if value is None else (value["bytes"], value["path"]) for value in values.to_pylist())
@@ -98,7 +104,20 @@ def arrow_values(values: Any, field: Any) -> Any:
     noted = (field.metadata or {}).get(b"penstock.column", b"")
     if b'"json"' in noted and json.loads(noted).get("type") == "json":
         return [None if text is None else json.loads(text) for text in values.to_pylist()]
+    if isinstance(kind, Boxes) and (format := noted_format(noted)) not in (None, kind.format):
+        return kind.of_arrow(values, format)
     return values
+
+
+def noted_format(noted: bytes) -> str | None:
+    """Return the format of boxes that Penstock noted in the metadata of an Arrow field, or None."""
+    if b'"boxes"' not in noted:
+        return None
+    try:
+        found = json.loads(noted)
+        return found["format"] if found["type"] == Boxes.type and found["format"] in FORMATS else None
+    except (ValueError, KeyError, TypeError):
+        return None  # Other programs may write any text there.
 
 
 def _transposed(rows: list[Any], doing: str) -> dict[str, list[Any]]:
@@ -126,7 +145,7 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
         tables: Iterable[Mapping[str, Any]]
         if is_hugging_face(part):
             tables = pieces(part, schema, doing)
-        elif (columns := columns_of(part, doing)) is not None:
+        elif (columns := columns_of(part, doing, schema)) is not None:
             tables = [columns]
         else:
             raise InvalidInputError(f"cannot {doing} a stream of {type(part).__name__}: expected dicts or tables")

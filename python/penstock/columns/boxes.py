@@ -83,6 +83,18 @@ class Boxes(ColumnType):
 
         return to_arrow.ragged_type("float32", 2)
 
+    def of_arrow(self, values: pa.Array | pa.ChunkedArray, format: str) -> pa.Array:
+        """Convert Arrow values whose boxes have another format. Raises: InvalidInputError for values that are not boxes."""
+        from penstock.values import to_arrow
+
+        _, flat, ends, shapes, validity = self.prepare(values)
+        boxes = converted(np.asarray(flat).view(np.float32).reshape(-1, 4), format, self.format)
+        counts = np.asarray(shapes).reshape(len(ends), 1)
+        shapes = np.concatenate([counts, np.full_like(counts, 4)], axis=1)
+        offsets = np.concatenate([[0], np.asarray(ends) // 4])
+        nulls = None if validity is None else ~np.asarray(validity, bool)
+        return to_arrow.ragged((np.ascontiguousarray(boxes).reshape(-1), offsets, shapes, nulls), "float32")
+
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
         from penstock.values import to_arrow
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from penstock.columns.boxes import Boxes
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
@@ -71,8 +72,21 @@ def reader(view: View | Concat, columns: Sequence[str] | None, batch_size: int, 
     scans = [_scan(part, kinds_of(part, [name for name, _ in kinds], halves), batch_size) for part in parts]
     batches: Iterator[pa.RecordBatch] = itertools.chain.from_iterable(scans)
     if len(parts) > 1 and kinds:
-        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches)
+        alike = [_alike(scan, kinds, [part.schema.get(name) for name, _ in kinds], schema) for part, scan in zip(parts, scans, strict=True)]
+        batches = itertools.chain.from_iterable(alike)
     return pa.RecordBatchReader.from_batches(schema, _heeding_exit(batches))
+
+
+def _alike(batches: Iterator[pa.RecordBatch], kinds: Kinds, own: list[ColumnType | None], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of one of several joined views with the schema of all, and its boxes in their format."""
+
+    def of(values: pa.Array, kind: ColumnType | None, stored: ColumnType | None) -> pa.Array:
+        differs = isinstance(kind, Boxes) and isinstance(stored, Boxes) and kind.format != stored.format
+        return kind.of_arrow(values, stored.format) if differs else values  # type: ignore[union-attr]
+
+    for batch in batches:
+        columns = [of(values, kind, stored) for values, (_, kind), stored in zip(batch.columns, kinds, own, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 # Calls of `_heeding_exit` that are running Python code below a frame of Arrow.

@@ -18,6 +18,7 @@ from penstock.dataset import Dataset
 from penstock.errors import AlreadyExistsError, InvalidInputError
 from penstock.history.log import Commit
 from penstock.importers.shared.chunks import contents_of, part_of
+from penstock.importers.shared.content import Content
 from penstock.importers.shared.source import Chunk, Refusal, Report
 from penstock.values.checks import is_arrow
 
@@ -80,12 +81,21 @@ class Earlier:
     whole: bool
 
 
-def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None) -> Earlier | None:
+def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None, content: Content | None) -> Earlier | None:
     """Return the newest import of a source with this note's digest, or else of one from its place. Returns None if the newest 1,000 commits
     of the branch have neither. Cost: reads their records.
 
-    Commits that a reset has undone do not count. An import with another limit is a part.
+    Commits that a reset has undone do not count. An import with another limit is a part. Rows in memory are the same if they begin with all
+    those that were noted, since there may be more by now.
     """
+
+    def begins_with(noted: Mapping[str, Any]) -> bool:
+        rows = noted.get("rows")
+        if "rows" not in note or content is None or type(rows) is not int or not 0 < rows < content.rows:
+            return False
+        digest = content.digest(rows)
+        return digest is not None and noted.get("digest") == digest_of_text(repr(None), digest)
+
     counted, deleted = {dataset.snapshot}, False
     other: Earlier | None = None
     for commit in itertools.islice(dataset.log(), COMMITS):
@@ -94,7 +104,7 @@ def find(dataset: Dataset, note: Mapping[str, Any], limit: int | None) -> Earlie
         counted.update(commit.parents[1:] if commit.kind == "reset" else commit.parents)
         for entry in commit.transactions:
             noted = entry.properties.get(PROPERTY)
-            if isinstance(noted, dict) and noted.get("digest") == note["digest"]:
+            if isinstance(noted, dict) and (noted.get("digest") == note["digest"] or begins_with(noted)):
                 enough = noted.get("limit") in (None, limit)
                 return Earlier(commit, True, enough and not deleted and noted.get("left_out") == 0)
             if isinstance(noted, dict) and note["place"] and noted.get("place") == note["place"]:

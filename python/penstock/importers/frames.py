@@ -18,7 +18,7 @@ from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.importers import rows
 from penstock.importers.shared import tables
-from penstock.importers.shared.content import digest_of
+from penstock.importers.shared.content import Content
 from penstock.importers.shared.source import Chunk, OpenedSource, Options
 from penstock.importers.shared.unread import boxes_in_type, boxes_in_values, without_objects
 from penstock.values.checks import is_arrow
@@ -147,7 +147,7 @@ def _opened(
             yield Chunk(values, count, name_row)
 
     made = OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"], unread=unread)
-    made.names, made.content = {name: names.get(name, name) for name in kinds}, digest_of(begun, total)
+    made.names, made.content = {name: names.get(name, name) for name in kinds}, Content(begun)
     return made
 
 

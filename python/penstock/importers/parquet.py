@@ -15,6 +15,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as pq
 
 from penstock.columns.blob import Bytes
+from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -59,7 +60,10 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     options, named = options.named(list(typed), path)
     noted = tables.noted(schemas)
     kinds = {
-        name: options.types.get(name) or noted.get(name) or _guard(files[0], partial(_infer, files, typed[name], name)) for name in named
+        name: options.types.get(name)
+        or (default if isinstance(default := options.defaults.get(name), Boxes) else noted.get(name))
+        or _guard(files[0], partial(_infer, files, typed[name], name))
+        for name in named
     }
     kinds, unread = without_objects(
         kinds, options, lambda name: None if name in noted else boxes_in_type(name, typed[name]), _rows_of(files)
@@ -259,7 +263,7 @@ def _chunk(
             why = "has digits below a microsecond: cut them off first"
             problems += [(row, name, Refusal.of_value(named(row), name, why)) for row in np.flatnonzero(fine).tolist()]
             array = compute.if_else(fine, pa.scalar(None, array.type), array)
-        plain = tables.as_noted(array, kind, noted.get(name))
+        plain = tables.as_noted(array, kind, noted.get(name) or tables.restored([batch.schema.field(name)]))
         if plain is not None:
             columns[name] = plain
             continue

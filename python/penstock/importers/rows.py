@@ -20,7 +20,7 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
-from penstock.importers.shared.content import digest_of
+from penstock.importers.shared.content import Content
 from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal, Unread
 from penstock.importers.shared.unread import boxes_in_values, without_objects
 from penstock.values.checks import is_null, is_null_word, is_whole
@@ -64,7 +64,7 @@ def open_source(iterable: Iterable[Any], options: Options) -> OpenedSource:
     except TypeError:  # A wrapper of an iterator, such as a progress bar, has `__len__` but no length.
         total = None
     made = OpenedSource(columns.kinds, chunks(), total, "rows", lambda: progress["done"], unread=columns.unread, names=columns.names)
-    made.content = digest_of(head, total)
+    made.content = Content(head)
     return made
 
 

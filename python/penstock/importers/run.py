@@ -197,7 +197,7 @@ class _Wanted:
             opened, name, opened.root if any(isinstance(kind, Image | Mask) for kind in kinds.values()) or self.files else None
         )
         if note and there is not None and self.mode != "append":
-            before = earlier.find(there, note, self.limit)
+            before = earlier.find(there, note, self.limit, opened.content)
             if before is not None and (skipped := self._skipped(name, before, key, opened)) is not None:
                 return skipped
         missing = _missing(self.destination)
@@ -216,8 +216,12 @@ class _Wanted:
             )
         if not opened.files:
             # A name or the first rows identify all of them. With a key, rows are found one by one.
-            known = self.name or (opened.content if self.key is None else None)
-            return {} if known is None else {"source": name[:200], "place": "", "digest": earlier.digest_of_text(repr(self.name), known)}
+            content = opened.content if self.name is None and self.key is None else None
+            known = self.name if content is None else content.digest(content.rows)
+            if known is None:
+                return {}
+            made = {"source": name[:200], "place": "", "digest": earlier.digest_of_text(repr(self.name), known)}
+            return made if content is None else {**made, "rows": content.rows}
         path = pathlib.Path(self.source)
         folder = path if path.is_dir() else path.parent
         return {"source": name[:200], "place": earlier.place_of(path), "digest": earlier.digest_of(folder, opened.files, root)}

@@ -70,7 +70,7 @@ def explained(loader: Loader) -> dict[str, str]:
             f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched{', besides the parts' if in_parts else ''}"
         )
     if kept is not None:
-        answer["kept"] = f"all {size_text(kept)} are fetched once, and then stay in this loader's memory"
+        answer["kept"] = _kept(*kept)
     answer["columns"] = described(loader.recipe.stages.kinds, loader._core.results(), loader.recipe.stages.has_functions)
     for source in loader.recipe.sources:
         need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
@@ -86,6 +86,14 @@ def explained(loader: Loader) -> dict[str, str]:
             f"a rank holds up to {size_text(loader.recipe.window_bytes())}"
         )
     return answer
+
+
+def _kept(total: int, room: int, twice: int, again: int) -> str:
+    """Describe what a loader keeps in its own memory, in bytes: of what it reads, and what it fetches more than once."""
+    if total <= room:
+        return f"all {size_text(total)} are fetched once, and then stay in this loader's memory"
+    repeated = f"{size_text(twice)} are fetched more than once in the first epoch, and " if twice else ""
+    return f"up to {size_text(room)} of {size_text(total)}, what is read next. {repeated}{size_text(again)} are fetched again in each later epoch"
 
 
 def _quality(loader: Loader, probe: _core.Loader, looked: list[int]) -> float:

@@ -148,7 +148,10 @@ def _duration(item: Any, row: int) -> Any:
     if hasattr(item, "to_timedelta64"):  # The nanoseconds of a Timedelta of pandas are kept.
         item = item.to_timedelta64()
     elif isinstance(item, datetime.timedelta):
-        item = np.timedelta64(item, "us")
+        total = item // datetime.timedelta(microseconds=1)
+        if not -(2**63) < total < 2**63:  # NumPy would wrap around.
+            raise fail(f"is {shown(item)}, which is out of the range of microseconds in 64 bits", row)
+        item = np.timedelta64(total, "us")
     if not isinstance(item, np.timedelta64):
         raise fail(f"is {shown(item)}, expected duration", row, hint=_NO_UNIT)
     return _one(item, "duration", item, row)

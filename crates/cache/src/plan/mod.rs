@@ -3,7 +3,7 @@
 //! One thread plans and fetches in the order of use (`planner`). The loader asks before it reads a step (`before`) and reports when it has read it
 //! (`after`). Plans of the same order share their fetches (`company`).
 
-mod belady;
+pub mod belady;
 mod company;
 mod dispatch;
 mod layout;

@@ -9,7 +9,7 @@ use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::slice::Slice;
 
-use crate::engine::kept::Kept;
+use crate::engine::kept::{Kept, KeptBytes};
 use crate::engine::recipe::Recipe;
 use crate::source::reads::Reads;
 use crate::source::window::Steps;
@@ -17,23 +17,25 @@ use crate::source::window::Steps;
 /// Steps beyond this number of draws are estimated from those before.
 const MOST_DRAWS: u64 = 1 << 17;
 
-/// Return the requests and bytes of an epoch by source, if the block cache is empty at first. The second result is the size of what the loader
+/// Return the requests and bytes of an epoch by source, if the block cache is empty at first. The second result is what the loader
 /// keeps, or None. `workers` processes share the budget. Cost: reads the tails of the data files that the planned steps need.
 #[allow(clippy::type_complexity)]
-pub fn foreseen_requests(recipe: &Arc<Recipe>, memory_bytes: u64, workers: u64) -> Result<(Vec<(f64, f64)>, Option<u64>)> {
+pub fn foreseen_requests(recipe: &Arc<Recipe>, memory_bytes: u64, workers: u64) -> Result<(Vec<(f64, f64)>, Option<KeptBytes>)> {
     if recipe.sources.iter().all(|source| source.snapshot.is_mapped()) {
         return Ok((vec![(0.0, 0.0); recipe.sources.len()], None));
     }
-    let (mut kept, mut noted) = (None, vec![(0, 0); recipe.sources.len()]);
+    let (mut kept, mut bytes, mut noted) = (None, None, vec![(0, 0); recipe.sources.len()]);
     for begin in 0..workers {
         let steps = Steps { begin, stride: workers };
-        kept = Kept::of(recipe, memory_bytes / workers, steps, recipe.cut.steps())?.filter(|kept| kept.all_bytes().is_some());
-        let foreseen = kept.iter().filter_map(Kept::foresee).flatten();
+        kept = Kept::of(recipe, memory_bytes / workers, steps, recipe.cut.steps())?;
+        let Some((foreseen, of_worker)) = kept.as_ref().and_then(Kept::foresee) else { continue };
+        bytes.get_or_insert_with(KeptBytes::default).add(of_worker);
         noted.iter_mut().zip(foreseen).for_each(|(noted, more)| *noted = (noted.0 + more.0, noted.1 + more.1));
     }
+    kept = kept.filter(|_| bytes.is_some());
     let others = foreseen_of_others(recipe, kept.as_ref())?;
     let all = others.into_iter().zip(noted).map(|(other, noted)| (other.0 + noted.0 as f64, other.1 + noted.1 as f64));
-    Ok((all.collect(), kept.and_then(|kept| kept.all_bytes())))
+    Ok((all.collect(), bytes))
 }
 
 /// Return the requests and bytes of what is not kept.

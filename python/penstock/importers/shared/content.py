@@ -16,14 +16,25 @@ _BYTES = 64 << 10
 _ROWS = 1000
 
 
-def digest_of(first: Any, total: int | None) -> str | None:
-    """Return a digest of the first rows and of the number of all rows. Returns None if a value has no contents that can be compared."""
-    made = hashlib.blake2b(str(total).encode(), digest_size=16)
-    try:
-        _add(made, first)
-    except (TypeError, ValueError, RecursionError, AttributeError):
-        return None
-    return made.hexdigest()
+class Content:
+    """The first of some rows: a list of rows, or a dict of columns. Rows that begin with them are the same ones, or the same and more."""
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+        columns = first.values() if isinstance(first, Mapping) else [first]
+        self.rows = min(_ROWS, min((len(values) for values in columns), default=0))
+
+    def digest(self, rows: int) -> str | None:
+        """Return a digest of the first rows, of which there must be so many. Returns None if a value has no contents that can be compared."""
+        made = hashlib.blake2b(digest_size=16)
+        try:
+            if isinstance(self._first, Mapping):
+                _add(made, {name: values[:rows] for name, values in self._first.items()})
+            else:
+                _add(made, self._first[:rows])
+        except (TypeError, ValueError, RecursionError, AttributeError):
+            return None
+        return made.hexdigest()
 
 
 def _add(made: Any, value: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
+from penstock.importers.shared.content import Content
 from penstock.importers.shared.naming import Naming
 
 Result = TypeVar("Result")
@@ -244,4 +245,4 @@ class OpenedSource:
     by_path: bool = False
     unread: list[Unread] = dataclasses.field(default_factory=list)
     names: dict[str, str] | None = None
-    content: str | None = None
+    content: Content | None = None

@@ -130,8 +130,10 @@ def _hugging_face(schema: pa.Schema) -> dict[str, ColumnType]:
     return found
 
 
-def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> list[Any] | None:
+def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> Any:
     """Convert values whose metadata give them a meaning that their Arrow type lacks. Returns None for other values."""
+    if isinstance(kind, Boxes) and isinstance(noted, Boxes) and noted.format != kind.format:
+        return kind.of_arrow(array, noted.format)
     if isinstance(kind, Json) and isinstance(noted, Json):
         return [None if text is None else json.loads(text) for text in array.to_pylist()]
     if isinstance(kind, Label | Category) and isinstance(noted, Label) and pa.types.is_integer(array.type):
