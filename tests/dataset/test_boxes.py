@@ -152,7 +152,19 @@ def test_boxes_are_clipped_at_the_borders_of_their_image(tmp_path, root, image):
     wanted = [[np.float32(inside).tolist(), [0, 0, 5, 5]], [[10, 10, 20, 12], [5, 5, 5, 5]], [[20, 12, 20, 12]]]
     assert [found.tolist() for found in ds["boxes"][:]] == wanted
     with pytest.raises(ps.InvalidInputError, match="row 0 contains the xyxy box"):
-        ds.append({"boxes": [[[NAN, 0, 1, 1]]]}, boxes="clip")
+        ds.append({"image": [picture()], "boxes": [[[NAN, 0, 1, 1]]]}, boxes="clip")
+
+
+def test_boxes_without_their_images_are_not_clipped(root):
+    ds = dataset(root)
+    with pytest.raises(ps.InvalidInputError, match=r"cannot cut the boxes of `boxes`: its images, in `image`, are not given with it") as caught:
+        ds.append({"boxes": [[[-5, 0, 1, 1]]]}, boxes="clip")
+    assert 'boxes="drop" or "keep"' in caught.value.hint and len(ds) == 0
+    alone = ps.create(root.with_name("alone"), {"boxes": ps.Boxes()})
+    with pytest.raises(ps.InvalidInputError, match="names no column of images"):
+        alone.append({"boxes": [[[-5, 0, 1, 1]]]}, boxes="clip")
+    ds.append({"image": [None], "boxes": [[[-5, 0, 9000, 1]]]}, boxes="clip")
+    assert ds["boxes"][0].tolist() == [[0, 0, 9000, 1]], "the size of an image that is null is not known"
 
 
 def test_clipping_knows_turned_images_and_other_forms(root):

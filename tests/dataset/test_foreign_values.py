@@ -561,3 +561,29 @@ def test_torch_numbers_in_lists_are_codes_and_times(given):
     assert given("timestamp", [np.array("2020-01-01", "M8[s]"), None]).compressed().tolist() == [datetime.datetime(2020, 1, 1)]
     with pytest.raises(ps.InvalidInputError, match="row 1"):
         given(ps.Label(["a", "b"]), [1, np.array([1])])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_durations_of_python_beyond_64_bits_are_refused(given, sign):
+    largest = datetime.timedelta(microseconds=2**63 - 1)
+    assert given("duration", [sign * largest, None])[0] == sign * np.timedelta64(2**63 - 1, "us")
+    for value in (sign * (largest + datetime.timedelta(microseconds=1)), sign * datetime.timedelta(days=213_503_983), datetime.timedelta.max):
+        for values in ([None, value], np.array([None, value], object)):
+            with pytest.raises(ps.InvalidInputError, match="row 1 is .*out of the range of microseconds in 64 bits"):
+                given("duration", values)
+
+
+def test_cells_of_frames_that_are_arrays_of_text_are_imported(root):
+    ds = ps.create(f"{root}-source", {"tags": ps.Labels(["x", "y"])})
+    ds.append({"tags": [["x"], None, [], ["y", "x"]]})
+    frame = ds.to_pandas()
+    for place, cells in enumerate([frame, frame.iloc[[2]], pd.DataFrame({"tags": [np.array(["x"]), None, [], ["y", "x"]]})]):
+        ps.importers.import_data(cells, f"{root}-{place}")
+        assert [sample["tags"] for sample in ps.open(f"{root}-{place}")] == ([[]] if place == 1 else [["x"], None, [], ["y", "x"]])
+
+
+def test_lists_keep_the_sizes_before_an_empty_dimension(given):
+    found = given(ps.Tensor((None, None, 2), "int64"), [[[], []], [], [[[1, 2]]]])
+    assert [value.shape for value in found] == [(2, 0, 2), (0, 0, 2), (1, 1, 2)]
+    with pytest.raises(ps.InvalidInputError, match="row 0 has the shape"):
+        given(ps.Tensor((None, 3, 2), "int64"), [[[], []]])

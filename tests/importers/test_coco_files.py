@@ -116,3 +116,24 @@ def test_wrong_boxes_of_yolo(tmp_path, root, rule, count):
         import_data(folder, root)
     report = import_data(folder, root, boxes=rule)
     assert len(ps.open(root)["boxes"][0]) == len(ps.open(root)["labels"][0]) == count and report.corrected_boxes == (rule != "keep")
+
+
+@pytest.mark.parametrize("chosen", [{"drop": ["image"]}, {"columns": ["boxes", "labels"]}])
+def test_boxes_without_their_images_are_not_clipped(tmp_path, root, chosen):
+    found = annotations([1, 2])
+    found["annotations"][0]["bbox"] = [-5, 0, 100, 9]
+    path = write(tmp_path / "coco", {"1.png": png(1), "2.png": png(2), "annotations.json": json.dumps(found)}) / "annotations.json"
+    for on_error in ("raise", "skip"):
+        with pytest.raises(ps.InvalidInputError, match='boxes="clip" cannot cut the boxes of `boxes`'):
+            import_data(path, root, boxes="clip", on_error=on_error, **chosen)
+    assert left_empty(root)
+
+
+def test_categories_of_one_name_stay_apart(tmp_path, root):
+    found = annotations([1, 2])
+    found["categories"] = [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}, {"id": 3, "name": "cat 1"}, {"id": 4, "name": "cat 2"}]
+    found["annotations"] = [{"id": number, "image_id": 1, "category_id": number, "bbox": [0, 0, 4, 5]} for number in (1, 2, 3, 4)]
+    path = write(tmp_path / "coco", {"1.png": png(1), "2.png": png(2), "annotations.json": json.dumps(found)}) / "annotations.json"
+    import_data(path, root)
+    ds = ps.open(root)
+    assert ds[0]["labels"].tolist() == [0, 1, 2, 3] and ds.schema["labels"].names == ("cat 1 1", "cat 2 2", "cat 1", "cat 2")

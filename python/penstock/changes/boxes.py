@@ -52,8 +52,12 @@ def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int)
         kind = schema[name]
         if not isinstance(kind, Boxes):
             continue
-        if rule.action == "clip" and kind.of in made and isinstance(image := schema[kind.of], Image):
-            made[name], count = _clipped(made[name], kind.format, _sizes_of(made[kind.of], image))
+        if rule.action == "clip":
+            if kind.of is None or kind.of not in made:
+                raise without_images(name, kind)
+            image = schema[kind.of]
+            sizes = _sizes_of(made[kind.of], image) if isinstance(image, Image) else [None] * len(made[name][2])
+            made[name], count = _clipped(made[name], kind.format, sizes)
             rule.changed += count
         with naming(name, first_row, verb):
             bad = _wrong(made[name], kind, rule.action == "drop")
@@ -63,6 +67,15 @@ def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int)
             for other in labels:
                 made[other] = _without(made[other], _of_labels(bad, made[name], made[other]))
             made[name] = _without(made[name], bad)
+
+
+def without_images(name: str, kind: Boxes) -> InvalidInputError:
+    """Return the error for boxes that cannot be clipped."""
+    images = "it names no column of images" if kind.of is None else f"its images, in `{kind.of}`, are not given with it"
+    return InvalidInputError(
+        f'boxes="clip" cannot cut the boxes of `{name}`: {images}', code="invalid-argument",
+        hint='give both columns; or say boxes="drop" or "keep"' if kind.of else 'declare it with of="image"; or say boxes="drop" or "keep"',
+    )  # fmt: skip
 
 
 def is_good(boxes: npt.NDArray[Any], form: str) -> npt.NDArray[np.bool_]:

@@ -176,7 +176,9 @@ def _kind(name: str, values: Any) -> ColumnType:
 
 def _values(name: str, values: Any, kind: ColumnType, noted: ColumnType | None) -> Any:
     if hasattr(values, "isna"):
-        return kind.rows(values) if isinstance(kind, Scalar) else rows_of(text_from_pandas(values))
+        found = kind.rows(values) if isinstance(kind, Scalar) else rows_of(text_from_pandas(values))
+        # Lists of text are arrays there.
+        return [value.tolist() if isinstance(value, np.ndarray) else value for value in found] if isinstance(kind, Json) else found
     if not is_arrow(values):
         return values
     plain = tables.as_noted(values, kind, noted)

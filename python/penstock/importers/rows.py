@@ -93,7 +93,7 @@ def columns_of(head: list[Any], options: Options, source: str) -> Columns:
     if not columns and not options.types:
         raise InvalidInputError(f"cannot import {source}: its first rows have no columns", hint="specify the column types")
     if columns:
-        options, names = options.named(list(columns), source.strip("`"))
+        options, names = options.named(list(columns), source.strip("`"), all_found=False)
     else:
         names = {}
     kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(columns[key], key) for key in names}
@@ -132,8 +132,12 @@ def _chunk(group: list[Any], columns: Columns, first: int, name: Callable[[int],
             )
         elif unknown:
             refused.append(
-                Refusal(name(first + place), "invalid-value", f"column `{unknown[0]}` does not occur in the rows used to infer columns")
-            )
+                Refusal(
+                    name(first + place), "invalid-value",
+                    f"column `{unknown[0]}` does not occur in the rows used to infer columns",
+                    f'drop=["{unknown[0]}"] (--drop {unknown[0]}) leaves it out, and types={{"{unknown[0]}": …}} (--type {unknown[0]}=…) imports it',
+                )
+            )  # fmt: skip
         else:
             places.append(place)
     values = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in columns.kinds.items()}
@@ -158,6 +162,8 @@ def _fitted(value: Any, kind: ColumnType) -> Any:
 def infer(values: list[Any], name: str) -> ColumnType:
     """Choose a column type for Python values."""
     words = any(isinstance(value, str) for value in values)
+    # Frames hold lists of text as arrays.
+    values = [value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value for value in values]
     present = [value for value in values if not (is_null_word(value) if words else is_null(value))]
     if not present:
         return Text()

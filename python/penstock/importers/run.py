@@ -13,9 +13,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock import _core
-from penstock.changes.boxes import rule_of
+from penstock.changes.boxes import rule_of, without_images
 from penstock.changes.tables import is_table
 from penstock.columns.blob import Bytes
+from penstock.columns.boxes import Boxes
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.label import Named
@@ -191,6 +192,10 @@ class _Wanted:
         opened = with_names(opened, names)
         opened.root = opened.root or common.root or _beside(self.source)
         kinds = {**opened.schema, **common.defaults}
+        if common.boxes == "clip":
+            for column in opened.schema:
+                if isinstance(kind := kinds[column], Boxes) and kind.of not in opened.schema:
+                    raise without_images(column, kind)
         always = _columns_in(self.files, kinds)
         key = _key_in(self.key, opened, kinds)
         note = self._note(

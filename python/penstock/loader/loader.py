@@ -21,7 +21,7 @@ from penstock.loader.position import Position, Turns, this_thread
 from penstock.loader.ranks import agree, check_worker
 from penstock.loader.recipe import Recipe
 from penstock.loader.report import Line, explained
-from penstock.loader.results.kinds import check_masks, kinds_of
+from penstock.loader.results.kinds import Made, check_masks, kinds_of
 from penstock.loader.results.nulls import check_nulls
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages, stages_of
@@ -86,6 +86,7 @@ class Loader:
         stages.kinds = kinds_of(results, types, ragged, nulls)
         self._turns = Turns()
         self._agreed = options.ints.world_size == 1
+        self._made = Made()
         self._totals = Totals()
         self._pool: Pool | None = None
         self._keep(recipe)
@@ -264,7 +265,10 @@ class Loader:
         given = None if source is None else source.next()
         if given is None:
             raise ClosedError("this loader was closed during iteration", code="loader-closed")
-        batch = self._as_output(given[0] if at.recipe.processes else self._staged(at, *given))
+        batch = given[0] if at.recipe.processes else self._staged(at, *given)
+        if at.recipe.stages.has_functions:
+            self._made.check(batch, at.step)
+        batch = self._as_output(batch)
         self._totals.note_batch(given[1])
         return batch
 

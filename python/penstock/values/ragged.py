@@ -104,7 +104,9 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
     except (ValueError, TypeError, OverflowError) as error:
         raise fail(f"does not form an array: {error}", row) from error
     if array.size == 0 and array.ndim < len(shape):
-        array = np.empty([size or 0 for size in shape], numpy_dtype(dtype))
+        # Lists show the sizes before the first empty one.
+        sizes = [(array.shape[axis] if axis < array.ndim else 0) if size is None else size for axis, size in enumerate(shape)]
+        array = np.empty(sizes, numpy_dtype(dtype)) if 0 in sizes else array
     wrong = array.ndim != len(shape) or any(size is not None and size != array.shape[axis] for axis, size in enumerate(shape))
     if array.dtype.kind == "O" and not wrong:
         if not array.size:

@@ -146,7 +146,7 @@ def _codes(view: View, column: str, doing: str) -> tuple[npt.NDArray[np.int64], 
         raise InvalidInputError(f"cannot {doing} {column!r}: expected the name of a column")
     view._named([column])
     kind = view.schema.get(column)
-    if kind is not None and kind.type not in _GROUPS:
+    if kind is not None and (kind.type not in _GROUPS or "complex" in getattr(kind, "dtype", "")):
         raise InvalidInputError(f"cannot {doing} column `{column}`: it is {kind.describe()}", hint="use a label, category, text or scalar")
     reader = view.scan([column], batch_size=1 << 16)
     values = pa.chunked_array([batch.column(0) for batch in reader], None if kind is None else kind.arrow_type())

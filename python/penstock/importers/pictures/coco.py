@@ -178,6 +178,22 @@ def _named(files: Sequence[pathlib.Path]) -> dict[str, pathlib.Path]:
     return {}
 
 
+def _distinct(names: Mapping[str, str]) -> dict[str, str]:
+    """Return a different name for each category, by their ids. Those that share one get their ids behind it.
+
+    >>> _distinct({"1": "cat", "2": "cat", "3": "cat 1", "4": "dog"})
+    {'1': 'cat 1 1', '2': 'cat 2', '3': 'cat 1', '4': 'dog'}
+    """
+    counts = collections.Counter(names.values())
+    made, taken = {}, set(names.values())
+    for number, name in names.items():
+        made[number] = name
+        while counts[name] > 1 and made[number] in taken:
+            made[number] += f" {number}"
+        taken.add(made[number])
+    return made
+
+
 class _File:
     """The contents of a file. `split` is its split in `folder`, or empty if it is the only file."""
 
@@ -202,9 +218,7 @@ class _File:
         self.captions = any("caption" in annotation for annotation in annotations)
         points = next((annotation["keypoints"] for annotation in annotations if annotation.get("keypoints")), None)
         self.points = len(points) // 3 if isinstance(points, list) else 0
-        counts = collections.Counter(category["name"] for category in found["categories"])
-        names = {str(category["id"]): category["name"] for category in found["categories"]}
-        self.names = {number: name if counts[name] == 1 else f"{name} {number}" for number, name in names.items()}
+        self.names = _distinct({str(category["id"]): category["name"] for category in found["categories"]})
         self.root = self._root(options.root)
         # Where its images are within the folder.
         self.within = pathlib.PurePath(os.path.relpath(self.root, folder)).as_posix() if split else ""

@@ -25,13 +25,13 @@ class Naming:
         """Return whether a column of the source is not imported."""
         return name in self.drop or bool(self.columns and name not in self.columns)
 
-    def names_of(self, found: Sequence[str], source: object) -> dict[str, str]:
-        """Return the columns to import, each with its name in the dataset.
+    def names_of(self, found: Sequence[str], source: object, all_found: bool = True) -> dict[str, str]:
+        """Return the columns to import, each with its name in the dataset. Unless `all_found`, later rows may have columns to drop.
 
         Raises: InvalidInputError for a column that the source lacks, and for two columns of one name.
         """
         for option, given in (("columns", self.columns), ("drop", self.drop), ("rename", self.rename)):
-            if missing := [name for name in given if name not in found]:
+            if missing := [name for name in given if name not in found and (all_found or option != "drop")]:
                 raise InvalidInputError(
                     f"cannot import `{source}`: {option} names `{missing[0]}`, which is not one of its columns",
                     hint=f"columns: {', '.join(f'`{name}`' for name in found)}",

@@ -76,11 +76,11 @@ class Options:
     ignore: Sequence[str] = ()
     boxes: str = "refuse"
 
-    def named(self, found: Sequence[str], source: object) -> tuple[Self, dict[str, str]]:
+    def named(self, found: Sequence[str], source: object, all_found: bool = True) -> tuple[Self, dict[str, str]]:
         """Return options whose types go by the names of the source, which has the columns `found`. Also returns the columns to import, each
         with its name in the dataset.
         """
-        names = self.naming.names_of(found, source)
+        names = self.naming.names_of(found, source, all_found)
         return self._by_source(names), names
 
     def renamed(self) -> Self:

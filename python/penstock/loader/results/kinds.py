@@ -94,6 +94,36 @@ def collated(samples: Sequence[dict[str, Any]], positions: Positions, before: Ba
     return batch
 
 
+class Made:
+    """What functions returned for each column in the first batch of a loader, with which all others are compared."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] | None = None
+
+    def check(self, batch: Batch, step: int) -> None:
+        """Raise InvalidInputError if a column of this batch is of another kind or dtype than before, or if there are other columns."""
+        found = {name: _kind_of(values) for name, values in batch.items()}
+        first = self._first = found if self._first is None else self._first
+        for name in {**first, **found} if found != first else ():
+            if first.get(name) != found.get(name):
+                raise InvalidInputError(
+                    f"`{name}` of step {step} is {found.get(name, 'missing')}, but in the first batch, it was {first.get(name, 'missing')}",
+                    code="invalid-value",
+                    hint=f'return values of one type for all samples; or write ragged=["{name}"] for a list in every batch',
+                )
+
+
+def _kind_of(values: Any) -> str:
+    if isinstance(values, list):
+        return "a list"
+    kind = type(values.values) if isinstance(values, Ragged) else type(values)
+    shape = "ps.Ragged" if isinstance(values, Ragged) else "one tensor" if kind.__module__ == "torch" else "one array"
+    dtype = getattr(values.values if isinstance(values, Ragged) else values, "dtype", None)
+    if dtype is None:
+        return f"a {kind.__name__}"
+    return f"{shape} of text" if getattr(dtype, "kind", "") in "US" else f"{shape} of {dtype}"
+
+
 def _form_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return "array"
@@ -115,7 +145,13 @@ def _stacked(name: str, values: list[Any], positions: Positions, when: str) -> A
         import torch
 
         return torch.stack(values)
-    return np.asarray(values)
+    made = np.asarray(values)
+    if made.dtype == object:  # Whole numbers of more than 64 bits.
+        raise InvalidInputError(
+            f"`{name}` of samples {positions[0]} to {positions[-1]} has whole numbers that do not fit 64 bits {when}", code="invalid-value",
+            hint=f'return smaller numbers; or write ragged=["{name}"] for a list in every batch',
+        )  # fmt: skip
+    return made
 
 
 def _described(value: Any) -> str:
