@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -11,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
+from penstock.changes import boxes as box_checks
 from penstock.changes import inputs, tables
-from penstock.changes.boxes import rule_of
 from penstock.changes.call import Calls
 from penstock.changes.checks import json_of, text_of
 from penstock.changes.provisional import Mark
@@ -20,7 +21,7 @@ from penstock.changes.receipt import Receipt, receipt_of
 from penstock.changes.schema_changes import SchemaChanges
 from penstock.changes.stage import Stage
 from penstock.changes.tables import Table
-from penstock.errors import ClosedError, Error, InvalidInputError
+from penstock.errors import ClosedError, Error, InvalidInputError, NotFoundError
 from penstock.schema import Schema
 from penstock.views.keys import names_of
 from penstock.views.view import View
@@ -62,7 +63,7 @@ class Transaction(SchemaChanges):
         journal: str | os.PathLike[str] | None = None,
         boxes: str = "refuse",
     ) -> None:
-        self._dataset, self._boxes = dataset, rule_of(boxes)
+        self._dataset, self._boxes = dataset, box_checks.rule_of(boxes)
         self._message, self._author = text_of(message, "message"), text_of(author, "author")
         self._note(properties)
         if isolation not in ("serializable", "snapshot"):
@@ -140,7 +141,8 @@ class Transaction(SchemaChanges):
 
         If a row id is repeated, its last value counts. Columns that are left out keep their values. `row_ids` come from `_row_id`,
         a receipt, or `append` of this transaction. Other columns and samples are not rewritten: the new values are written to files
-        of their own, together with the row ids (about 2 bytes each, or less).
+        of their own, together with the row ids (about 2 bytes each, or less). Boxes whose labels are not given must be as many as those that
+        are stored, and labels as the boxes; these are read.
 
         With `on`, samples are found by their values in that column, as in `upsert`, and none are appended. Returns the keys that no sample
         has, as they were given; other values in their rows are not looked at. If another commit adds or changes one of the keys in the
@@ -185,6 +187,7 @@ class Transaction(SchemaChanges):
         if text_of(key, "on", "update") not in ready or len(ready) == 1:
             what = f"the key column `{key}` is not given" if key not in ready else "no column besides the key is given"
             raise InvalidInputError(f"cannot update: {what}", hint="give the keys, and the new values of at least one column")
+        box_checks.check_given_together(self._schema, ready, "update")
         missing, parts = [], self._parts(ready, samples)
         with self._calls.begin(), self._mark.in_errors():
             for start, end in parts:
@@ -196,17 +199,27 @@ class Transaction(SchemaChanges):
         start, end = part
         rows = inputs.last(self._schema, ready, ids[start:end])
         if rows is None:
-            self._core.update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
+            self._update(ids[start:end], inputs.prepared(self._schema, ready, start, end, "update"), validate, start)
             return
         columns = {name: values[start:end][rows] for name, values in ready.items()}
         try:
-            self._core.update(ids[start:end][rows], inputs.prepared(self._schema, columns, 0, len(rows), "update"), validate, 0)
+            self._update(ids[start:end][rows], inputs.prepared(self._schema, columns, 0, len(rows), "update"), validate, 0)
         except Error as error:
             error.rows = [start + int(rows[row]) for row in error.rows]
             raise
 
+    def _update(self, ids: npt.NDArray[np.int64], made: dict[str, Any], validate: str, first_row: int) -> None:
+        def other_of(column: str) -> Any:
+            self._core.note_read([column], ids)
+            return self._view().take(row_ids=ids, columns=[column])[column]
+
+        with contextlib.suppress(NotFoundError):  # The core names the row id that is missing.
+            box_checks.check_stored(self._schema, made, other_of)
+        self._core.update(ids, made, validate, first_row)
+
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:
-        """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique.
+        """Update the samples whose value in column `key` is given in `columns`, and append the others. The given keys stay unique, unless a
+        commit that began before this one appends them later.
 
         Returns one row id per key; those of new samples are provisional. If a key is repeated, its last sample counts. Columns that are
         left out keep their values. New samples get the fill value of such a column (see `add_column`), or null; an explicit None is a null.
@@ -227,6 +240,7 @@ class Transaction(SchemaChanges):
         ready, samples = inputs.ready(self._schema, columns, "upsert")
         if text_of(key, "key", "upsert") not in ready:
             raise InvalidInputError(f"cannot upsert: the key column `{key}` is not given", hint="give one key for each sample")
+        box_checks.check_given_together(self._schema, ready, "upsert")
         ids, parts = [], self._parts(ready, samples)
         with self._calls.begin(), self._mark.in_errors():
             for start, end in parts:

@@ -58,7 +58,7 @@ def test_every_call_refuses_wrong_boxes(root, form):
     calls = [
         lambda tx: tx.append({"boxes": [[box]]}),
         lambda tx: tx.update({"boxes": [[box]]}, row_ids=ids),
-        lambda tx: tx.upsert({"boxes": [[box]], "key": [1]}, key="key"),
+        lambda tx: tx.upsert({"boxes": [[box]], "labels": [["a"]], "key": [1]}, key="key"),
         lambda tx: tx.overwrite({"boxes": [[box]]}),
         lambda tx: tx.add_column("more", ps.Boxes(form), fill=[box]),
         lambda tx: ds.stage({"boxes": [[box]]}),
@@ -157,7 +157,9 @@ def test_boxes_are_clipped_at_the_borders_of_their_image(tmp_path, root, image):
 
 def test_boxes_without_their_images_are_not_clipped(root):
     ds = dataset(root)
-    with pytest.raises(ps.InvalidInputError, match=r"cannot cut the boxes of `boxes`: its images, in `image`, are not given with it") as caught:
+    with pytest.raises(
+        ps.InvalidInputError, match=r"cannot cut the boxes of `boxes`: its images, in `image`, are not given with it"
+    ) as caught:
         ds.append({"boxes": [[[-5, 0, 1, 1]]]}, boxes="clip")
     assert 'boxes="drop" or "keep"' in caught.value.hint and len(ds) == 0
     alone = ps.create(root.with_name("alone"), {"boxes": ps.Boxes()})
@@ -206,3 +208,64 @@ def test_clipping_leaves_boxes_within_the_image_as_it_is_read(root, form, uprigh
         height, width = (94, 94) if image is None else image.shape[:2]
         wanted = [width / 2, height / 2, width, height] if form == "cxcywh" else [0, 0, width, height]
         assert found.tolist() == [wanted], row
+
+
+@pytest.mark.parametrize("given", ["boxes", "labels"])
+@pytest.mark.parametrize("where", ["stored", "own", "updated"])
+def test_an_update_of_boxes_or_labels_alone_keeps_their_counts_equal(root, given, where):
+    """The other column may be committed, new in this transaction, or changed by it."""
+    ds = dataset(root)
+    two, one = np.array([[0, 0, 1, 1], [0, 0, 2, 2]], "f4"), np.ones((1, 4), "f4")
+    values = {"boxes": {1: one, 2: two + 1}, "labels": {1: ["b"], 2: ["b", "c"]}}
+    ids = ds.append({"image": [picture()] * 3, "boxes": [two, two, None], "labels": [["a", "b"], ["a", "b"], None]}).row_ids
+    with ds.transaction() as tx:
+        if where == "own":
+            ids = tx.append({"image": [picture()] * 3, "boxes": [two, two, None], "labels": [["a", "b"], ["a", "b"], None]})
+        if where == "updated":
+            tx.update({"boxes": [one, one, None], "labels": [["a"], ["a"], None]}, row_ids=ids)
+        good, bad = (1, 2) if where == "updated" else (2, 1)
+        for rows in ([bad, good, bad], [good, bad, bad]):
+            with pytest.raises(
+                ps.InvalidInputError, match=rf"`{given}`: row {rows.index(bad)} has {bad}, but `.*` has {good}: each box has one label"
+            ) as caught:
+                tx.update({given: [values[given][count] for count in rows]}, row_ids=ids)
+            assert "both columns" in caught.value.hint and caught.value.rows == [rows.index(bad)]
+        tx.update({given: [values[given][good], values[given][good], values[given][bad]]}, row_ids=ids)
+        tx.update({given: [None]}, row_ids=ids[:1])
+    with ds.transaction(boxes="keep") as tx:
+        tx.update({given: [values[given][1], values[given][2]]}, row_ids=np.arange(2))
+    with pytest.raises(ps.NotFoundError, match="row"):
+        ds.update({given: [values[given][1]]}, row_ids=[77])
+
+
+def test_a_concurrent_change_of_the_other_column_is_a_conflict(root):
+    ds = dataset(root)
+    ids = ds.append({"image": [picture()], "boxes": [[[0, 0, 1, 1]]], "labels": [["a"]]}).row_ids
+    tx = ds.transaction()
+    tx.update({"labels": [["b"]]}, row_ids=ids)
+    ps.open(root).update({"boxes": [np.zeros((2, 4), "f4")], "labels": [["a", "a"]]}, row_ids=ids)
+    with pytest.raises(ps.ConflictError):
+        tx.commit()
+
+
+def test_boxes_that_may_be_dropped_are_given_with_their_labels(root):
+    ds = dataset(root)
+    ids = ds.append({"image": [picture()], "boxes": [[[0, 0, 1, 1]] * 2], "labels": [["a", "b"]]}).row_ids
+    with ds.transaction(boxes="drop") as tx:
+        with pytest.raises(ps.InvalidInputError, match="cannot drop boxes of `boxes` without `labels`"):
+            tx.update({"boxes": [[[3, 3, 1, 1], [0, 0, 2, 2]]]}, row_ids=ids)
+        tx.update({"boxes": [[[3, 3, 1, 1], [0, 0, 2, 2]]], "labels": [["a", "b"]]}, row_ids=ids)
+    assert ds[0]["boxes"].tolist() == [[0, 0, 2, 2]] and ds[0]["labels"].tolist() == [1]
+
+
+@pytest.mark.parametrize("given", ["boxes", "labels"])
+def test_changes_by_key_have_both_columns(root, given):
+    ds = ps.create(root, {"key": "int64", "boxes": ps.Boxes(), "labels": ps.Labels(["a"], of="boxes")})
+    ds.append({"key": [1], "boxes": [[[0, 0, 1, 1]]], "labels": [["a"]]})
+    value = {"boxes": [[[0, 0, 1, 1]] * 2], "labels": [["a", "a"]]}
+    with ds.transaction() as tx:
+        for change in (lambda table: tx.upsert(table, key="key"), lambda table: tx.update(table, on="key")):
+            with pytest.raises(ps.InvalidInputError, match=r"without .*: each box has one label"):
+                change({"key": [1], given: value[given]})
+            change({"key": [1], **value})
+    assert len(ds[0]["boxes"]) == len(ds[0]["labels"]) == 2

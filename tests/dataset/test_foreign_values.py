@@ -567,9 +567,13 @@ def test_torch_numbers_in_lists_are_codes_and_times(given):
 def test_durations_of_python_beyond_64_bits_are_refused(given, sign):
     largest = datetime.timedelta(microseconds=2**63 - 1)
     assert given("duration", [sign * largest, None])[0] == sign * np.timedelta64(2**63 - 1, "us")
-    for value in (sign * (largest + datetime.timedelta(microseconds=1)), sign * datetime.timedelta(days=213_503_983), datetime.timedelta.max):
+    for value in (
+        sign * (largest + datetime.timedelta(microseconds=1)),
+        sign * datetime.timedelta(days=213_503_983),
+        datetime.timedelta.max,
+    ):
         for values in ([None, value], np.array([None, value], object)):
-            with pytest.raises(ps.InvalidInputError, match="row 1 is .*out of the range of microseconds in 64 bits"):
+            with pytest.raises(ps.InvalidInputError, match=r"row 1 is .*out of the range of microseconds in 64 bits"):
                 given("duration", values)
 
 

@@ -145,7 +145,9 @@ def test_boxes_of_different_images_are_still_refused():
 def without_image(form, corners=CORNERS):
     ds = ps.create(f"memory://box-formats-{next(PLACES)}", {"boxes": ps.Boxes(form), "labels": ps.Tensor((None,), "int64")})
     if corners is not None:
-        ds.append({"boxes": [*(in_format(rows, form) for rows in corners), None], "labels": [*(np.arange(len(rows)) for rows in corners), None]})
+        ds.append(
+            {"boxes": [*(in_format(rows, form) for rows in corners), None], "labels": [*(np.arange(len(rows)) for rows in corners), None]}
+        )
     return ds
 
 

@@ -306,7 +306,13 @@ def numbered(count=8, folder=None):
 @pytest.mark.parametrize("output", ["numpy", "torch"])
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(None, 3.0), ("text", np.zeros(2)), (1, 2.0), (np.zeros(2), np.zeros(2, np.float32)), (np.zeros(2), torch.zeros(2, dtype=torch.float64))],
+    [
+        (None, 3.0),
+        ("text", np.zeros(2)),
+        (1, 2.0),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.zeros(2), torch.zeros(2, dtype=torch.float64)),
+    ],
 )
 def test_a_result_whose_kind_changes_between_batches_is_refused(one, other, output):
     """Each batch alone could be stacked, or is a list. The next one differs."""
@@ -317,7 +323,10 @@ def test_a_result_whose_kind_changes_between_batches_is_refused(one, other, outp
             return {"x": first if sample["n"] < 4 else second}
 
         seen = 0
-        with numbered().loader(**options, transform=[made]) as loader, pytest.raises(ps.InvalidInputError, match="`x` of step 2 is .*first batch") as caught:
+        with (
+            numbered().loader(**options, transform=[made]) as loader,
+            pytest.raises(ps.InvalidInputError, match=r"`x` of step 2 is .*first batch") as caught,
+        ):
             for _ in loader:
                 seen += 1
         assert seen == 2 and 'ragged=["x"]' in caught.value.hint
@@ -325,24 +334,24 @@ def test_a_result_whose_kind_changes_between_batches_is_refused(one, other, outp
             assert [type(batch["x"]) for batch in loader] == [list] * 4
 
 
+def refused(loader, text):
+    with loader, pytest.raises(ps.InvalidInputError, match=text):
+        list(loader)
+
+
 def test_results_of_python_workers_are_compared(tmp_path):
     """Each worker makes batches of one kind."""
     ds = numbered(folder=tmp_path)
-    with ds.loader(batch_size=2, transform=[lambda sample: {"x": None if sample["n"] % 4 < 2 else 1.0}], python_workers=2) as loader:
-        with pytest.raises(ps.InvalidInputError, match="`x` of step 1 is one array of float64, but in the first batch, it was a list"):
-            list(loader)
+    loader = ds.loader(batch_size=2, transform=[lambda sample: {"x": None if sample["n"] % 4 < 2 else 1.0}], python_workers=2)
+    refused(loader, "`x` of step 1 is one array of float64, but in the first batch, it was a list")
 
 
 def test_batches_of_functions_have_the_same_columns():
-    with numbered().loader(batch_size=2, transform=[lambda sample: {"x" if sample["n"] < 4 else "y": 1}]) as loader:
-        with pytest.raises(ps.InvalidInputError, match="`x` of step 2 is missing"):
-            list(loader)
-    with numbered().loader(batch_size=2, transform=[T.PerBatch(lambda batch: {"x": batch["n"] if batch["n"][0] < 4 else [1, 2]})]) as loader:
-        with pytest.raises(ps.InvalidInputError, match="`x` of step 2 is a list, but in the first batch, it was one array of int64"):
-            list(loader)
+    refused(numbered().loader(batch_size=2, transform=[lambda sample: {"x" if sample["n"] < 4 else "y": 1}]), "`x` of step 2 is missing")
+    odd = T.PerBatch(lambda batch: {"x": batch["n"] if batch["n"][0] < 4 else [1, 2]})
+    refused(numbered().loader(batch_size=2, transform=[odd]), "`x` of step 2 is a list, but in the first batch, it was one array of int64")
 
 
 def test_whole_numbers_of_more_than_64_bits_are_refused():
-    with numbered().loader(batch_size=2, transform=[lambda sample: {"x": 2**70}]) as loader:
-        with pytest.raises(ps.InvalidInputError, match="samples 0 to 1 has whole numbers that do not fit 64 bits"):
-            list(loader)
+    loader = numbered().loader(batch_size=2, transform=[lambda sample: {"x": 2**70}])
+    refused(loader, "samples 0 to 1 has whole numbers that do not fit 64 bits")

@@ -341,8 +341,7 @@ impl Loader {
         Ok(foreseen.map(|reads| (reads.memory_bytes, reads.cached_bytes, reads.cold_bytes, reads.requests)))
     }
 
-    /// Return the requests and bytes of an epoch by source, if nothing is cached at first. Also return, if the loader keeps anything, the bytes of all
-    /// that it reads, of what it has room for, and of what it fetches again in the same epoch and in the next one. `workers` processes share the budget.
+    /// Return the requests and bytes of an epoch by source, if nothing is cached at first, and the fields of `KeptBytes`.
     #[allow(clippy::type_complexity)]
     fn foreseen_requests(&self, py: Python<'_>, workers: u64) -> PyResult<(Vec<(f64, f64)>, Option<(u64, u64, u64, u64)>)> {
         let (recipe, memory_bytes) = (&self.recipe, self.budget.memory_bytes);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int)
             if kind.of is None or kind.of not in made:
                 raise without_images(name, kind)
             image = schema[kind.of]
-            sizes = _sizes_of(made[kind.of], image) if isinstance(image, Image) else [None] * len(made[name][2])
+            unknown: list[tuple[int, int] | None] = [None] * len(made[name][2])
+            sizes = _sizes_of(made[kind.of], image) if isinstance(image, Image) else unknown
             made[name], count = _clipped(made[name], kind.format, sizes)
             rule.changed += count
         with naming(name, first_row, verb):
@@ -67,6 +69,38 @@ def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int)
             for other in labels:
                 made[other] = _without(made[other], _of_labels(bad, made[name], made[other]))
             made[name] = _without(made[name], bad)
+
+
+def apart(schema: Schema, given: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the given columns of boxes whose labels are not given, and those of labels without their boxes, each with the other column.
+
+    Nothing is checked with the rule "keep".
+    """
+    names = set(given) if schema.boxes.action != "keep" else ()
+    pairs = [(name, kind.of) for name, kind in schema.items() if isinstance(kind, Labels) and kind.of is not None and kind.of in schema]
+    return [pair if pair[0] in names else pair[::-1] for pair in pairs if (pair[0] in names) != (pair[1] in names)]
+
+
+def check_given_together(schema: Schema, given: Iterable[str], verb: str) -> None:
+    """Refuse boxes without their labels, and labels without their boxes, where it is not known yet which samples get them."""
+    for name, other in apart(schema, given):
+        raise InvalidInputError(
+            f"cannot {verb} `{name}` without `{other}`: each box has one label", hint='give both columns, or pass boxes="keep"'
+        )
+
+
+def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callable[[str], Iterable[Any]]) -> None:
+    """Refuse boxes or labels whose number differs from that of the other, which `other_of` reads for the same samples."""
+    for name, other in apart(schema, made):
+        if schema.boxes.action == "drop" and isinstance(schema[name], Boxes):
+            check_given_together(schema, [name], "drop boxes of")
+        counts, present = np.asarray(made[name][3])[:, 0], _present(made[name])
+        for row, values in enumerate(other_of(other)):
+            if present[row] and values is not None and len(values) != counts[row]:
+                raise InvalidInputError(
+                    f"cannot update column `{name}`: row {row} has {counts[row]}, but `{other}` has {len(values)}: each box has one label",
+                    code="invalid-value", rows=[row], hint='give both columns in one call, or pass boxes="keep"',
+                )  # fmt: skip
 
 
 def without_images(name: str, kind: Boxes) -> InvalidInputError:

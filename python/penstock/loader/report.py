@@ -73,10 +73,10 @@ def explained(loader: Loader) -> dict[str, str]:
         answer["kept"] = _kept(*kept)
     answer["columns"] = described(loader.recipe.stages.kinds, loader._core.results(), loader.recipe.stages.has_functions)
     for source in loader.recipe.sources:
-        need, kept = source.tail_bytes(loader.global_batch_size // loader.world_size)
+        need, held_tails = source.tail_bytes(loader.global_batch_size // loader.world_size)
         if need and not source.window_runs:
             answer["tails"] = (
-                f"a batch comes from data files whose tails take {size_text(need)}, and {size_text(kept)} of them are kept. The others are "
+                f"a batch comes from data files whose tails take {size_text(need)}, and {size_text(held_tails)} of them are kept. The others are "
                 f"read again for each batch, unless ps.configure(memory_bytes={4 * need}) keeps them"
             )
     if windowed:

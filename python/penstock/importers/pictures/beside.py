@@ -19,7 +19,10 @@ _KINDS = {
     "xml": ("of XML that name images", "convert them to COCO or YOLO first"),
     "json": ("of JSON that belong to images", "convert them to COCO or to a table first"),
     "coco": ("of COCO annotations", "import the file itself: penstock import {file}"),
-    "yolo": ("of boxes in the form of YOLO", "import it with --format yolo, which needs an image for each file, and the names of classes: --type labels=labels:cat,dog"),
+    "yolo": (
+        "of boxes in the form of YOLO",
+        "import it with --format yolo, which needs an image for each file, and the names of classes: --type labels=labels:cat,dog",
+    ),
     "captions": ("of text named as images", "put the texts into a table that names the images"),
     "lists": ("of lists of images", "import the data.yaml that names them, or a table"),
     "table": ("of a table", "import the table and the images that it names: penstock import {file} … --type COLUMN=image"),

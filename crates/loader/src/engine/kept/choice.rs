@@ -88,8 +88,8 @@ impl Choice {
         self.room_bytes
     }
 
-    /// Go on with the epoch of this step, if it is another one. `uses` returns the uses in the epoch that has a step, from this step on.
-    pub fn go_on(&mut self, step: u64, uses: impl Fn(u64) -> Uses) {
+    /// Continue with the epoch of this step. `uses` returns the uses in the epoch of a step, from this step on.
+    pub fn continue_with(&mut self, step: u64, uses: impl Fn(u64) -> Uses) {
         if self.current.steps().contains(&step) {
             return;
         }
@@ -149,7 +149,7 @@ impl Choice {
         gone
     }
 
-    /// Return whether there is room to fetch a block at this step that a later step below `end` of this epoch uses, and note that it is fetched.
+    /// Return whether a block is fetched at this step for a later one, below `end`, because there is room until then.
     pub fn may_fetch_early(&mut self, block: u32, step: u64, end: u64) -> bool {
         let (upcoming, bytes) = (self.upcoming[block as usize], self.sizes[block as usize]);
         if upcoming >= end.min(self.current.steps().end) || upcoming < step || self.keeps(block) {

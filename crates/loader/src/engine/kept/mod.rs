@@ -133,7 +133,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Return what a loader with this budget keeps of its sources for these steps below `end`, or None if that would be nothing or too little.
+    /// Return what a loader with this budget keeps for these steps below `end`. None if that would be nothing, or too little.
     pub fn of(recipe: &Arc<Recipe>, memory_bytes: u64, steps: Steps, end: u64) -> Result<Option<Kept>> {
         let batch_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
         let mut room_bytes = memory_bytes.saturating_sub((memory_bytes / BATCHES_PART).max(BATCHES * batch_bytes) + recipe.window_bytes);
@@ -306,7 +306,7 @@ impl Kept {
     /// Line up what must be fetched for a step, if not all blocks fit.
     fn claim_chosen(&self, layout: &Layout, state: &mut State, step: u64) {
         let Some(Chosen { choice, waiting, .. }) = &mut state.chosen else { return };
-        choice.go_on(step, |step| {
+        choice.continue_with(step, |step| {
             let own = |step| if self.steps.has(step) { layout.of(&self.recipe.places(step).2) } else { Vec::new() };
             Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(own))
         });
