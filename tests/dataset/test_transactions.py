@@ -117,10 +117,10 @@ def test_an_append_that_was_interrupted_before_its_commit_adds_nothing(tmp_path)
     try:
         # Encoding takes about 20 times as long.
         reader = threading.Timer(0.1, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1))
-        reader.start()
         pictures = [np.random.default_rng(0).integers(0, 255, (700, 700, 3), np.uint8)] * 120
         images = ps.create(tmp_path / "images", {"image": ps.Image()})
         with pytest.raises(KeyboardInterrupt):
+            reader.start()
             images.append({"image": pictures})
         reader.join()
     finally:

@@ -1,6 +1,9 @@
-"""What a loader keeps of an object store in its own memory: if everything fits, each byte is fetched once, in long ranges."""
+"""What a loader keeps of an object store in its own memory. If everything fits, each byte is fetched once, in long ranges. If not, what is read
+next is kept, and the rest is fetched once in each epoch.
+"""
 
 import io
+import itertools
 import os
 import pathlib
 import re
@@ -87,12 +90,37 @@ def test_what_fits_is_fetched_once_in_long_ranges(filled, small_block_cache):
     assert abs(ranges - about) <= 0.1 * about + 4, (ranges, explained)
 
 
-def test_what_does_not_fit_is_not_kept(filled, small_block_cache):
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("memory_mib", "least_fits"), [(24, 0.3), (40, 0.5), (50, 0.7)])
+def test_of_what_does_not_fit_what_is_read_next_is_kept(filled, small_block_cache, memory_mib, least_fits, shuffle):
     place, bodies = filled
-    with ps.open(place).loader(batch_size=BATCH, shuffle=True, seed=2, memory_bytes=40 << 20) as loader:
-        assert "are fetched once" not in loader.explain()
+    ds, total, most = ps.open(place), sum(map(len, bodies)), memory_mib << 20
+    orders, counts = [], []
+    with ds.loader(batch_size=BATCH, shuffle=shuffle, seed=2, memory_bytes=most) as loader:
+        explained = loader.explain()
+        batches = loader.stream(3)
+        for _ in range(3):
+            counts.append(counted(ds, lambda: orders.append(read(itertools.islice(batches, len(loader)), bodies))))
+        assert loader.stats()["peak_bytes"] <= most
+    assert orders == (expected(2, 3) if shuffle else [list(range(SAMPLES))] * 3)
+    room, again = map(
+        float,
+        re.search(r"kept +up to ([\d.]+) MiB of 4\d\.\d MiB, what is read next.*\. ([\d.]+) MiB are fetched again", explained).groups(),
+    )
+    assert room * 2**20 >= least_fits * total, explained
+    assert total <= counts[0][1] <= 1.02 * total, "once in the first epoch"
+    assert counts[0][0] <= SAMPLES * 0.75, "neighbours come in one range"
+    for requests, received in counts[1:]:
+        assert abs(received - again * 2**20) <= 0.05 * total, (counts, explained)
+        assert received <= total - 0.85 * room * 2**20 and requests <= SAMPLES * 0.75
+
+
+def test_little_of_what_does_not_fit_is_not_kept(filled, small_block_cache):
+    place, bodies = filled
+    with ps.open(place).loader(batch_size=BATCH, shuffle=True, seed=2, memory_bytes=8 << 20) as loader:
+        assert "what is read next" not in loader.explain()
         assert [read(loader, bodies)] == expected(2, 1)
-        assert loader.stats()["peak_bytes"] <= 40 << 20
+        assert loader.stats()["peak_bytes"] <= 8 << 20
 
 
 def test_a_column_that_is_cropped_is_not_fetched_whole(minio, small_block_cache):
@@ -107,11 +135,12 @@ def test_a_column_that_is_cropped_is_not_fetched_whole(minio, small_block_cache)
     assert received <= 0.3 * volumes.nbytes
 
 
-def test_a_resumed_loader_and_ranks_read_what_they_would_have(filled, small_block_cache):
+@pytest.mark.parametrize("memory_mib", [96, 40])
+def test_a_resumed_loader_and_ranks_read_what_they_would_have(filled, small_block_cache, memory_mib):
     place, bodies = filled
     ds = ps.open(place)
     (whole,) = expected(3, 1)
-    options = {"batch_size": BATCH, "shuffle": True, "seed": 3, "memory_bytes": 96 << 20}
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 3, "memory_bytes": memory_mib << 20}
     with ds.loader(**options) as loader:
         seen = []
         for batch in loader:

@@ -346,8 +346,7 @@ impl Loader {
     fn foreseen_requests(&self, py: Python<'_>, workers: u64) -> PyResult<(Vec<(f64, f64)>, Option<(u64, u64, u64, u64)>)> {
         let (recipe, memory_bytes) = (&self.recipe, self.budget.memory_bytes);
         let foreseen = py.detach(|| penstock_loader::engine::foresee::foreseen_requests(recipe, memory_bytes, workers.max(1)));
-        let (noted, kept) = foreseen.or_raise(py)?;
-        Ok((noted, kept.map(|kept| (kept.all, kept.room, kept.twice, kept.again))))
+        foreseen.or_raise(py).map(|(noted, kept)| (noted, kept.map(|kept| (kept.all, kept.room, kept.twice, kept.again))))
     }
 
     /// Return the current counters, in nanoseconds and bytes.

@@ -70,7 +70,7 @@ def explained(loader: Loader) -> dict[str, str]:
             f"{in_memory}{cached} of the next epoch are in the cache, {cold} will be fetched{', besides the parts' if in_parts else ''}"
         )
     if kept is not None:
-        answer["kept"] = _kept(*kept)
+        answer["kept"] = _kept(*kept, loader.options.shuffle is not False)
     answer["columns"] = described(loader.recipe.stages.kinds, loader._core.results(), loader.recipe.stages.has_functions)
     for source in loader.recipe.sources:
         need, held_tails = source.tail_bytes(loader.global_batch_size // loader.world_size)
@@ -88,12 +88,14 @@ def explained(loader: Loader) -> dict[str, str]:
     return answer
 
 
-def _kept(total: int, room: int, twice: int, again: int) -> str:
+def _kept(total: int, room: int, twice: int, again: int, shuffled: bool) -> str:
     """Describe what a loader keeps in its own memory, in bytes: of what it reads, and what it fetches more than once."""
+    later = "" if shuffled else " until the loop ends. A stream of several epochs is one loop"
     if total <= room:
-        return f"all {size_text(total)} are fetched once, and then stay in this loader's memory"
+        return f"all {size_text(total)} are fetched once, and then stay in this loader's memory{later}"
     repeated = f"{size_text(twice)} are fetched more than once in the first epoch, and " if twice else ""
-    return f"up to {size_text(room)} of {size_text(total)}, what is read next. {repeated}{size_text(again)} are fetched again in each later epoch"
+    again_text = f"{repeated}{size_text(again)} are fetched again in each later epoch"
+    return f"up to {size_text(room)} of {size_text(total)}, what is read next{later}. {again_text}"
 
 
 def _quality(loader: Loader, probe: _core.Loader, looked: list[int]) -> float:

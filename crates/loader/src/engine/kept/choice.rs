@@ -169,3 +169,115 @@ impl Choice {
         self.used.next_use[block as usize] != NEVER || self.is_early[block as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Blocks in windows of four, and the blocks of each step of each epoch.
+    fn read(sizes: &[u64], room_bytes: u64, epochs: &[Vec<Vec<u32>>]) -> Vec<(u64, u64)> {
+        let steps = epochs[0].len() as u64;
+        let mut choice = Choice::new(sizes.to_vec(), room_bytes);
+        let mut is_here = vec![false; sizes.len()];
+        let mut fetched = vec![(0, 0); epochs.len()];
+        for step in 0..steps * (epochs.len() as u64 - 1) {
+            choice.continue_with(step, |from| {
+                let epoch = &epochs[(from / steps) as usize];
+                Uses::new(sizes.len(), from, epoch[(from % steps) as usize..].iter().cloned())
+            });
+            let wanted = choice.of(step);
+            assert_eq!(wanted, epochs[(step / steps) as usize][(step % steps) as usize]);
+            for block in &wanted {
+                if is_here[*block as usize] {
+                    continue;
+                }
+                let counts = &mut fetched[(step / steps) as usize];
+                counts.0 += 1;
+                for other in (block / 4 * 4..block / 4 * 4 + 4).filter(|other| (*other as usize) < sizes.len()) {
+                    if !is_here[other as usize] && (other == *block || wanted.contains(&other) || choice.may_fetch_early(other, step, u64::MAX)) {
+                        is_here[other as usize] = true;
+                        counts.1 += sizes[other as usize];
+                    }
+                }
+            }
+            choice.has_used(step);
+            // What is kept is here, and nothing else remains.
+            for block in 0..sizes.len() as u32 {
+                assert!(is_here[block as usize] || !choice.keeps(block));
+                is_here[block as usize] = choice.keeps(block);
+            }
+            let kept: u64 = (0..sizes.len()).filter(|block| is_here[*block]).map(|block| sizes[block]).sum();
+            assert!(kept <= room_bytes, "{kept} of {room_bytes}");
+        }
+        fetched
+    }
+
+    /// Return the fewest bytes that must be fetched if blocks of one size may also be used without being kept.
+    fn fewest(epochs: &[Vec<Vec<u32>>], room: usize) -> u64 {
+        let steps: Vec<&Vec<u32>> = epochs.iter().flatten().collect();
+        let next = |block: u32, after: usize| (after + 1..steps.len()).find(|step| steps[*step].contains(&block)).unwrap_or(usize::MAX);
+        let (mut kept, mut fetched): (Vec<u32>, u64) = (Vec::new(), 0);
+        for (at, wanted) in steps.iter().enumerate() {
+            fetched += wanted.iter().filter(|block| !kept.contains(block)).count() as u64;
+            let new: Vec<u32> = wanted.iter().copied().filter(|block| !kept.contains(block)).collect();
+            kept.extend(new);
+            kept.sort_by_key(|block| next(*block, at));
+            kept.truncate(room);
+        }
+        fetched
+    }
+
+    fn shuffled(blocks: u32, batch: usize, epochs: usize, seed: u64) -> Vec<Vec<Vec<u32>>> {
+        let mut state = seed | 1;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let epoch = |_| {
+            let mut order: Vec<u32> = (0..blocks).collect();
+            (1..order.len()).rev().for_each(|at| order.swap(at, random(at + 1)));
+            let sorted = |part: &[u32]| {
+                let mut part = part.to_vec();
+                part.sort_unstable();
+                part
+            };
+            order.chunks(batch).map(sorted).collect()
+        };
+        (0..epochs).map(epoch).collect()
+    }
+
+    #[test]
+    fn shuffled_epochs_fetch_what_does_not_fit_once() {
+        for room in [100, 200, 300] {
+            let epochs = shuffled(400, 8, 4, room);
+            let fetched = read(&vec![10; 400], room * 10, &epochs);
+            assert_eq!(fetched[0].1, 4000, "each block once");
+            for (requests, bytes) in &fetched[1..3] {
+                assert!(*bytes <= 10 * (400 - room + 8), "{bytes} with room for {room} blocks");
+                assert!(*requests < bytes / 10, "neighbours come together");
+            }
+            assert!(fetched[0].0 < 300, "{} requests", fetched[0].0);
+            let (all, least) = (fetched[..3].iter().map(|(_, bytes)| bytes / 10).sum::<u64>(), fewest(&epochs, room as usize));
+            assert!(all as f64 <= least as f64 * 1.15, "{all} of at least {least}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn all_blocks_are_here_when_they_are_used(
+            sizes in proptest::collection::vec(0u64..50, 1..40), room in 0u64..600, seed: u64, batch in 1usize..9, repeats in 0usize..20,
+        ) {
+            let mut epochs = shuffled(sizes.len() as u32, batch, 4, seed);
+            // Some blocks have several samples.
+            for (at, step) in epochs.iter_mut().flatten().enumerate() {
+                if at % 3 == 0 && repeats > 0 {
+                    step.push((seed as usize % repeats % sizes.len()) as u32);
+                    step.sort_unstable();
+                    step.dedup();
+                }
+            }
+            read(&sizes, room, &epochs);
+        }
+    }
+}
