@@ -195,7 +195,9 @@ mod tests {
                 let counts = &mut fetched[(step / steps) as usize];
                 counts.0 += 1;
                 for other in (block / 4 * 4..block / 4 * 4 + 4).filter(|other| (*other as usize) < sizes.len()) {
-                    if !is_here[other as usize] && (other == *block || wanted.contains(&other) || choice.may_fetch_early(other, step, u64::MAX)) {
+                    if !is_here[other as usize]
+                        && (other == *block || wanted.contains(&other) || choice.may_fetch_early(other, step, u64::MAX))
+                    {
                         is_here[other as usize] = true;
                         counts.1 += sizes[other as usize];
                     }
