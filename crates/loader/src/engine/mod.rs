@@ -2,9 +2,11 @@
 //! budget.
 
 pub mod ahead;
+mod choice;
 pub mod foresee;
 pub mod job;
 pub mod kept;
+mod layout;
 pub mod parts;
 pub mod recipe;
 pub mod slots;

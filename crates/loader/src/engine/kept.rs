@@ -3,9 +3,6 @@
 //!
 //! The memory is private to the process and a part of the loader's budget. A read that finds no block here fetches it on its own.
 
-mod choice;
-mod layout;
-
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,11 +17,11 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Access, Sparse, process};
 
 use crate::caught::caught;
+use crate::engine::choice::Choice;
+use crate::engine::layout::Layout;
 use crate::engine::recipe::Recipe;
 use crate::order::mixture::Place;
 use crate::source::window::Steps;
-use choice::Choice;
-use layout::Layout;
 
 /// Each thread fetches so many bytes of windows at a time, but at most this part of the budget.
 const GROUP_BYTES: u64 = 8 << 20;
