@@ -93,7 +93,8 @@ def columns_of(head: list[Any], options: Options, source: str) -> Columns:
     if not columns and not options.types:
         raise InvalidInputError(f"cannot import {source}: its first rows have no columns", hint="specify the column types")
     if columns:
-        options, names = options.named(list(columns), source.strip("`"), all_found=False)
+        all_found = len(head) < ROWS_TO_INFER and sum(map(size_of, head)) < HEAD_BYTES
+        options, names = options.named(list(columns), source.strip("`"), all_found)
     else:
         names = {}
     kinds = {key: options.types.get(key) or options.defaults.get(key) or infer(columns[key], key) for key in names}
