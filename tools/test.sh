@@ -53,9 +53,9 @@ export PENSTOCK_BUILT=1
 # share.
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 set -m
-{ start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --ignore tests/docs --doctest-modules -m "$select" --durations=5; } &
+{ start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --ignore tests/server --ignore tests/docs --doctest-modules -m "$select" --durations=5; } &
 lanes=($!)
-{ start others tests/dataset tests/cli tests/importers -m "$select"; stores buffered,cached,direct; } &
+{ start others tests/dataset tests/cli tests/importers tests/server -m "$select"; stores buffered,cached,direct; } &
 lanes+=($!)
 set +m
 
