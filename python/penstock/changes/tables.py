@@ -104,12 +104,12 @@ def arrow_values(values: Any, field: Any, kind: ColumnType | None = None) -> Any
     noted = (field.metadata or {}).get(b"penstock.column", b"")
     if b'"json"' in noted and json.loads(noted).get("type") == "json":
         return [None if text is None else json.loads(text) for text in values.to_pylist()]
-    if isinstance(kind, Boxes) and (format := noted_format(noted)) not in (None, kind.format):
+    if isinstance(kind, Boxes) and (format := _noted_format(noted)) is not None:
         return kind.of_arrow(values, format)
     return values
 
 
-def noted_format(noted: bytes) -> str | None:
+def _noted_format(noted: bytes) -> str | None:
     """Return the format of boxes that Penstock noted in the metadata of an Arrow field, or None."""
     if b'"boxes"' not in noted:
         return None

@@ -83,9 +83,14 @@ class Boxes(ColumnType):
 
         return to_arrow.ragged_type("float32", 2)
 
-    def of_arrow(self, values: pa.Array | pa.ChunkedArray, format: str) -> pa.Array:
-        """Convert Arrow values whose boxes have another format. Raises: InvalidInputError for values that are not boxes."""
+    def of_arrow(self, values: pa.Array | pa.ChunkedArray, format: str) -> pa.Array | pa.ChunkedArray:
+        """Convert Arrow values whose boxes have this format, which may be that of the column. Raises: InvalidInputError for values that are not
+        boxes.
+        """
         from penstock.values import to_arrow
+
+        if format == self.format:
+            return values
 
         _, flat, ends, shapes, validity = self.prepare(values)
         boxes = converted(np.asarray(flat).view(np.float32).reshape(-1, 4), format, self.format)

@@ -81,8 +81,7 @@ def _alike(batches: Iterator[pa.RecordBatch], kinds: Kinds, own: list[ColumnType
     """Yield the batches of one of several joined views with the schema of all, and its boxes in their format."""
 
     def of(values: pa.Array, kind: ColumnType | None, stored: ColumnType | None) -> pa.Array:
-        differs = isinstance(kind, Boxes) and isinstance(stored, Boxes) and kind.format != stored.format
-        return kind.of_arrow(values, stored.format) if differs else values  # type: ignore[union-attr]
+        return kind.of_arrow(values, stored.format) if isinstance(kind, Boxes) and isinstance(stored, Boxes) else values
 
     for batch in batches:
         columns = [of(values, kind, stored) for values, (_, kind), stored in zip(batch.columns, kinds, own, strict=True)]

@@ -134,6 +134,8 @@ impl Kept {
     pub fn of(recipe: &Arc<Recipe>, memory_bytes: u64, steps: Steps, end: u64) -> Result<Option<Kept>> {
         let batch_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
         let mut room_bytes = memory_bytes.saturating_sub((memory_bytes / BATCHES_PART).max(BATCHES * batch_bytes) + recipe.window_bytes);
+        // The room beside what is fetched and not decoded yet.
+        let beside_encoded_bytes = memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART);
         let (mut columns, mut bytes, mut known, mut tails) = (Vec::new(), 0, 0, 0);
         for number in 0..recipe.sources.len() {
             let (source, mut own) = (&recipe.sources[number], columns_of(recipe, number));
@@ -148,7 +150,7 @@ impl Kept {
                 known += source.len() * 4 * (own.len() as u64 + 1);
                 tails += snapshot.kept_bytes(&own)?.0;
                 if sizes.stored != sizes.decoded {
-                    room_bytes = room_bytes.min(memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART));
+                    room_bytes = room_bytes.min(beside_encoded_bytes);
                 }
             }
             columns.push(own);
@@ -156,7 +158,7 @@ impl Kept {
         let is_known = bytes > 0 && known <= memory_bytes / KNOWN_PART && tails <= file_cache_bytes();
         let fits = bytes + known <= room_bytes;
         if !fits {
-            room_bytes = room_bytes.min(memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART));
+            room_bytes = room_bytes.min(beside_encoded_bytes);
         }
         let is_worth = fits || room_bytes >= (bytes / LEAST_PART + known).max(block_cache_bytes() / 2);
         Ok((is_known && is_worth && recipe.cut.steps() > 0).then(|| Kept {
@@ -250,12 +252,11 @@ impl Kept {
     pub fn lend(&self, step: u64, places: &[Place]) -> Option<Held> {
         let layout = self.layout()?;
         let wanted = layout.of(places);
-        let absent = |state: &State| wanted.iter().any(|block| matches!(state.slots[*block as usize], Slot::Coming));
         let mut state = self.lock();
         if !state.has_ended {
             self.claim(layout, &mut state, step);
         }
-        while !state.has_ended && absent(&state) {
+        while !state.has_ended && wanted.iter().any(|block| matches!(state.slots[*block as usize], Slot::Coming)) {
             if process::interrupted() {
                 return None;
             }
