@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.blob import Bytes
 from penstock.columns.boxes import Boxes
@@ -20,12 +20,18 @@ from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
-from penstock.errors import InvalidInputError
+from penstock.errors import Error, InvalidInputError
 from penstock.values.checks import is_utf8
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TYPES: dict[str, type[ColumnType]] = {
     kind.type: kind for kind in (Text, Bytes, Json, Label, Labels, Category, Scalar, Tensor, Image, Mask, Boxes, Keypoints)
 }
+
+# The key of a column's entry in the schema, in the metadata of an Arrow field.
+COLUMN = b"penstock.column"
 
 
 @dataclasses.dataclass
@@ -73,15 +79,29 @@ def from_json(text: str) -> Schema:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> Schema:
-    schema = Schema()
-    for column in json.loads(text):
-        name = column["type"]
-        values = tuple((key, value) for key, value in column.items() if key in _fields(name))
-        try:
-            schema[column["name"]] = _made(name, values)
-        except TypeError:  # A list, such as names of classes, has no hash.
-            schema[column["name"]] = TYPES[name](**dict(values))
-    return schema
+    return Schema({column["name"]: _type(column) for column in json.loads(text)})
+
+
+def noted(field: pa.Field) -> ColumnType | None:
+    """Return the column type that Penstock noted in the metadata of an Arrow field when it wrote the values. Returns None if there is none."""
+    text = (field.metadata or {}).get(COLUMN)
+    if text is None:
+        return None
+    try:
+        kind = _type(json.loads(text))
+        kind.arrow_type()
+    except (Error, ValueError, KeyError, TypeError):
+        return None  # Other programs may write any text there, such as a dtype that does not exist.
+    return kind
+
+
+def _type(entry: dict[str, Any]) -> ColumnType:
+    name = entry["type"]
+    values = tuple((key, value) for key, value in entry.items() if key in _fields(name))
+    try:
+        return _made(name, values)
+    except TypeError:  # A list, such as names of classes, has no hash.
+        return TYPES[name](**dict(values))
 
 
 @functools.cache

@@ -189,3 +189,16 @@ def test_files_of_two_formats_are_imported_into_one(tmp_path):
     ds.refresh()
     boxes = [sample["boxes"] for sample in ds if sample["boxes"] is not None]
     same(boxes, "cxcywh", CORNERS * 2)
+
+
+def test_boxes_of_an_unknown_format_are_refused():
+    table = without_image("xyxy").to_arrow()
+    field = table.schema.field("boxes")
+    for noted in (b'{"type": "boxes", "format": "polar"}', b'{"type": "boxes", "format": 3}'):
+        schema = table.schema.set(0, field.with_metadata({b"penstock.column": noted}))
+        for write in (lambda ds, wrong: ds.append(wrong), lambda ds, wrong: ps.importers.import_data(wrong, ds.uri)):
+            ds = without_image("xywh", None)
+            with pytest.raises(ps.InvalidInputError, match="the boxes have the format `(polar|3)`, expected xyxy, xywh or cxcywh"):
+                write(ds, table.cast(schema))
+            ds.refresh()
+            assert len(ds) == 0

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from penstock.changes.slices import size_of
-from penstock.columns.boxes import FORMATS, Boxes
+from penstock.columns.boxes import Boxes
 from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
+from penstock.columns.json_text import Json
 from penstock.errors import InvalidInputError
+from penstock.schema import noted
 
 # What `append` accepts: columns by name, a frame, a table, rows, or a stream of these.
 Table = Any
@@ -101,23 +103,12 @@ def arrow_values(values: Any, field: Any, kind: ColumnType | None = None) -> Any
         # Hugging Face stores media this way. A path without bytes is that of a local file.
         each = (None if value is None else (value["bytes"], value["path"]) for value in values.to_pylist())
         return [None if one is None else one[0] if one[0] is not None else one[1] and pathlib.Path(one[1]) for one in each]
-    noted = (field.metadata or {}).get(b"penstock.column", b"")
-    if b'"json"' in noted and json.loads(noted).get("type") == "json":
+    before = noted(field)
+    if isinstance(before, Json):
         return [None if text is None else json.loads(text) for text in values.to_pylist()]
-    if isinstance(kind, Boxes) and (format := _noted_format(noted)) is not None:
-        return kind.of_arrow(values, format)
+    if isinstance(kind, Boxes) and isinstance(before, Boxes):
+        return kind.of_arrow(values, before.format)
     return values
-
-
-def _noted_format(noted: bytes) -> str | None:
-    """Return the format of boxes that Penstock noted in the metadata of an Arrow field, or None."""
-    if b'"boxes"' not in noted:
-        return None
-    try:
-        found = json.loads(noted)
-        return found["format"] if found["type"] == Boxes.type and found["format"] in FORMATS else None
-    except (ValueError, KeyError, TypeError):
-        return None  # Other programs may write any text there.
 
 
 def _transposed(rows: list[Any], doing: str) -> dict[str, list[Any]]:

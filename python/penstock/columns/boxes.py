@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.columns.column_type import ColumnType
+from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
 from penstock.values.ragged import ragged
 
@@ -85,13 +86,17 @@ class Boxes(ColumnType):
 
     def of_arrow(self, values: pa.Array | pa.ChunkedArray, format: str) -> pa.Array | pa.ChunkedArray:
         """Convert Arrow values whose boxes have this format, which may be that of the column. Raises: InvalidInputError for values that are not
-        boxes.
+        boxes, and for an unknown format.
         """
         from penstock.values import to_arrow
 
         if format == self.format:
             return values
-
+        if format not in FORMATS:
+            raise InvalidInputError(
+                f"the boxes have the format `{format}`, expected {', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
+                hint="convert them first, and remove the metadata of their Arrow field",
+            )
         _, flat, ends, shapes, validity = self.prepare(values)
         boxes = converted(np.asarray(flat).view(np.float32).reshape(-1, 4), format, self.format)
         counts = np.asarray(shapes).reshape(len(ends), 1)

@@ -25,16 +25,13 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.frameworks.ahead import Ahead
+from penstock.schema import COLUMN
 from penstock.values.checks import is_whole
 
 if TYPE_CHECKING:
     from penstock.columns.column_type import ColumnType
     from penstock.views.concat import Concat
     from penstock.views.view import View
-
-
-# The key of a column's entry in the Penstock schema, in the metadata of an Arrow field.
-COLUMN = b"penstock.column"
 
 
 # The columns of a scan, with their types. Row ids and positions have none.
@@ -200,4 +197,4 @@ def _without_columns(rows: int, batch_size: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, rows - start), pa.struct([])))
 
 
-__all__ = ["COLUMN", "arrow_schema", "kinds_of", "reader"]
+__all__ = ["arrow_schema", "kinds_of", "reader"]

@@ -24,10 +24,9 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, UnsupportedError
-from penstock.frameworks.arrow import COLUMN
 from penstock.frameworks.parquet import listed
 from penstock.importers.shared.source import Refusal
-from penstock.schema import from_json
+from penstock.schema import noted as noted_type
 from penstock.values.checks import fail
 from penstock.values.dtypes import is_exact, whole_bits
 from penstock.values.media import begins_as_image
@@ -150,16 +149,10 @@ def restored(fields: list[pa.Field]) -> ColumnType | None:
     """Return the column type that Penstock noted in the metadata of a field when it wrote the values. Returns None if there is none, if it
     does not fit the values, or if several files disagree.
     """
-    noted = {(field.metadata or {}).get(COLUMN) for field in fields}
-    text = noted.pop() if len(noted) == 1 else None
-    if text is None:
+    kind, *others = map(noted_type, fields)
+    if kind is None or any(other != kind for other in others):
         return None
-    try:
-        kind = from_json(json.dumps([{"name": "noted", **json.loads(text)}]))["noted"]
-        fits = all(field.type in (kind.arrow_type(), listed(kind.arrow_type(), kind)) for field in fields)
-    except (Error, ValueError, KeyError, TypeError):
-        return None  # Other programs may write any text there.
-    return kind if fits else None
+    return kind if all(field.type in (kind.arrow_type(), listed(kind.arrow_type(), kind)) for field in fields) else None
 
 
 def is_binary(kind: pa.DataType) -> bool:
