@@ -198,7 +198,7 @@ def test_boxes_of_an_unknown_format_are_refused():
         schema = table.schema.set(0, field.with_metadata({b"penstock.column": noted}))
         for write in (lambda ds, wrong: ds.append(wrong), lambda ds, wrong: ps.importers.import_data(wrong, ds.uri)):
             ds = without_image("xywh", None)
-            with pytest.raises(ps.InvalidInputError, match="the boxes have the format `(polar|3)`, expected xyxy, xywh or cxcywh"):
+            with pytest.raises(ps.InvalidInputError, match=r"the boxes have the format `(polar|3)`, expected xyxy, xywh or cxcywh"):
                 write(ds, table.cast(schema))
             ds.refresh()
             assert len(ds) == 0
