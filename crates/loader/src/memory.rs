@@ -7,21 +7,16 @@ use penstock_dataset::Config;
 use penstock_error::{Error, Result};
 use penstock_storage::Recycled;
 
-/// Smaller blocks are not kept for the next batch, because the allocator reuses them well enough.
-const RECYCLED_FROM_BYTES: usize = 1 << 20;
-
-/// Round `bytes` up to the amount usually charged to the budget, because recycled memory is allocated in large increments.
+/// Round `bytes` up to the amount usually charged to the budget.
 pub fn capacity(bytes: usize) -> usize {
-    if bytes < RECYCLED_FROM_BYTES { bytes } else { bytes.next_multiple_of(Recycled::STEP_BYTES) }
+    Recycled::capacity(bytes).unwrap_or(bytes)
 }
 
 /// Allocate memory for batch values. Large blocks are recycled.
 pub fn recycled(bytes: usize) -> Result<Recycled> {
-    let recycled = match bytes < RECYCLED_FROM_BYTES {
-        true => Recycled::fresh(bytes),
-        false => Recycled::new(bytes, Config::memory_bytes()),
-    };
-    recycled.map_err(|_| Error::new("invalid-argument", format!("cannot allocate {bytes} bytes for a batch")).hint("use smaller batches"))
+    Recycled::new(bytes, Config::memory_bytes()).map_err(|_| {
+        Error::new("invalid-argument", format!("cannot allocate {bytes} bytes for a batch")).hint("use smaller batches")
+    })
 }
 
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Memory buffers for large arrays and for reads from devices and the network.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,8 +15,7 @@ use crate::process::PerProcess;
 pub const ALIGN: u64 = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Buffers below this size are not worth a system call.
-#[cfg(target_os = "linux")]
-const RETURNED_FROM_BYTES: usize = 128 << 10;
+const MAPPED_FROM_BYTES: usize = 64 << 10;
 
 /// Page-aligned memory, backed by huge pages if it is large. Its content is undefined unless the constructor zeroes it.
 #[derive(Debug)]
@@ -61,20 +61,19 @@ impl Buffer {
     /// Works like `new`, for short-lived buffers. Large buffers are unmapped on drop, because an allocator may keep their memory.
     #[cfg(target_os = "linux")]
     pub fn returned(bytes: usize) -> io::Result<Buffer> {
-        match bytes {
-            ..RETURNED_FROM_BYTES => Buffer::new(bytes),
-            RETURNED_FROM_BYTES..HUGE_PAGE_BYTES => Buffer::mapped(bytes),
-            _ => Buffer::zeroed(bytes),
-        }
+        if bytes < MAPPED_FROM_BYTES { Buffer::new(bytes) } else { Buffer::zeroed(bytes) }
     }
 
     /// Like `new`, but zeroed, for memory that is exposed as a slice. Large buffers are mapped, so the kernel zeroes their pages.
     pub fn zeroed(bytes: usize) -> io::Result<Buffer> {
-        if bytes < HUGE_PAGE_BYTES {
+        if bytes < MAPPED_FROM_BYTES {
             let buffer = Buffer::new(bytes)?;
             // SAFETY: the memory has that many bytes and is not shared yet.
             unsafe { std::ptr::write_bytes(buffer.memory, 0, buffer.bytes) };
             return Ok(buffer);
+        }
+        if bytes < HUGE_PAGE_BYTES {
+            return Buffer::mapped(bytes);
         }
         let room = bytes.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut map = MmapMut::map_anon(room)?;
@@ -104,11 +103,11 @@ impl Drop for Buffer {
     }
 }
 
-/// This process's idle buffers, kept for reuse.
-static IDLE: PerProcess<Mutex<Vec<Buffer>>> = PerProcess::new(|| Mutex::new(Vec::new()));
+/// This process's idle buffers, kept for reuse, the oldest first.
+static IDLE: PerProcess<Mutex<VecDeque<Buffer>>> = PerProcess::new(|| Mutex::new(VecDeque::new()));
 
-/// A large buffer that is reused after its last owner drops it. The kernel would have to zero fresh pages, which costs as
-/// much as copying data into them. The buffer's content is left over from earlier use: initialised, but meaningless.
+/// A buffer that is reused after its last owner drops it. The kernel would have to map and zero fresh pages, which costs more than copying
+/// data into them. The buffer's content is left over from earlier use: initialised, but meaningless.
 #[derive(Debug)]
 pub struct Recycled {
     buffer: Option<Buffer>,
@@ -116,17 +115,28 @@ pub struct Recycled {
 }
 
 impl Recycled {
-    /// Buffer sizes are multiples of this constant, so that an idle buffer fits the next array of similar size.
-    pub const STEP_BYTES: usize = HUGE_PAGE_BYTES;
+    /// Return the size of a buffer for this many bytes. Sizes have steps, so that an idle buffer fits the next array of similar size. Small
+    /// buffers are not reused, and have the size they need.
+    pub fn capacity(bytes: usize) -> Option<usize> {
+        match bytes {
+            ..MAPPED_FROM_BYTES => Some(bytes),
+            MAPPED_FROM_BYTES..HUGE_PAGE_BYTES => bytes.checked_next_multiple_of(MAPPED_FROM_BYTES),
+            _ => bytes.checked_next_multiple_of(HUGE_PAGE_BYTES),
+        }
+    }
 
     /// Get a buffer of at least `bytes` bytes. Idle memory is limited to a quarter of the budget, or to one buffer if that is larger.
     pub fn new(bytes: usize, budget_bytes: u64) -> io::Result<Recycled> {
-        let least = bytes.checked_next_multiple_of(Self::STEP_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        if bytes < MAPPED_FROM_BYTES {
+            return Recycled::fresh(bytes);
+        }
+        let least = Self::capacity(bytes).ok_or(io::ErrorKind::OutOfMemory)?;
         let idle = {
             let mut idle = IDLE.get().lock().unwrap_or_else(PoisonError::into_inner);
             let fits = |(_, buffer): &(usize, &Buffer)| (least..=least.saturating_mul(2)).contains(&buffer.bytes());
-            let best = idle.iter().enumerate().filter(fits).min_by_key(|(_, buffer)| buffer.bytes()).map(|(at, _)| at);
-            best.map(|at| idle.swap_remove(at))
+            // The newest of several is the most likely one to be in the processor's caches.
+            let best = idle.iter().enumerate().rev().filter(fits).min_by_key(|(_, buffer)| buffer.bytes()).map(|(at, _)| at);
+            best.and_then(|at| idle.remove(at))
         };
         let buffer = idle.map_or_else(|| Buffer::zeroed(least), Ok)?;
         Ok(Recycled { buffer: Some(buffer), budget_bytes })
@@ -162,10 +172,11 @@ impl Drop for Recycled {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take().filter(|buffer| buffer.bytes() as u64 <= self.budget_bytes) else { return };
         let mut idle = IDLE.get().lock().unwrap_or_else(PoisonError::into_inner);
-        idle.push(buffer);
+        idle.push_back(buffer);
+        let mut bytes: u64 = idle.iter().map(|buffer| buffer.bytes() as u64).sum();
         // The newest buffer is always kept.
-        while idle.len() > 1 && idle.iter().map(Buffer::bytes).sum::<usize>() as u64 > self.budget_bytes / 4 {
-            idle.remove(0);
+        while idle.len() > 1 && bytes > self.budget_bytes / 4 {
+            bytes -= idle.pop_front().map_or(0, |oldest| oldest.bytes() as u64);
         }
     }
 }
