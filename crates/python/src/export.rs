@@ -16,10 +16,7 @@ pub struct Output {
 }
 
 impl Output {
-    fn in_file<T>(&self, py: Python<'_>, work: impl FnOnce(&mut Option<Box<dyn ObjectWriter>>) -> Result<T, Error> + Send) -> PyResult<T>
-    where
-        T: Send,
-    {
+    fn in_file(&self, py: Python<'_>, work: impl FnOnce(&mut Option<Box<dyn ObjectWriter>>) -> Result<(), Error> + Send) -> PyResult<()> {
         py.detach(|| work(&mut self.writer.lock().unwrap_or_else(PoisonError::into_inner))).or_raise(py)
     }
 }

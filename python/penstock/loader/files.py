@@ -84,10 +84,10 @@ class Files(View):
         """The column types by name."""
         return Schema({self._name: self._kind, **super().schema})
 
-    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, float]:
         if self._name not in columns:
             return super()._column_bytes(columns)
-        return self._bytes, self._bytes, 0, self._bytes, self._bytes / max(1, len(self._snapshot))
+        return self._bytes, 0, self._bytes / max(1, len(self._snapshot))
 
     def _counts(self) -> int:
         return id(self._files)

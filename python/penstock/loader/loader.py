@@ -396,7 +396,7 @@ class Loader:
         `samples_per_second`, `bytes_per_second`: rates over `seconds`. `waiting_seconds`: time spent waiting for batches; `stall`: that
         time as a share of `seconds`. `stages`: thread seconds by stage; `occupancy`: their share of the threads' total time.
         `function_seconds`: time spent in your functions, summed over all processes. `kept_bytes`: size of batches that you still hold.
-        `peak_bytes`: the peak memory used and reserved for batches prepared in advance and for windows. `read`: storage operations.
+        `peak_bytes`: the peak memory used and reserved for batches prepared in advance, for windows, and for what is kept for later batches. `read`: storage operations.
         `refused`: damaged samples. `accelerator_utilisation`, given `step_seconds`: the utilisation of an accelerator with that step time.
         """
         pools = self._pool.spent.values() if self._pool else ()

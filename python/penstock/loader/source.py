@@ -194,7 +194,7 @@ class Source:
 
 
 def _sizes(view: View, columns: Sequence[str]) -> tuple[float, float, float]:
-    stored, _, blocks, _, decoded = view._column_bytes(columns)
+    stored, blocks, decoded = view._column_bytes(columns)
     return stored / max(1, len(view._snapshot)), decoded, float(blocks)
 
 

@@ -95,8 +95,8 @@ class View(Exports):
         """Return the error hint for a state whose `what` differs and which was taken with `samples` samples."""
         return f"open the {what} that the state was taken with"
 
-    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, int, int, float]:
-        """Return sizes of these columns in bytes: stored, decoded, one block of each, the range from first to last block, and one sample.
+    def _column_bytes(self, columns: Sequence[str]) -> tuple[int, int, float]:
+        """Return sizes of these columns in bytes: stored, one block of each, and one sample.
 
         Block sizes count only columns whose samples share blocks. The size of one sample is its decoded size: the mean over the fragments
         that have the column.

@@ -1,6 +1,6 @@
 //! What a plan covers: the units of all objects, the drive of each one, and how they are fetched and evicted.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -20,6 +20,25 @@ const WINDOWS_FROM_BYTES: u64 = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const EXTENT_PAGES: u64 = EXTENT_BYTES / PAGE_BYTES;
+
+/// A set of pages of objects: a bit a page, for 64 pages at a time.
+#[derive(Default)]
+pub struct Pages(HashMap<(u32, u64), u64>);
+
+impl Pages {
+    /// Add a page. Returns whether it is new.
+    pub fn insert(&mut self, object: u32, page: u64) -> bool {
+        let bits = self.0.entry((object, page / 64)).or_default();
+        let before = std::mem::replace(bits, *bits | 1 << (page % 64));
+        before != *bits
+    }
+
+    pub fn remove(&mut self, object: u32, page: u64) {
+        if let Some(bits) = self.0.get_mut(&(object, page / 64)) {
+            *bits &= !(1 << (page % 64));
+        }
+    }
+}
 
 pub struct Layout<'a> {
     pub cached: &'a Cached,
@@ -77,7 +96,7 @@ impl Layout<'_> {
     }
 
     /// Return the requests for units of which `here` has some pages, and their bytes. The others are added to `here`.
-    pub fn requests(&self, units: &[u32], here: &mut HashSet<(u32, u64)>) -> (u64, u64) {
+    pub fn requests(&self, units: &[u32], here: &mut Pages) -> (u64, u64) {
         let gap_pages = if self.fits { self.cached.cold.request_cost().gap_bytes / PAGE_BYTES } else { 0 };
         let most = self.cached.cold.range_bytes().min(JOINED_BYTES);
         let mut wanted: Vec<(u32, Range<u64>)> = units.iter().map(|unit| self.pages_of(*unit)).collect();
@@ -97,7 +116,7 @@ impl Layout<'_> {
             let mut lacking = 0;
             let object_bytes = self.objects[object as usize].bytes;
             for page in run.start..=run.end {
-                if page < run.end && here.insert((object, page)) {
+                if page < run.end && here.insert(object, page) {
                     lacking += PAGE_BYTES.min(object_bytes.saturating_sub(page * PAGE_BYTES));
                 } else {
                     requests += u64::div_ceil(lacking, most);

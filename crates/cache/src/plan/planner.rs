@@ -1,6 +1,5 @@
 //! The thread of a plan: it plans one epoch after the other, evicts and fetches.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use penstock_error::Result;
@@ -9,7 +8,7 @@ use penstock_storage::process;
 use super::belady::{Belady, NEVER};
 use super::company::{Company, Field};
 use super::dispatch::{Carries, Dispatch, Ended, Group};
-use super::layout::Layout;
+use super::layout::{Layout, Pages};
 use super::line::Line;
 use super::pace::Pace;
 use super::units::{Future, Member, Object, Unit, Units, Uses, order_of};
@@ -74,7 +73,10 @@ impl Planner<'_> {
         let Planner { layout, mut caches, .. } = planner;
         let is_cached = |unit: u32| caches[layout.drive_number(unit)].holds(unit);
         let cached = (0..layout.units.units.len() as u32).filter(|unit| is_cached(*unit));
-        let here = cached.flat_map(|unit| pages_of(&layout, unit)).collect();
+        let mut here = Pages::default();
+        for (object, pages) in cached.map(|unit| layout.pages_of(unit)) {
+            pages.for_each(|page| _ = here.insert(object, page));
+        }
         let used = current.first_use.iter().enumerate().filter(|(_, first_use)| **first_use != NEVER);
         let cached_bytes = used.filter(|(unit, _)| is_cached(*unit as u32)).map(|(unit, _)| layout.units.units[unit].bytes()).sum();
         let foreseen = Foreseen { cached_bytes, ..Foreseen::default() };
@@ -253,15 +255,9 @@ fn room_bytes(caches: &[Belady]) -> u64 {
 struct Counted<'a> {
     layout: &'a Layout<'a>,
     until: u64,
-    /// The pages that are cached, by object.
-    here: HashSet<(u32, u64)>,
+    /// The pages that are cached.
+    here: Pages,
     foreseen: Foreseen,
-}
-
-/// Return the pages of a unit, each with its object.
-fn pages_of(layout: &Layout, unit: u32) -> impl Iterator<Item = (u32, u64)> {
-    let (object, pages) = layout.pages_of(unit);
-    pages.map(move |page| (object, page))
 }
 
 impl Carries for Counted<'_> {
@@ -276,10 +272,10 @@ impl Carries for Counted<'_> {
     fn put(&mut self, group: Group, _: u64) -> std::result::Result<(), Ended> {
         let Group { fetches, passes, victims, .. } = group;
         let layout = self.layout;
-        let gone = |units: &[u32], here: &mut HashSet<(u32, u64)>| {
-            units.iter().flat_map(|unit| pages_of(layout, *unit)).for_each(|page| {
-                here.remove(&page);
-            });
+        let gone = |units: &[u32], here: &mut Pages| {
+            for (object, pages) in units.iter().map(|unit| layout.pages_of(*unit)) {
+                pages.for_each(|page| here.remove(object, page));
+            }
         };
         gone(&victims, &mut self.here);
         for units in [&layout.chosen(fetches), &passes] {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use penstock_error::{Error, Result};
+use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::cursor::{Writer, malformed};
 use penstock_format::files::FileRef;
@@ -97,10 +97,10 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
         let fragments = theirs.fragments(index)?;
         let wanted = fragments.as_slice().iter().map(needed).collect::<Result<Vec<bool>>>()?;
         let chosen = fragments.as_slice().iter().zip(&wanted).filter(|(_, wanted)| **wanted);
-        row_ids.extend(chosen.flat_map(|(fragment, _)| &fragment.runs).map(|run| RowIds::Runs(vec![*run])));
+        row_ids.extend(chosen.flat_map(|(fragment, _)| &fragment.runs));
         parts.push((index, wanted));
     }
-    Ok(Linked { parts, row_ids: RowIds::union(row_ids.iter()) })
+    Ok(Linked { parts, row_ids: RowIds::of_runs(row_ids) })
 }
 
 /// Return which data files of the fragments that `gone` selects in `theirs` are also in fragments of `ours`. `known` are the pages of `ours`.
@@ -216,48 +216,25 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
     Ok((overlays, features))
 }
 
-/// Return the overlay that deletes these samples, or None if there are none. Cost: at most one put.
-pub fn deletion(snapshot: &Snapshot, rows: &RowIds, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
+/// Return the overlay that hides these samples, either `Overlay::deleting` them or `without` them, as they never lived on the branch. None if there
+/// are none. Cost: at most one put.
+pub fn hiding(snapshot: &Snapshot, rows: &RowIds, of: fn(RowSet) -> Overlay, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
     match rows.is_empty() {
         true => Ok(None),
-        false => Ok(Some(Overlay::deleting(write_rows(&snapshot.context, rows, puts)?))),
+        false => Ok(Some(of(write_rows(&snapshot.context, rows, puts)?))),
     }
 }
 
-/// Return the overlay of samples that never lived on the branch, or None if there are none. Cost: at most one put.
-pub fn absence(snapshot: &Snapshot, rows: &RowIds, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
-    match rows.is_empty() {
-        true => Ok(None),
-        false => Ok(Some(Overlay::without(write_rows(&snapshot.context, rows, puts)?))),
-    }
-}
-
-/// What becomes of samples that are hidden in fragments of `ours`.
-#[derive(Default)]
-pub struct Unhidden {
-    /// Samples that get a position.
-    pub revived: RowIds,
-    /// Absent samples of whose deletion the branch learns.
-    pub settled: RowIds,
-}
-
-impl Unhidden {
-    pub fn is_empty(&self) -> bool {
-        self.revived.is_empty() && self.settled.is_empty()
-    }
-}
-
-/// Return a snapshot with the additions. If hidden samples change, the deletions and the absences are written again.
-pub fn combined(ours: &Snapshot, additions: &Additions, unhidden: &Unhidden, puts: &mut Vec<String>) -> Result<Snapshot> {
+/// Return a snapshot with the additions. Samples that are hidden in fragments of `ours` change in two ways: the `revived` ones get a position, and
+/// of the absent ones that are `settled`, the branch learns that they were deleted. Then the deletions and the absences are written again.
+pub fn combined(ours: &Snapshot, additions: &Additions, revived: &RowIds, settled: &RowIds, puts: &mut Vec<String>) -> Result<Snapshot> {
     let all = Overlays::new(ours.overlays.all().iter().chain(&additions.overlays).cloned().collect());
-    let Unhidden { revived, settled } = unhidden;
     let mut overlays = all.all().to_vec();
-    if !unhidden.is_empty() {
-        let union = |sets: Vec<&RowSet>| Ok::<_, Error>(RowIds::union(ours.context.row_ids(&sets)?.iter().map(AsRef::as_ref)));
-        let (deleted, absent) = (union(all.deletions().collect())?, union(all.absences().collect())?);
+    if !revived.is_empty() || !settled.is_empty() {
+        let (deleted, absent) = (ours.context.all_row_ids(all.deletions())?, ours.context.all_row_ids(all.absences())?);
         overlays.retain(|overlay| !overlay.hides());
-        overlays.extend(deletion(ours, &deleted.minus(revived).or(settled), puts)?);
-        overlays.extend(absence(ours, &absent.minus(revived).minus(settled), puts)?);
+        overlays.extend(hiding(ours, &deleted.minus(revived).or(settled), Overlay::deleting, puts)?);
+        overlays.extend(hiding(ours, &absent.minus(revived).minus(settled), Overlay::without, puts)?);
     }
     Ok(ours.combined(additions.parts.clone(), overlays, &additions.words))
 }

@@ -4,13 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::{Context as _, Error, Result};
+use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind, FEATURE_MERGES, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::{Id, SnapshotId};
 
-use super::combine::{
-    Additions, Linked, Unhidden, Wanted, absence, combined, copied_values, deletion, linked, linked_files, new_parts, new_words,
-};
+use super::combine::{Additions, Linked, Wanted, combined, copied_values, hiding, linked, linked_files, new_parts, new_words};
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
@@ -172,12 +171,11 @@ fn three_way(
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     columns.sort_unstable();
     columns.dedup();
-    let changed = ours.context.row_ids(&additions.overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
-    let changed = RowIds::union(changed.iter().map(AsRef::as_ref));
+    let changed = ours.context.all_row_ids(additions.overlays.iter().map(|overlay| &overlay.rows))?;
     // The fragments that the branch gets may have samples that it does not get.
     let hidden = chosen.row_ids.minus(&added);
-    additions.overlays.extend(deletion(&ours, &hidden.and(&learned).or(&removed), puts)?);
-    additions.overlays.extend(absence(&ours, &hidden.minus(&learned), puts)?);
+    additions.overlays.extend(hiding(&ours, &hidden.and(&learned).or(&removed), Overlay::deleting, puts)?);
+    additions.overlays.extend(hiding(&ours, &hidden.minus(&learned), Overlay::without, puts)?);
     let (more, fewer) = (added.len() + revived.len(), removed.len());
     let kind = match taken {
         Taken::Merged => RecordKind::Merge,
@@ -191,19 +189,19 @@ fn three_way(
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some(chosen.row_ids.len());
     proposal.own.changes.staged = Arc::new(linked);
-    let unhidden = Unhidden { settled: learned.minus(&found.lacking), revived };
-    match additions.deltas().filter(|_| unhidden.is_empty() && !altered) {
+    let settled = learned.minus(&found.lacking);
+    match additions.deltas().filter(|_| revived.is_empty() && settled.is_empty() && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {
             let puts = &mut written.puts;
-            let whole = combined(&ours, &additions, &unhidden, puts)?;
+            let whole = combined(&ours, &additions, &revived, &settled, puts)?;
             let (root, listed) = write_root(&whole, puts)?;
             written.delete_joined((&root, &listed), &proposal.own.changes);
             let record = whole.record();
             proposal.theirs.state = Some(State { root, samples: record.samples, live: record.live });
         }
     }
-    Ok((proposal, added.or(&unhidden.revived)))
+    Ok((proposal, added.or(&revived)))
 }
 
 /// Refuse to link or revive samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.

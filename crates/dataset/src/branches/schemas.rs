@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::files::FileRef;
-use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::rows::RowIds;
 use penstock_format::schema::{ColumnSpec, Schema};
 
 use super::policy::{Policies, Policy};
@@ -107,16 +107,14 @@ fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> 
         return Ok(added);
     }
     let later = kept.overlays.all().iter().filter(|overlay| overlay.columns.contains(&spec.id)).map(|overlay| &overlay.rows);
-    let later = kept.context.row_ids(&later.collect::<Vec<&RowSet>>())?;
-    let mut found = RowIds::union(later.iter().map(AsRef::as_ref)).and(&added);
+    let mut found = kept.context.all_row_ids(later)?.and(&added);
     for (index, part) in kept.parts.iter().enumerate() {
         if part.page().is_some_and(|page| added.count_in(page.least..page.least + page.span) == 0) {
             continue;
         }
         let fragments = kept.fragments(index)?;
         for fragment in fragments.as_slice().iter().filter(|fragment| file_of(&fragment.files, spec.id).is_some()) {
-            let own = RowIds::union(fragment.runs.iter().map(|run| RowIds::Runs(vec![*run])).collect::<Vec<RowIds>>().iter());
-            found = found.or(&own.and(&added));
+            found = found.or(&RowIds::of_runs(fragment.runs.clone()).and(&added));
         }
     }
     Ok(found)

@@ -8,7 +8,7 @@ use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::{ObjectRef, root_name};
 use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
-use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::rows::RowSet;
 
 use super::fold::folded;
 use super::objects::{folders_of, write_pages, write_rows};
@@ -27,10 +27,7 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
         Ok(match sets[..] {
             [] => None,
             [one] => Some(one.clone()),
-            _ => {
-                let sets = snapshot.context.row_ids(&sets)?;
-                Some(write_rows(&snapshot.context, &RowIds::union(sets.iter().map(AsRef::as_ref)), puts)?)
-            }
+            _ => Some(write_rows(&snapshot.context, &snapshot.context.all_row_ids(sets)?, puts)?),
         })
     };
     let deleted = joined(snapshot.overlays.deletions().collect())?.map(Overlay::deleting);

@@ -57,7 +57,7 @@ fn fold(folded: &mut Folded, context: &Context, mut names: Names) -> Result<()> 
     loop {
         let read = layers(context, &folded.unknown(&names));
         let error = match read {
-            Ok(read) => return folded.follow(names, read).context(|| format!("cannot read `{NAMES_FOLDER}`")),
+            Ok(read) => return folded.follow(names, &read).context(|| format!("cannot read `{NAMES_FOLDER}`")),
             Err(error) => error,
         };
         let later = if error.kind() == Kind::NotFound { newer(folded, context, Some(names.number))? } else { None };
@@ -256,7 +256,7 @@ fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded) -> Resul
             leave_hint(storage, NAMES_FOLDER, names.number);
             // A stale listing must not hide this handle's own record.
             // Nothing may fail now. Without the names in memory, the next call reads them.
-            if folded.follow(names, new.into_iter().map(|new| new.layer).collect()).is_err() {
+            if folded.follow(names, new.map(|new| new.layer).as_slice()).is_err() {
                 *folded = Folded::default();
             }
             return Ok(true);

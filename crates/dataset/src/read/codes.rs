@@ -70,7 +70,7 @@ impl Reader {
     /// Map a category column's file-local codes to codes in the vocabulary.
     fn globalise(&self, column: &ColumnSpec, codes: &mut [i64], nulls: &mut Nulls) -> Result<()> {
         let none = Strings::default();
-        self.each_group(column, |source, _| {
+        self.each_group(column, &[], true, |source, _| {
             let Some(source) = source else { return Ok(()) }; // The rows are already null.
             let first = source.rows.first().map_or(0, |(_, place)| *place);
             let dictionary = source.entry().dictionary.as_ref().unwrap_or(&none);

@@ -161,7 +161,7 @@ impl Reader {
         let (mut tiles, mut straight, mut places, mut scattered) = (Tiles::default(), Vec::new(), Vec::new(), Scattered::default());
         let is_earlier = column.kind.stored()?.0 != dtype;
         let mut cells = Cells::new(out, self.plan.len());
-        self.each_group_less(column, hidden, true, |source, rows| {
+        self.each_group(column, hidden, true, |source, rows| {
             let Some(source) = source else {
                 rows.iter().filter(|_| !is_earlier).for_each(|(_, place)| cells.set_null(*place));
                 return Ok(());

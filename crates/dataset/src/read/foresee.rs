@@ -136,8 +136,7 @@ impl Reader {
         foresight.note(&planned.streamed(&samples, storage));
         for group in planned.groups(&samples) {
             let wanted = group.iter().flat_map(|read| read.wanted(&samples));
-            let has = |key: BlockKey| foresight.held.get(&key).is_some();
-            let mut missing = missing_of_tiles(wanted, planned.cache, has, has);
+            let mut missing = missing_of_tiles(wanted, planned.cache, |key| foresight.has(key), |key| foresight.has(key));
             missing.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
             foresight.note(&plan_ranges(&missing, storage, Gaps::All).1);
             foresight.keep(&missing, |_| planned.cache == Cache::Keep);

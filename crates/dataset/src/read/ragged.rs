@@ -154,7 +154,7 @@ impl Reader {
             free_count,
         };
         let (mut tiles, mut buffers, mut narrow) = (Tiles::default(), Vec::<Vec<u8>>::new(), Vec::new());
-        self.each_group_less(column, self.left_out_of(column), true, |source, _| {
+        self.each_group(column, self.left_out_of(column), true, |source, _| {
             let Some(source) = source else { return Ok(()) };
             if source.entry().dtype != dtype {
                 narrow.extend(source.rows.iter().map(|(_, place)| (*place as usize, source.entry().dtype)));

@@ -189,18 +189,9 @@ impl Reader {
         }
     }
 
-    /// Run `read` for the rows of every file. An error names the position and the column.
+    /// Run `read` for the rows of every file, except those that are `hidden`. This has a flag for each place in the result, or none. Only if it
+    /// `announces` does the kernel learn of the blocks that are read next. An error names the position and the column.
     pub(super) fn each_group(
-        &self,
-        column: &ColumnSpec,
-        read: impl FnMut(Option<&ColumnRows<'_>>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
-    ) -> Result<()> {
-        self.each_group_less(column, &[], true, read)
-    }
-
-    /// Run `read` as `each_group` does, but leave out the rows that are `hidden`. This has a flag for each place in the result, or none. Only
-    /// if it `announces` does the kernel learn of the blocks that are read next.
-    pub(super) fn each_group_less(
         &self,
         column: &ColumnSpec,
         hidden: &[bool],
@@ -224,13 +215,11 @@ impl Reader {
                         continue;
                     }
                 }
-                let source = match self.opened(&located, column) {
+                let opened = if announces { self.rows_of(&located, column) } else { self.opened(&located, column) };
+                let source = match opened {
                     Err(error) if self.passes(&error) => None,
                     other => other.map_err(|error| self.locate(error, column, first(&located.rows)))?,
                 };
-                if announces {
-                    source.iter().for_each(|rows| self.announce(rows, located.in_order));
-                }
                 read(source.as_ref(), &located.rows).map_err(|(error, place)| self.locate(error, column, place))?;
             }
         }

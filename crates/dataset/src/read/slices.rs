@@ -79,7 +79,7 @@ impl Reader {
         column: &ColumnSpec,
         mut read: impl FnMut(&ColumnRows<'_>, &[(u64, u32)]) -> std::result::Result<(), (Error, u32)>,
     ) -> Result<()> {
-        self.each_group_less(column, &[], false, |source, rows| source.map_or(Ok(()), |source| read(source, rows)))
+        self.each_group(column, &[], false, |source, rows| source.map_or(Ok(()), |source| read(source, rows)))
     }
 
     /// Read a slice of each sample in a plan into a buffer of the same size, except of samples without a slice. Call `extents` or `shapes`

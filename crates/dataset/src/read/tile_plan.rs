@@ -30,6 +30,20 @@ impl TiledSample {
         let uncut = entry.tile.iter().zip(&shape).skip(1).all(|(side, size)| side >= size);
         uncut && self.slice == whole(&shape)
     }
+
+    /// Return the checksum units of a tile's block that the slice needs. Parts of a block can be read if it is plain and has several units.
+    fn units(&self, tile: impl FnOnce() -> Slice, block: usize) -> Vec<usize> {
+        let entry = &self.file.tail.chunks[self.chunk];
+        let (_, count) = entry.units_of(block);
+        if count < 2 || entry.codec != Codec::None {
+            return (0..count).collect();
+        }
+        let mut needed = vec![false; count];
+        runs(&tile(), &self.slice, entry.dtype.size(), |from, _, bytes| {
+            needed[from / UNIT_BYTES as usize..=(from + bytes - 1) / UNIT_BYTES as usize].fill(true);
+        });
+        (0..count).filter(|unit| needed[*unit]).collect()
+    }
 }
 
 /// The part of a sample that one tile provides.
@@ -146,28 +160,6 @@ impl PlannedTiles {
         let order: Vec<usize> = (0..wanted.len()).collect();
         let scattered = stream_ranges(storage, &wanted, &order).1;
         runs.iter().map(UnitRun::range).chain(scattered).collect()
-    }
-}
-
-impl TiledSample {
-    /// Return whether parts of a block can be read: it is plain and has several checksum units.
-    fn is_in_units(&self, block: usize) -> bool {
-        let entry = &self.file.tail.chunks[self.chunk];
-        entry.units_of(block).1 > 1 && entry.codec == Codec::None
-    }
-
-    /// Return the checksum units of a tile's block that the slice needs.
-    fn units(&self, tile: impl FnOnce() -> Slice, block: usize) -> Vec<usize> {
-        let entry = &self.file.tail.chunks[self.chunk];
-        let (_, count) = entry.units_of(block);
-        if !self.is_in_units(block) {
-            return (0..count).collect();
-        }
-        let mut needed = vec![false; count];
-        runs(&tile(), &self.slice, entry.dtype.size(), |from, _, bytes| {
-            needed[from / UNIT_BYTES as usize..=(from + bytes - 1) / UNIT_BYTES as usize].fill(true);
-        });
-        (0..count).filter(|unit| needed[*unit]).collect()
     }
 }
 

@@ -53,7 +53,7 @@ pub struct Live {
 /// The deleted and absent samples of a snapshot.
 struct Deleted {
     sets: Vec<Arc<RowIds>>,
-    /// The deleted rows of each part.
+    /// The deleted and absent rows of each part.
     gaps: Cache<usize, Arc<Gaps>, ByHeld>,
 }
 
@@ -224,8 +224,7 @@ impl Snapshot {
 
     /// Return the row ids of all samples that are deleted or absent. Cost: reads the sets of row ids.
     pub fn hidden(&self) -> Result<RowIds> {
-        let sets = self.context.row_ids(&self.overlays.hidden().collect::<Vec<_>>())?;
-        Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
+        self.context.all_row_ids(self.overlays.hidden())
     }
 
     /// Visit every fragment.

@@ -90,7 +90,7 @@ impl Snapshot {
         let deleted = overlays.hidden().map(RowSet::ids).try_fold(0u64, u64::checked_add);
         if found != Some(record.samples) || deleted != Some(record.samples - record.live) {
             return Err(malformed(format!(
-                "commit {} has {} samples ({} live), but its manifest has {}, of which {} are deleted",
+                "commit {} has {} samples ({} live), but its manifest has {}, of which {} are deleted or absent",
                 record.snapshot(),
                 record.samples,
                 record.live,

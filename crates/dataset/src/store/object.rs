@@ -52,7 +52,8 @@ impl Context {
                 return Err(penstock_format::cursor::malformed(format!("cannot read `{name}`: {found}")));
             }
             let fragments: Vec<Fragment> = fragments.into_iter().map(|fragment| fragment.resolved(page.base)).collect();
-            let outside = |run: &Run| run.first < page.least || run.end() > page.least + page.span;
+            let end = page.least + page.span;
+            let outside = |run: &Run| run.first < page.least || run.first.checked_add(run.count).is_none_or(|own| own > end);
             if fragments.iter().flat_map(|fragment| &fragment.runs).any(outside) {
                 let text = format!("cannot read `{name}`: it has row ids outside of the {} from {}", page.span, page.least);
                 return Err(penstock_format::cursor::malformed(text));
@@ -64,9 +65,13 @@ impl Context {
     /// Return sets of row ids. Cost: one concurrent request per object, unless it is cached.
     pub fn row_ids(&self, sets: &[&RowSet]) -> Result<Vec<Arc<RowIds>>> {
         let known = &self.caches.get().row_ids;
-        let unknown = |set: &&&RowSet| if let RowSet::Object(rows) = set { known.peek(rows).is_none() } else { false };
-        if sets.iter().filter(unknown).nth(1).is_some() {
-            self.prefetch_row_ids(sets);
+        let unknown = |set: &&RowSet| if let RowSet::Object(rows) = set { known.peek(rows).is_none().then_some(*rows) } else { None };
+        let unknown: Vec<RowIdsRef> = sets.iter().filter_map(unknown).collect();
+        if unknown.len() > 1 {
+            let objects: Vec<ObjectRef> = unknown.iter().map(|rows| rows.object).collect();
+            for (rows, body) in unknown.iter().zip(self.objects(&objects, rows_name)?) {
+                known.insert(*rows, parse_row_ids(&rows_name(rows.object.id), &body, rows)?);
+            }
         }
         let of = |set: &&RowSet| match set {
             RowSet::Runs(runs) => Ok(Arc::new(RowIds::Runs(runs.clone()))),
@@ -78,19 +83,10 @@ impl Context {
         sets.iter().map(of).collect()
     }
 
-    /// Read several sets at once. A set that cannot be read is left out, because reading it alone reports the error.
-    fn prefetch_row_ids(&self, sets: &[&RowSet]) {
-        let known = &self.caches.get().row_ids;
-        let wanted = |set: &&RowSet| if let RowSet::Object(rows) = set { known.peek(rows).is_none().then_some(*rows) } else { None };
-        let wanted: Vec<RowIdsRef> = sets.iter().filter_map(wanted).collect();
-        let range = |rows: &RowIdsRef| RangeRequest::plain(&rows_name(rows.object.id), 0, rows.object.bytes, Some(rows.object.bytes));
-        for (rows, answer) in wanted.iter().zip(self.storage.fetch(wanted.iter().map(range).collect())) {
-            let name = rows_name(rows.object.id);
-            let body = answer.ok().and_then(|pieces| pieces.into_iter().next()).filter(|body| rows.object.check(&name, body).is_ok());
-            if let Some(Ok(ids)) = body.map(|body| parse_row_ids(&name, &body, rows)) {
-                known.insert(*rows, ids);
-            }
-        }
+    /// Return all row ids of some sets. Cost: as `row_ids`.
+    pub fn all_row_ids<'a>(&self, sets: impl IntoIterator<Item = &'a RowSet>) -> Result<RowIds> {
+        let sets = self.row_ids(&sets.into_iter().collect::<Vec<&RowSet>>())?;
+        Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
     }
 
     pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Strings>> {

@@ -319,8 +319,7 @@ fn check_count(snapshot: &Snapshot, fragment: &Fragment) -> Result<()> {
 fn unshared_sets(one: &Snapshot, other: &Snapshot, of: impl Fn(&Overlays) -> Vec<&RowSet>) -> Result<(RowIds, RowIds)> {
     let (ours, theirs) = (of(&one.overlays), of(&other.overlays));
     let set = |snapshot: &Snapshot, sets: &[&RowSet], known: &[&RowSet]| {
-        let unshared: Vec<&RowSet> = sets.iter().filter(|set| !known.contains(set)).copied().collect();
-        Ok(RowIds::union(snapshot.context.row_ids(&unshared)?.iter().map(AsRef::as_ref)))
+        snapshot.context.all_row_ids(sets.iter().filter(|set| !known.contains(set)).copied())
     };
     Ok((set(one, &ours, &theirs)?, set(other, &theirs, &ours)?))
 }
@@ -329,9 +328,7 @@ fn unshared_sets(one: &Snapshot, other: &Snapshot, of: impl Fn(&Overlays) -> Vec
 pub fn changed_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     let of = |snapshot: &Snapshot, known: &Snapshot| {
         let unshared = |overlay: &&Overlay| overlay.columns.contains(&column) && !known.overlays.all().contains(overlay);
-        let sets: Vec<&RowSet> = snapshot.overlays.all().iter().filter(unshared).map(|overlay| &overlay.rows).collect();
-        snapshot.context.row_ids(&sets)
+        snapshot.context.all_row_ids(snapshot.overlays.all().iter().filter(unshared).map(|overlay| &overlay.rows))
     };
-    let sets = [of(one, other)?, of(other, one)?].concat();
-    Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
+    Ok(of(one, other)?.or(&of(other, one)?))
 }

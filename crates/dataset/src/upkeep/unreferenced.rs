@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_error::{Context as _, Kind, Result};
+use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::files::FileRef;
 use penstock_format::ids::{ObjectRef, log_folder, numbered, page_name, record_number, root_name};
-use penstock_format::manifest::{Fragment, Root, WordsSegment, parse_page};
+use penstock_format::manifest::{Root, WordsSegment, parse_page};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, RECORD_BYTES, Record};
 use penstock_format::rows::RowSet;
@@ -112,10 +112,6 @@ impl Walk<'_> {
         self.object(WORDS, &segment.object);
     }
 
-    fn fragments(&mut self, fragments: &[Fragment]) {
-        self.files(fragments.iter().flat_map(|fragment| &fragment.files));
-    }
-
     fn record(&mut self, record: &Record) {
         self.object("r", &record.root);
         self.roots.insert(record.root);
@@ -138,9 +134,15 @@ impl Walk<'_> {
         let entries = store.list(&folder)?.into_iter();
         let listed: BTreeMap<u64, u64> = entries.filter_map(|entry| Some((record_number(&entry.name)?, entry.bytes))).collect();
         let Some(newest) = newest_number(store, &folder, None)? else { return Ok(()) };
-        // A listing may lack the newest records.
+        // A listing may lack the newest records, which are read one by one.
         let unlisted = listed.last_key_value().map_or(0, |(last, _)| last + 1)..=newest.number;
-        let numbers: Vec<u64> = listed.keys().copied().chain(unlisted.take(AT_ONCE)).collect();
+        if unlisted.clone().nth(AT_ONCE).is_some() {
+            return Err(Error::new(
+                "object-not-found",
+                format!("the listing of `{folder}` lacks more than {AT_ONCE} of its newest records"),
+            ));
+        }
+        let numbers: Vec<u64> = listed.keys().copied().chain(unlisted).collect();
         // A record that is too long is read alone, which reports the error.
         let bytes_of = |number: &u64| listed.get(number).copied().filter(|bytes| *bytes <= RECORD_BYTES as u64);
         for numbers in numbers.chunks(AT_ONCE) {
@@ -183,7 +185,8 @@ impl Walk<'_> {
         for pages in pages.chunks(AT_ONCE) {
             for (body, object) in self.context.objects(pages, page_name)?.iter().zip(pages) {
                 self.object("p", object);
-                self.fragments(&parse_page(body).context(|| format!("cannot read `{}`", page_name(object.id)))?);
+                let fragments = parse_page(body).context(|| format!("cannot read `{}`", page_name(object.id)))?;
+                self.files(fragments.iter().flat_map(|fragment| &fragment.files));
             }
         }
         Ok(())

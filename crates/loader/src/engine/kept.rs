@@ -103,8 +103,14 @@ impl State {
         }
     }
 
-    /// Note that a step has these blocks.
+    /// Note that a step has these blocks. A later step fetches those again that failed.
     fn has_lent(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            let slot = &mut self.slots[*block as usize];
+            if matches!(slot, Slot::Failed) {
+                *slot = Slot::Absent;
+            }
+        }
         if let Some(Chosen { waiting, .. }) = &mut self.chosen {
             blocks.iter().for_each(|block| waiting[*block as usize] = waiting[*block as usize].saturating_sub(1));
         }
@@ -124,6 +130,8 @@ pub struct Kept {
     group_bytes: u64,
     /// Bytes that batches must leave to the blocks.
     reserved_bytes: AtomicU64,
+    /// Bytes of all blocks that are here, for whoever must not wait for `state`.
+    bytes: AtomicU64,
     layout: OnceLock<Option<Layout>>,
     state: Mutex<State>,
     arrived: Condvar,
@@ -170,6 +178,7 @@ impl Kept {
             group_bytes: (memory_bytes / GROUP_PART).min(GROUP_BYTES),
             known_bytes: memory_bytes / KNOWN_PART,
             reserved_bytes: AtomicU64::new((bytes + known).min(room_bytes)),
+            bytes: AtomicU64::new(0),
             layout: OnceLock::new(),
             state: Mutex::new(State { known: steps.begin, claimed: steps.begin, ..State::default() }),
             arrived: Condvar::new(),
@@ -230,7 +239,7 @@ impl Kept {
 
     /// Return the bytes of all blocks that are here.
     pub fn bytes(&self) -> u64 {
-        self.lock().bytes
+        self.bytes.load(Relaxed)
     }
 
     /// Keep nothing from now on, unless there is room for two batches of this size beside the blocks.
@@ -245,6 +254,7 @@ impl Kept {
         let mut state = self.lock();
         *state = State { has_ended: true, ..State::default() };
         self.reserved_bytes.store(0, Relaxed);
+        self.bytes.store(0, Relaxed);
         self.arrived.notify_all();
     }
 
@@ -270,6 +280,7 @@ impl Kept {
             let fetched = caught(|| fetch_blocks(&self.recipe.sources[source].snapshot.context, &blocks)).unwrap_or_default();
             state = self.lock();
             state.put(&group, fetched);
+            self.bytes.store(state.bytes, Relaxed);
             self.arrived.notify_all();
         }
         if state.has_ended {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
-use penstock_dataset::{CACHE_POLICY, Context, Incomplete, Part, Report, block_cache_bytes, file_cache_bytes};
+use penstock_dataset::{CACHE_POLICY, Context, Incomplete, Part, Report, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
 use penstock_format::overlay::Overlay;
@@ -316,13 +316,13 @@ impl Snapshot {
         self.inner.context.storage.counters().counts().entries()
     }
 
-    /// Estimate sizes of these columns in bytes, as (stored, decoded, one decoded block for each column with shared blocks, span
-    /// from first to last block, one decoded sample). Reads the manifest and a few tails.
-    fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, u64, u64, f64)> {
+    /// Estimate sizes of these columns in bytes, as (stored, one decoded block for each column with shared blocks, one decoded sample). Reads the
+    /// manifest and a few tails.
+    fn column_bytes(&self, py: Python<'_>, columns: Vec<String>) -> PyResult<(u64, u64, f64)> {
         py.detach(|| {
             let ids = columns.iter().map(|name| Ok(self.inner.column(name)?.id)).collect::<penstock_error::Result<Vec<u64>>>()?;
             let bytes = self.inner.column_bytes(&ids)?;
-            Ok((bytes.stored, bytes.decoded, bytes.blocks, bytes.spanned, bytes.decoded_of_sample))
+            Ok((bytes.stored, bytes.blocks, bytes.decoded_of_sample))
         })
         .or_raise(py)
     }
@@ -335,12 +335,6 @@ impl Snapshot {
             self.inner.kept_bytes(&ids).map(|(all, largest)| (all, largest, file_cache_bytes()))
         })
         .or_raise(py)
-    }
-
-    /// Return two numbers of bytes: the cost of a request, and a size limit. If the columns fit within that limit, an
-    /// epoch also reads neighbouring blocks, so that it reads each block only once.
-    fn request_cost(&self) -> (u64, u64) {
-        (self.inner.context.storage.request_cost().gap_bytes, block_cache_bytes() / 2)
     }
 
     /// Count what the snapshot consists of. Reads the manifest.
