@@ -222,12 +222,12 @@ class Dataset(Versions):
             )
         snapshot = self._snapshot
         schema = from_json(snapshot.columns)
-        if columns_of(columns, "append") is None:
+        if (found := columns_of(columns, "append", schema)) is None:
             with self.transaction(message, boxes=boxes) as transaction:
                 transaction.append(columns, validate=validate)
             return transaction.receipt
         schema = with_rule(schema, rule_of(boxes)) if boxes != "refuse" else schema
-        ready, samples = inputs.ready(schema, columns, "append to")
+        ready, samples = inputs.ready_columns(schema, found, "append to")
         parts = inputs.parts(schema, ready, samples)
         if len(parts) == 1:
             prepared = inputs.prepared(schema, ready, 0, samples, "append to")

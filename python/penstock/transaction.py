@@ -104,9 +104,9 @@ class Transaction(SchemaChanges):
         """Add samples like `append`. Returns runs of provisional row ids, each as its first id and its length. `first_row` is the number of the
         first sample in the user's input, for errors.
         """
-        if tables.columns_of(columns, "append") is None:
+        if (found := tables.columns_of(columns, "append", self._schema)) is None:
             return self._append_stream(columns, validate)
-        ready, samples = inputs.ready(self._schema, columns, "append to")
+        ready, samples = inputs.ready_columns(self._schema, found, "append to")
         return self.append_parts(ready, self._parts(ready, samples), validate, first_row)
 
     def _append_stream(self, stream: Any, validate: str) -> list[tuple[int, int]]:

@@ -244,3 +244,26 @@ def test_a_list_of_tables_is_a_stream_of_them():
     ds.append(batches)
     ps.importers.import_data(batches, "memory://imported-list-of-tables")
     assert ds["n"][:].tolist() == [1, 2, 3] == ps.open("memory://imported-list-of-tables")["n"][:].tolist()
+
+
+class Counted(dict):
+    """A row that counts how often its values are asked for."""
+
+    asked = 0
+
+    def get(self, name, default=None):
+        Counted.asked += 1
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize("into", ["dataset", "transaction"])
+def test_rows_are_converted_once(into):
+    ds, Counted.asked = own(), 0
+    rows = [Counted(row) for row in ROWS]
+    if into == "dataset":
+        ds.append(rows)
+    else:
+        with ds.transaction() as tx:
+            tx.append(rows)
+    assert Counted.asked == len(ROWS) * len(COLUMNS)
+    assert ds["t"][:] == ["x", None] * 2 and ds["j"][:] == [{"q": 1}, None] * 2

@@ -20,11 +20,16 @@ Ids = npt.NDArray[np.int64]
 
 
 def ready(schema: Schema, table: Any, verb: str) -> tuple[dict[str, Any], int]:
-    """Check the names and lengths of a table's columns. Returns values that can be sliced, and the number of samples."""
+    """Do what `ready_columns` does for a table of any kind in memory."""
     doing = verb.split()[0]
     columns = columns_of(table, doing, schema)
     if columns is None:
         raise InvalidInputError(f"cannot {doing} a {type(table).__name__}: expected a table in memory", hint="only append takes streams")
+    return ready_columns(schema, columns, verb)
+
+
+def ready_columns(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
+    """Check the names and lengths of columns. Returns values that can be sliced, and the number of samples."""
     found = {}
     for name, values in columns.items():
         if name not in schema:
