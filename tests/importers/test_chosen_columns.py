@@ -14,6 +14,7 @@ from anything import SEEDS
 from penstock.cli import app
 from penstock.importers import import_data
 from penstock.importers import json as json_importer
+from penstock.importers import parquet as parquet_importer
 from servers import left_empty
 from test_manifests import png, write
 from typer.testing import CliRunner
@@ -245,3 +246,27 @@ def test_lists_without_nulls_remain_tensors(tmp_path, root):
     pq.write_table(pa.table({"v": [[1, 2], None, []]}), tmp_path / "t.parquet")
     import_data(tmp_path / "t.parquet", root)
     assert ps.open(root).schema["v"] == ps.Tensor((None,), "int64") and np.array_equal(ps.open(root)["v"][0], [1, 2])
+
+
+def test_lists_with_nulls_beside_tensors_of_arrow_become_json(tmp_path, root):
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4, dtype=np.int64).reshape(2, 2))
+    pq.write_table(pa.table({"v": tensors}), tmp_path / "1.parquet", store_schema=True)
+    pq.write_table(pa.table({"v": pa.array([[1, None]], pa.list_(pa.int64(), 2))}), tmp_path / "2.parquet")
+    import_data(tmp_path, root)
+    assert ps.open(root).schema["v"] == ps.Json() and ps.open(root)["v"][:] == [[0, 1], [2, 3], [1, None]]
+
+
+def test_types_are_inferred_from_their_own_column_only(tmp_path, root, monkeypatch):
+    """Tensors of Arrow have no nulls within, and media are told by the first value that is not null."""
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(6, dtype=np.float32).reshape(3, 2))
+    picture = {"bytes": png(2, 2), "path": "a.png"}
+    media = pa.array([None, {"bytes": None, "path": None}, picture], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    table = pa.table({"t": tensors, "m": media, "n": range(3)})
+    pq.write_table(table.slice(0, 2), tmp_path / "1.parquet")
+    pq.write_table(table, tmp_path / "2.parquet")
+    read, batches = [], parquet_importer._batches
+    monkeypatch.setattr(parquet_importer, "_batches", lambda file, columns=None: read.append(columns) or batches(file, columns))
+    import_data(tmp_path, root)
+    ds = ps.open(root)
+    assert ds.schema["t"] == ps.Tensor((2,), "float32") and ds.schema["m"] == ps.Image() and ds["n"][:].tolist() == [0, 1, 0, 1, 2]
+    assert read == [["m"], ["m"], None, None]

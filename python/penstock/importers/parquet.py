@@ -62,7 +62,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     kinds = {
         name: options.types.get(name)
         or (default if isinstance(default := options.defaults.get(name), Boxes) else noted.get(name))
-        or _guard(files[0], partial(_infer, files, typed[name], name))
+        or _guard(files[0], partial(_infer, files, schemas, typed[name], name))
         for name in named
     }
     kinds, unread = without_objects(
@@ -225,13 +225,15 @@ def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.P
     return files, left_out
 
 
-def _infer(files: list[pathlib.Path], kind: pa.DataType, name: str) -> ColumnType:
+def _infer(files: list[pathlib.Path], schemas: list[pa.Schema], kind: pa.DataType, name: str) -> ColumnType:
+    # Values of extension types are not media, and have no nulls within.
+    plain = (file for file, schema in zip(files, schemas, strict=True) if not isinstance(schema.field(name).type, pa.BaseExtensionType))
+    batches = itertools.chain.from_iterable(_batches(file, [name]) for file in plain)
     if not tables.is_media(kind):
         found = tables.infer(kind, name)
-        batches = itertools.chain.from_iterable(_batches(file, [name]) for file in files)
         has_nulls = isinstance(found, Tensor) and any(tables.has_nulls_within(batch.column(name)) for batch in batches)
         return Json() if has_nulls else found
-    for batch in itertools.chain.from_iterable(map(_batches, files)):
+    for batch in batches:
         if tables.is_media(batch.column(name).type) and len(bodies := tables.media(batch.column(name))[0].drop_null()):
             return tables.media_type(bodies[0].as_py())
     return tables.media_type(None)
