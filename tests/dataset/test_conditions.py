@@ -117,6 +117,51 @@ def test_masks_of_columns_select_what_functions_select(ds):
         assert view[mask]["n"].tolist() == view.filter(function)["n"][:].tolist()
 
 
+LISTS = {
+    "float64": [[np.nan, 1.0], [-0.0], [], None, [np.inf, 0.1], [2.0, 2.0]],
+    "float16": [[0.1], None, [], [-0.0, 2.0]],
+    "bfloat16": [[0.1, 2.0], [], None, [np.inf]],
+    "int8": [[-1, 1], [], [0], None, [2, 0]],
+    "uint64": [[2**64 - 1], [], None, [0, 2]],
+    "bool": [[True], [False], None, []],
+    "complex64": [[1j, 2], None, [], [0]],
+    "timestamp": [np.array(["2020-01-01", "1970-01-01"], "M8[us]"), None, np.array([], "M8[us]")],
+    "duration": [np.array([2, 0], "m8[us]"), np.array([], "m8[us]"), None],
+}
+SOUGHT = (0, 1, -1, 2, 0.1, -0.0, 1j, np.nan, np.inf, 300, 2**63, 2**64 - 1, True, np.False_, np.float32(0.1), np.timedelta64(2, "us"))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("dtype", LISTS)
+def test_lists_contain_what_their_values_equal(dtype, joined):
+    """Lists are compared many at once, across the bounds of reads, and nulls and empty lists at either end have nothing."""
+    lists, kind = LISTS[dtype], ps.Tensor((None,), dtype)
+    ds = ps.create(f"memory://contains-{dtype}-{joined}", {"v": kind, "n": "int64"})
+    for values in ([None], [lists[at % len(lists)] for at in range(600)], lists[::-1], [None, None]):
+        ds.append({"v": values, "n": range(len(values))})
+    ds.append({"n": [1]})
+    ds.update({"v": [None, lists[0]]}, row_ids=[3, 5])
+    view = ps.concat([ds.select([4, 1, 1]), ds, ds.head(0)]) if joined else ds
+    for value in SOUGHT:
+        try:
+            expected = [each is not None and bool(np.any(each == value)) for each in view["v"]]
+        except (OverflowError, TypeError):  # NumPy does not compare some dtypes with large numbers.
+            continue
+        assert view["v"].contains(value).tolist() == expected, value
+    assert ds.head(0)["v"].contains(1).tolist() == [] and ds[[0]]["v"].nulls.all() and not ds.select([0])["v"].contains(0).any()
+
+
+def test_lists_of_joined_views_contain_the_words_of_all_views():
+    one = ps.create("memory://contains-one", {"labels": ps.Labels(["cat", "dog"])})
+    two = ps.create("memory://contains-two", {"labels": ps.Labels(["emu", "dog"])})
+    one.append({"labels": [["dog"], [], None, ["cat", "dog"]]})
+    two.append({"labels": [None, ["emu"], ["dog", "emu"], []]})
+    joined = ps.concat([one, two])
+    for word, rows in (("cat", [3]), ("dog", [0, 3, 6]), ("emu", [5, 6])):
+        assert np.flatnonzero(joined["labels"].contains(word)).tolist() == rows
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [

@@ -215,7 +215,11 @@ class Column:
             value = names.index(value)
         if not isinstance(value, int | float | complex | np.number | np.bool_):
             raise InvalidInputError(f"cannot look for {shown(value)} in column `{self.name}`: expected one of its values")
-        return np.fromiter((each is not None and bool(np.any(each == value)) for each in self), bool, len(self))
+        found = np.zeros(len(self), bool)
+        for start in range(0, len(self), 256):  # Few at a time, because lists may be long. A null has no values.
+            lists = self[start : start + 256]
+            found[start + np.searchsorted(lists.offsets, np.flatnonzero(lists.values == value), side="right") - 1] = True
+        return found
 
     def __contains__(self, value: object) -> bool:
         return bool(np.any(self == value))
