@@ -10,6 +10,7 @@ import penstock as ps
 import pytest
 import torch
 from penstock import transforms as T
+from penstock.loader.results import kinds
 
 pytestmark = pytest.mark.local
 PLACES = itertools.count()
@@ -355,3 +356,23 @@ def test_batches_of_functions_have_the_same_columns():
 def test_whole_numbers_of_more_than_64_bits_are_refused():
     loader = numbered().loader(batch_size=2, transform=[lambda sample: {"x": 2**70}])
     refused(loader, "samples 0 to 1 has whole numbers that do not fit 64 bits")
+
+
+ALIKE = [np.zeros(2), np.ones(2), np.zeros(2, ">f8"), np.zeros(2, "f4"), np.zeros((1, 2)), np.ma.zeros(2), np.array("ab"), np.array(["ab", "c"]), np.array(["ab", "cde"]),
+         np.array(["2020"] * 2, "M8[s]"), np.array(["2020"] * 2, "M8[D]"), np.zeros(2, [("a", "i1"), ("b", "i4")]), np.zeros(2, np.dtype([("a", "i1"), ("b", "i4")], align=True)),
+         torch.zeros(2), torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.zeros(2, dtype=torch.float64), torch.zeros(1, 2), np.float64(1), np.float64(2), np.float32(1), 1.0, 1, 2, True, np.True_,
+         np.int64(1), np.uint64(1), 2**63, -1, np.str_("a"), np.str_("abc"), np.datetime64("2020"), np.datetime64("2020-01-01"), None, "a", [1], object()]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", range(len(ALIKE)))
+def test_results_are_stacked_that_are_described_alike(one):
+    """Equal shapes and dtypes are not described, which takes long. What is accepted or refused depends only on the descriptions."""
+    for other in ALIKE:
+        values = [ALIKE[one], ALIKE[one], other]
+        same = kinds._form_of(other) == kinds._form_of(values[0]) and kinds._described(other) == kinds._described(values[0])
+        try:
+            kinds._check_equal("x", values, np.arange(3), "now")
+            accepted = True
+        except ps.InvalidInputError:
+            accepted = False
+        assert accepted == same, values

@@ -168,7 +168,10 @@ def _described(value: Any) -> str:
 def _check_equal(name: str, values: list[Any], positions: Positions, when: str) -> None:
     """Raise InvalidInputError, which names the first sample that differs, unless all values can be stacked."""
     first, form = _described(values[0]), _form_of(values[0])
+    like = values[0] if form == "tensor" or isinstance(values[0], np.ndarray | np.generic) else None
     for position, value in zip(positions, values, strict=True):
+        if like is not None and type(value) is type(like) and value.shape == like.shape and value.dtype is like.dtype:
+            continue  # Equal, as nearly always. Descriptions take 20 times as long.
         if _form_of(value) != form or _described(value) != first:
             raise InvalidInputError(
                 f"`{name}` of sample {position} is {_described(value)} {when}, but that of sample {positions[0]} is {first}",
