@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -110,7 +111,7 @@ def _of_path(path: pathlib.Path) -> Iterator[Callable[[int], _File]]:
         )
     aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
     try:
-        yield lambda _: _Synced(aside)
+        yield lambda _: _Synced(io.FileIO(aside, "w"))
         aside.replace(place)
     finally:
         aside.unlink(missing_ok=True)
@@ -128,7 +129,7 @@ def _of_folder(folder: pathlib.Path) -> Iterator[Callable[[int], _File]]:
     aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
     aside.mkdir()
     try:
-        yield lambda number: _Synced(aside / _name(number))
+        yield lambda number: _Synced(io.FileIO(aside / _name(number), "w"))
         aside.replace(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -157,25 +158,14 @@ def _name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-class _Synced:
+class _Synced(io.BufferedWriter):
     """A local file that is durable when it is closed."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self.file = path.open("wb")
-        self.closed = False
-
-    def write(self, data: Any, /) -> int:
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
-
     def close(self) -> None:
-        if not self.file.closed:
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-        self.closed = True
+        if not self.closed:
+            self.flush()
+            os.fsync(self.fileno())
+        super().close()
 
 
 class _Stored:
