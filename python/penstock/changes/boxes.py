@@ -112,17 +112,6 @@ def without_images(name: str, kind: Boxes) -> InvalidInputError:
     )  # fmt: skip
 
 
-def is_good(boxes: npt.NDArray[Any], form: str) -> npt.NDArray[np.bool_]:
-    """Return which boxes (N, 4) are finite, and have no negative size.
-
-    >>> is_good(np.array([[0, 0, 1, 1], [2, 0, 1, 1], [0, 0, np.nan, 1]]), "xyxy").tolist()
-    [True, False, False]
-    """
-    least = boxes[:, :2] if form == "xyxy" else 0
-    good: npt.NDArray[np.bool_] = np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= least).all(axis=1)
-    return good
-
-
 def _boxes_in(prepared: Prepared) -> npt.NDArray[np.float32]:
     return np.asarray(prepared[1]).view(np.float32).reshape(-1, 4)
 
@@ -133,7 +122,7 @@ def _wrong(prepared: Prepared, kind: Boxes, may_be: bool) -> npt.NDArray[np.bool
     sizes = boxes[:, 2:] >= (boxes[:, :2] if kind.format == "xyxy" else 0)
     if sizes.all() and np.isfinite(boxes).all():  # Much quicker than to find out which ones are good.
         return None
-    good = is_good(boxes, kind.format)
+    good = np.asarray(np.isfinite(boxes).all(axis=1) & sizes.all(axis=1))
     if not may_be:
         place = int(np.argmin(good))
         row = int(np.searchsorted(np.asarray(prepared[2]), place * 16, side="right"))
