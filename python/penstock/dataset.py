@@ -259,15 +259,9 @@ class Dataset(Versions):
         >>> ds["year"][:].tolist()
         [2001, 2012]
         """
-        if (row_ids is None) == (on is None):
-            raise InvalidInputError("cannot update: expected either row_ids or on")
-        missing: list[Any] = []
         with self.transaction(message) as transaction:
-            if on is not None:
-                missing = transaction.update(columns, on=on, validate=validate)
-            elif row_ids is not None:
-                transaction.update(columns, row_ids=row_ids, validate=validate)
-        return dataclasses.replace(transaction.receipt, not_found=missing)
+            missing = transaction.update(columns, row_ids=row_ids, on=on, validate=validate)  # type: ignore[call-overload]
+        return dataclasses.replace(transaction.receipt, not_found=missing or [])
 
     def transaction(
         self,
