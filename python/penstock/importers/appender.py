@@ -22,15 +22,12 @@ from penstock.transaction import Transaction
 from penstock.values.checks import is_arrow, is_whole
 from penstock.values.containers import container, items_of
 
+_SKIP = "pass --on-error skip to leave out such items"
+
 
 def as_error(refusal: Refusal, column: str | None = None) -> Error:
-    error = InvalidInputError(
-        f"cannot import `{refusal.path}`: {refusal.message}",
-        code=refusal.code,
-        hint=f"{refusal.hint}; or pass --on-error skip to leave out such items"
-        if refusal.hint
-        else "pass --on-error skip to leave out such items",
-    )
+    hint = f"{refusal.hint}; or {_SKIP}" if refusal.hint else _SKIP
+    error = InvalidInputError(f"cannot import `{refusal.path}`: {refusal.message}", code=refusal.code, hint=hint)
     error.column = column
     return error
 
@@ -155,12 +152,9 @@ def words_of(values: Any) -> set[str]:
         values = values.unique().to_pylist()
     found: set[str] = set()
     for value in values:
-        found.update([value] if isinstance(value, str) else [word for word in value if isinstance(word, str)] if _is_list(value) else ())
+        words = [value] if isinstance(value, str) else value if isinstance(value, list | tuple | np.ndarray) else ()
+        found.update(word for word in words if isinstance(word, str))
     return found
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple | np.ndarray)
 
 
 # Errors that every row would raise, such as failing storage or a closed transaction.
@@ -191,4 +185,4 @@ def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:
     if error.rows and error.rows[0] < len(rows):
         error._within(f"cannot import `{chunk.name(rows[error.rows[0]])}`")
         error._row, error.rows = None, []  # These were row numbers within a part, which mean nothing to the caller.
-        error.hint = error.hint or "pass --on-error skip to leave out such items"
+        error.hint = error.hint or _SKIP

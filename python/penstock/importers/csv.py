@@ -274,7 +274,8 @@ def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) ->
     As floats, different whole numbers beyond 2^53 could become equal. Words such as `00501` and `0x7f` would lose their original spelling.
     After the first block, `from_text.converted` refuses such words and numbers. NaN beside whole numbers makes a column of floats.
     """
-    names = [name for name in inferred.names if _may_be_numbers(inferred.field(name).type) and name not in options.types]
+    plain = {field.name for field in inferred if tables.is_number(field.type) or pa.types.is_null(field.type)}
+    names = [name for name in inferred.names if name in plain and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
     if first is None:
         return
@@ -289,16 +290,12 @@ def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) ->
             yield name, Text() if from_text.rounded(texts, "float64") else Scalar("float64")
         if not pa.types.is_floating(kind) or not len(texts):
             continue
-        if not has_nan and compute.all(compute.match_substring_regex(texts, from_text.WHOLE)).as_py():
+        if not has_nan and compute.all(compute.match_substring_regex(texts, tables.WHOLE)).as_py():
             numbers = [int(text) for text in texts.to_pylist()]
             low, high = min(numbers), max(numbers)
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
         elif from_text.rounded(texts, "float64"):
             yield name, Text()
-
-
-def _may_be_numbers(kind: pa.DataType) -> bool:
-    return bool(tables.is_number(kind) or pa.types.is_null(kind))
 
 
 def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:

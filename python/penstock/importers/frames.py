@@ -22,7 +22,7 @@ from penstock.importers.shared.content import Content
 from penstock.importers.shared.source import Chunk, OpenedSource, Options
 from penstock.importers.shared.unread import boxes_in_type, boxes_in_values, without_objects
 from penstock.values.checks import is_arrow
-from penstock.values.containers import Rows, rows_of, text_from_pandas
+from penstock.values.containers import container, rows_of, text_from_pandas
 from penstock.values.dtypes import dtype_name
 
 ROWS_AT_ONCE = 8192
@@ -113,8 +113,7 @@ def _container(values: Any) -> Any:
         if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
             return values.to_numpy()
         return getattr(values, "array", values)  # Slices of a series go by its labels; those of its array go by position.
-    found = rows_of(values)
-    return found.read() if isinstance(found, Rows) else found
+    return container(values)
 
 
 def _opened(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import mmap
 import os
@@ -89,17 +88,14 @@ def has_keys_of_coco(file: pathlib.Path) -> bool:
         return found.find(b'"images"') >= 0 and found.find(b'"annotations"') >= 0
 
 
-@dataclasses.dataclass
 class _Names:
     """The names of images, by which files about them are recognised."""
 
-    images: Sequence[pathlib.Path]
-
-    def __post_init__(self) -> None:
-        self.stems = {image.stem for image in self.images}
-        self.words = {image.name for image in self.images} | {stem for stem in self.stems if len(stem) >= _SHORTEST_STEM}
+    def __init__(self, images: Sequence[pathlib.Path]) -> None:
+        self.stems = {image.stem for image in images}
+        self.words = {image.name for image in images} | {stem for stem in self.stems if len(stem) >= _SHORTEST_STEM}
         # Names with spaces are not words.
-        self.spaced = [image.name for image in itertools.islice((image for image in self.images if " " in image.name), 100)]
+        self.spaced = [image.name for image in itertools.islice((image for image in images if " " in image.name), 100)]
 
     def kind_of(self, file: pathlib.Path) -> str | None:
         """Return the kind of annotations in a file, or None."""

@@ -42,10 +42,9 @@ def size_of(image: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def parsed(path: pathlib.Path, polygons: bool) -> dict[str, list[dict[str, Any]]]:
     """Parse a file. Drops polygons, unless they are wanted, before the whole is in memory."""
-    unused = _UNUSED
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: bool(value) if name == "segmentation" and not polygons else value for name, value in pairs if name not in unused}
+        return {name: bool(value) if name == "segmentation" and not polygons else value for name, value in pairs if name not in _UNUSED}
 
     wrong = f"cannot import `{path}`: "
     lines = "for one object per line, name the file .jsonl or pass --format jsonl"

@@ -198,13 +198,7 @@ def _unread(folder: pathlib.Path, files: Sequence[pathlib.Path], points: int) ->
     return made
 
 
-def _annotated(
-    folder: pathlib.Path,
-    chunk: Chunk,
-    known: dict[pathlib.Path, pathlib.Path | None],
-    lines: _Lines,
-    form: str,
-) -> Chunk:
+def _annotated(folder: pathlib.Path, chunk: Chunk, known: dict[pathlib.Path, pathlib.Path | None], lines: _Lines, form: str) -> Chunk:
     """Add the boxes and labels to images, which are read for their sizes."""
     images = chunk.columns["image"]
     bodies = [contents_of(file) for file in images]  # The appender refuses a file that cannot be read.

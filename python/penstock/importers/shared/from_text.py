@@ -12,14 +12,11 @@ import pyarrow.compute as compute
 from penstock.columns.scalar import Scalar
 from penstock.importers.shared import tables
 from penstock.importers.shared.source import parse_json
-from penstock.values.dtypes import is_exact, whole_bits
+from penstock.values.dtypes import whole_bits
 
 # The texts of a null. In a column of floats, those of `NANS` are numbers.
 NULLS = ["", "NA", "NaN", "nan", "null", "NULL", "None"]
 NANS = ["NaN", "nan"]
-# More digits than float64 can have before the point.
-LONGEST = 310
-WHOLE = r"^[+-]?[0-9]+$"
 # Whole numbers with leading zeros count as words, because they are usually postal codes or identifiers.
 FRONT_ZEROS = "^[+-]?0[0-9]+$"
 HEXADECIMAL = "^[+-]?0[xX]"
@@ -34,12 +31,8 @@ def _begins_with_zero(texts: pa.Array) -> pa.Array:
 def rounded(texts: pa.Array, dtype: str) -> list[int]:
     """Return the rows whose text is a whole number that a dtype of floats does not represent exactly."""
     long = compute.greater_equal(compute.binary_length(texts), len(str(2 ** whole_bits(dtype))))
-    rows = compute.indices_nonzero(compute.and_(compute.match_substring_regex(texts, WHOLE), long).fill_null(False)).to_pylist()
-    return [row for row in rows if not _is_exact(texts[row].as_py(), dtype)]
-
-
-def _is_exact(text: str, dtype: str) -> bool:
-    return len(text) <= LONGEST and is_exact(int(text), dtype)
+    rows = compute.indices_nonzero(compute.and_(compute.match_substring_regex(texts, tables.WHOLE), long).fill_null(False)).to_pylist()
+    return [row for row in rows if not tables.is_exact_text(texts[row].as_py(), dtype)]
 
 
 def texts_of(values: pa.Array) -> tuple[pa.Array, list[int]]:

@@ -33,7 +33,7 @@ from penstock.values.media import begins_as_image
 from penstock.values.times import TIMES, is_fine
 
 # Text of a whole number.
-WHOLE = re.compile("[+-]?[0-9]+")
+WHOLE = "^[+-]?[0-9]+$"
 
 _PLAIN = {pa.bool_(): "bool", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"} | {
     getattr(pa, name)(): name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -278,9 +278,14 @@ def unlike(path: str, column: str, text: pa.StringScalar, kind: Scalar) -> Refus
     why = f"expected {kind.dtype}"
     if kind.dtype in TIMES and is_fine(value):
         why = "which has digits below a microsecond: cut them off first, or import the column as text"
-    elif whole_bits(kind.dtype) < 64 and WHOLE.fullmatch(value.strip()) and not (len(value) < 310 and is_exact(int(value), kind.dtype)):
+    elif whole_bits(kind.dtype) < 64 and re.fullmatch(WHOLE, value.strip()) and not is_exact_text(value.strip(), kind.dtype):
         why = f"which {kind.dtype} does not represent exactly: import the column as text"
     return Refusal.of_value(path, column, f"{value[:80]!r}, {why}")
+
+
+def is_exact_text(text: str, dtype: str) -> bool:
+    """Return whether a dtype of floats represents the whole number in a text exactly. float64 has at most a sign and 309 digits."""
+    return len(text) <= 310 and is_exact(int(text), dtype)
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
@@ -302,10 +307,6 @@ def decoded(array: pa.Array) -> pa.Array:
     return array.cast(wanted[array.type]) if array.type in wanted else array
 
 
-# For each float width, how many bits a whole number may have and still be represented exactly.
-_WHOLE_BITS = {16: 11, 32: 24, 64: 53}
-
-
 def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Choose a number type, or a type for lists of numbers, that can represent the values of both types. Returns None if none exists.
 
@@ -324,7 +325,7 @@ def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return large
     if pa.types.is_floating(large):
         bits = small.bit_width - _is_signed(small)
-        return large if bits <= _WHOLE_BITS[large.bit_width] else pa.float64() if bits <= _WHOLE_BITS[64] else None
+        return large if bits <= whole_bits(f"float{large.bit_width}") else pa.float64() if bits <= whole_bits("float64") else None
     bits = max(kind.bit_width * (1 if _is_signed(kind) else 2) for kind in (one, other))
     return getattr(pa, f"int{bits}")() if bits <= 64 else None
 
@@ -334,7 +335,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def has_nulls_within(values: pa.Array) -> bool:
-    """Return whether lists contain a null, which a tensor cannot. As JSON lines, such lists become JSON."""
+    """Return whether lists contain a null, which a tensor cannot. As in JSON lines, such lists become JSON."""
     lists = storage(values.type)
     plain = not isinstance(values, pa.ExtensionArray) and (_is_list(lists) or pa.types.is_fixed_size_list(lists))
     return plain and bool(values.drop_null().flatten().null_count)
