@@ -30,7 +30,7 @@ def import_(
     types: Annotated[list[str], typer.Option("--type", "-t", help=TYPES_HELP)] = [],  # noqa: B006
     validate: Annotated[str, typer.Option(help="header: check image headers; decode: check every pixel.")] = "header",
     on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
-    encoding: Annotated[str, typer.Option(help="The encoding of a CSV or JSONL file.")] = "utf-8",
+    encoding: Annotated[str, typer.Option(help="The encoding of a CSV, JSON or JSONL file.")] = "utf-8",
     delimiter: Annotated[str, typer.Option(help="The delimiter in a CSV file.")] = "",
     quote: Annotated[str, typer.Option(help="The quote character in a CSV file; empty for none.")] = '"',
     header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,

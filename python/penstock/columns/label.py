@@ -72,7 +72,7 @@ class Labels(Named):
     >>> [codes.tolist() for codes in ds["classes"][:]], ds.to_arrow()["classes"][0].as_py()
     ([[1, 0, 1], [], [0]], ['dog', 'cat', 'dog'])
 
-    `of` names a column of boxes or keypoints, each of which has one label. Other counts are refused.
+    `of` names a column of boxes or keypoints, each of which has one label. Other counts are refused, unless `boxes="keep"`.
     """
 
     of: str | None = None

@@ -88,7 +88,7 @@ def import_data(
     Values are stored as they are or refused, by the same rules as in `append`.
     `limit` offers only so many samples. `shuffle_seed` shuffles the images of a folder first.
     `storage_options` are those of `ps.open`, for the destination.
-    `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON lines); delimiter, quote and header (CSV);
+    `progress(done, total, unit)` is called after each chunk. `options`: encoding (CSV and JSON); delimiter, quote and header (CSV);
     include and exclude, lists of patterns such as "*.jpg" or "train/*" that select files in a folder; split=False keeps folders such as
     `train` in the label; masks="class" or "instance" (COCO).
 

@@ -283,7 +283,7 @@ def run(handle: int) -> None:
 
 
 def work(
-    pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int, budgets: tuple[int, int, int]
+    pipe: multiprocessing.connection.Connection, packed: bytes, begin: int, end: int, stride: int, budgets: tuple[int, int, int, int]
 ) -> None:
     """Run a worker with the budgets of the consumer process, until the consumer closes the pipe."""
     _core.configure(*budgets)

@@ -247,11 +247,9 @@ class Column:
         return np.ma.getdata(values), np.ma.getmaskarray(values)
 
     def _incomparable(self, sign: str, other: object, hint: str | None = None) -> InvalidInputError:
-        wanted = "text" if self.dtype is None else f"{self.dtype}"
-        return InvalidInputError(
-            f"cannot compare column `{self.name}` with {sign} {shown(other)}: expected one {wanted}, or one for each of {len(self)} samples",
-            hint=hint,
-        )
+        kind = "text" if self.dtype is None else f"{self.dtype}"
+        wanted = f"a list of {kind}" if sign == "isin" else f"one {kind}, or one for each of {len(self)} samples"
+        return InvalidInputError(f"cannot compare column `{self.name}` with {sign} {shown(other)}: expected {wanted}", hint=hint)
 
     def __getitem__(self, key: Any) -> Any:
         """Read values. If the key is a tuple, its first item selects one or more samples, and the rest is an index into each tensor.

@@ -32,7 +32,7 @@ INSTEAD = {
     "rename_class": "write it in a transaction: tx.rename_class(column, old, new)",
     "remove_columns": "choose columns, ds[[…]], or drop them in a transaction: tx.drop_column(name)",
     "add_column": "write it in a transaction: tx.add_column(name, type)",
-    "update": "write it in a transaction: tx.update({column: values}, row_ids=…)",
+    "update": "write ds.update({column: values}, row_ids=…), or on=column",
     "delete": "write it in a transaction: tx.delete(row_ids=…)",
     "checkout": "write ps.open(uri, snapshot=…), tag=… or branch=…",
     "commit": "write with ds.transaction(message) as tx: …",
