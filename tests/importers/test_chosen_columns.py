@@ -257,7 +257,7 @@ def test_lists_with_nulls_beside_tensors_of_arrow_become_json(tmp_path, root):
 
 
 def test_types_are_inferred_from_their_own_column_only(tmp_path, root, monkeypatch):
-    """Tensors of Arrow have no nulls within, and media are told by the first value that is not null."""
+    """Tensors of Arrow have no nulls within, and media take their type from the first value that is not null."""
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(6, dtype=np.float32).reshape(3, 2))
     picture = {"bytes": png(2, 2), "path": "a.png"}
     media = pa.array([None, {"bytes": None, "path": None}, picture], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
