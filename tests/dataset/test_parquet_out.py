@@ -176,3 +176,27 @@ def test_failed_export_to_a_store_deletes_its_files(minio, ds, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         ds.to_parquet(f"s3://{BUCKET}/failed-export", tensors="list", file_bytes=1000)
     assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="failed-export").get("Contents", []) == []
+
+
+def test_a_failed_export_to_an_object_keeps_the_one_that_was_there(minio, ds, monkeypatch):
+    from penstock.frameworks import parquet
+
+    begun, write = [], pq.ParquetWriter.write_table
+
+    def fails(self, table, *more):
+        begun.append(table)
+        if len(begun) == 2:
+            raise OSError("no space")
+        return write(self, table, *more)
+
+    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", fails)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
+    key = f"{uuid.uuid4().hex}/one.parquet"
+    for before in (None, b"older"):
+        begun.clear()
+        if before is not None:
+            minio.put(BUCKET, key, before)
+        with pytest.raises(OSError, match="no space"):
+            ds.to_parquet(f"s3://{BUCKET}/{key}", tensors="list")
+        found = minio.client().list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents", [])
+        assert [minio.get(BUCKET, entry["Key"]) for entry in found] == ([] if before is None else [before])

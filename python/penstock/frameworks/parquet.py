@@ -73,12 +73,14 @@ def _written(batches: pa.RecordBatchReader, schema: pa.Schema, begin: Callable[[
     groups = _grouped(batches, schema, group_bytes)
     group = next(groups, None)
     while group is not None or number == 0:
-        with pa.PythonFile(begin(number), "w") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        file = pa.PythonFile(begin(number), "w")
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             while group is not None:
                 writer.write_table(group)
                 rows, group = rows + group.num_rows, next(groups, None)
                 if file_bytes is not None and file.tell() >= file_bytes:
                     break
+        file.close()  # Not after an error: a file of a store appears when it is closed.
         number += 1
     return rows
 
