@@ -62,6 +62,16 @@ def test_each_refusal_has_its_own_reason(root, tmp_path):
     assert "0 bytes" in report.refused[0].message and "begins with" in report.refused[1].message and "label" not in ps.open(root).schema
 
 
+@pytest.mark.parametrize("on_error", ["skip", "null"])
+def test_a_corrected_box_beside_a_refused_one_counts_once(root, on_error):
+    boxes = [[[-1, 0, 5, 5], [1, 1, 2, 2]] for _ in range(100)]
+    boxes[30][1][0] = float("nan")
+    rows = [{"image": Pillow.new("L", (9, 9)), "boxes": box} for box in boxes]
+    report = import_data(rows, root, types={"image": ps.Image(), "boxes": ps.Boxes(of="image")}, boxes="clip", on_error=on_error)
+    assert len(report.refused) == 1 and report.corrected_boxes == 99
+    assert sum(len(found) for found in ps.open(root)["boxes"] if found is not None) == 198
+
+
 def test_jsonl_encodings(root, tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"x": "é"}\n{"x": "ü"}\n'.encode("utf-16"))
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + '{"x": "é"}\n'.encode())

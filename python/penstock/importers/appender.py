@@ -123,7 +123,12 @@ class Appender:
                 known.update(new)
         # `_problems` has checked all media except Arrow arrays, which the transaction checks.
         left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
-        self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
+        before = self.transaction._boxes.changed
+        try:
+            self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
+        except Error:
+            self.transaction._boxes.changed = before  # Parts of these rows are tried again.
+            raise
 
     def _row(self, values: Mapping[str, Any], name: str, error: Error) -> int:
         """Refuse a row, or replace its bad values with nulls. Returns the number of samples appended."""
