@@ -77,6 +77,26 @@ def test_wrong_choices_are_refused(tmp_path, root, form, options, says):
     assert left_empty(root)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_type_by_the_old_name_of_a_renamed_column_is_refused(tmp_path, root, form):
+    given = source(tmp_path, form)
+    with pytest.raises(ps.InvalidInputError, match="types has `a`, which is named `number` in the dataset") as caught:
+        import_data(given, root, rename={"a": "number"}, types={"a": "int32"})
+    assert 'types={"number": …}' in caught.value.hint and left_empty(root)
+    import_data(given, root, rename={"a": "c", "c": "a"}, types={"a": "float32"})
+    assert ps.open(root).schema["a"] == ps.Scalar("float32"), "a new name may be an old one"
+    odd = source(tmp_path, form, FRAME.rename(columns={"a": "_a"}))
+    with pytest.raises(ps.InvalidInputError, match="types has `_a`, which is named `a` in the dataset"):
+        import_data(odd, root.with_name("odd"), types={"_a": "int32"})
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
+def test_a_type_of_a_column_that_a_file_lacks_is_refused(tmp_path, root, form):
+    with pytest.raises(ps.InvalidInputError, match="it has no column `z`"):
+        import_data(source(tmp_path, form), root, types={"z": "int32"})
+    assert left_empty(root)
+
+
 NAMES = ["", "_id", "id", "__index_level_0__", "a\tb", "é" * 200, "plain"]
 USABLE = ["column_0", "id_2", "id", "index_level_0", "a b", "é" * 127, "plain"]
 
@@ -151,6 +171,8 @@ def test_columns_of_images_are_chosen_and_renamed(tmp_path, root):
     assert ds.schema["places"] == ps.Boxes("xyxy", of="picture") and ds.schema["labels"].of == "places" and "path" not in ds.schema
     import_data(tmp_path / "boxes", root.with_name("alone"), drop=["image", "boxes"])
     assert ps.open(root.with_name("alone")).schema["labels"].of is None
+    with pytest.raises(ps.InvalidInputError, match="types has `image`, which is named `picture` in the dataset"):
+        import_data(folder, root.with_name("old"), rename={"image": "picture"}, types={"image": ps.Image()})
 
 
 def test_two_columns_of_one_name_are_named_with_their_places(tmp_path, root):

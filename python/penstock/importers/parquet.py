@@ -58,6 +58,8 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
     check_distinct(schema.names, files[0])
     options, named = options.named(list(typed), path)
+    if unknown := [name for name in options.types if name not in (*typed, "split")]:
+        raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(typed)}")
     noted = tables.noted(schemas)
     kinds = {
         name: options.types.get(name)

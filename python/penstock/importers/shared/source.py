@@ -88,6 +88,12 @@ class Options:
         return self._by_source(self.naming.rename)
 
     def _by_source(self, names: Mapping[str, str]) -> Self:
+        new = {old: name for old, name in names.items() if old != name and old not in names.values()}
+        if lost := next((name for name in self.types if name in new), None):
+            raise InvalidInputError(
+                f"types has `{lost}`, which is named `{new[lost]}` in the dataset",
+                hint=f'types go by the new names: types={{"{new[lost]}": …}} (--type {new[lost]}=…)',
+            )
         types, defaults = (self.naming.source_names(given, names) for given in (self.types, self.defaults))
         return dataclasses.replace(self, types=types, defaults=defaults)
 
