@@ -196,3 +196,21 @@ def test_arrow_datasets_have_row_ids_and_positions_on_request(ds):
     assert rows.to_table(["_position"], filter=pads.field("_row_id") == found[1][0])["_position"].to_pylist() == [found[1][1]]
     assert rows.filter(pads.field("_position") < 2).to_table()["n"].to_pylist() == [1, 0]
     assert rows.take([5])["_position"].to_pylist() == [len(ds) - 6] and rows.count_rows() == len(ds)
+
+
+def test_positions_of_joined_views_are_places_in_the_join_however_they_are_read(ds):
+    other = ds.select(np.arange(60)[::-1])
+    for joined in (ps.concat([ds.select(slice(40, 70)), other, ds.head(0), ds.head(20)]), ps.concat([other])):
+        places = list(range(len(joined)))
+        assert joined.take(slice(None), columns=["_position"])["_position"].tolist() == places == joined["_position"][:].tolist()
+        assert [n for batch in joined.scan(["_position"], batch_size=7) for n in batch["_position"].to_pylist()] == places
+        table = joined.to_arrow(["n", "_position", "_row_id"])
+        assert table["_position"].to_pylist() == places and table["n"].to_pylist() == joined["n"][:].tolist()
+        rows = joined.to_arrow_dataset(["_position", "n", "image"])
+        found = duckdb.sql("SELECT _position, n, image FROM rows WHERE n % 3 = 1").fetchall()  # Reads images only of these samples.
+        assert sorted(row[0] for row in found) == [place for place, n in enumerate(joined["n"]) if n % 3 == 1]
+        assert all(joined["n"][place] == n for place, n, _ in found)
+        chosen = rows.to_table(filter=(pads.field("n") < 9) & (pads.field("_position") > 25))
+        assert chosen.num_rows and joined.select(chosen["_position"].to_numpy())["n"][:].tolist() == chosen["n"].to_pylist()
+        assert rows.take([50, 3, -1])["_position"].to_pylist() == [50, 3, len(joined) - 1]
+        assert joined.filter("_position % 7 = 3")["n"][:].tolist() == joined["n"][3::7].tolist()

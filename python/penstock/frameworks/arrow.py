@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.columns.boxes import Boxes
@@ -60,17 +62,28 @@ def arrow_schema(kinds: Kinds) -> pa.Schema:
     )
 
 
-def reader(view: View | Concat, columns: Sequence[str] | None, batch_size: int, halves: bool = True) -> pa.RecordBatchReader:
-    """Return a reader over the whole view, or joined views, in record batches of at most `batch_size` rows."""
+def reader(
+    view: View | Concat,
+    columns: Sequence[str] | None,
+    batch_size: int,
+    halves: bool = True,
+    places: npt.NDArray[np.int64] | None = None,
+) -> pa.RecordBatchReader:
+    """Return a reader over the whole view, or joined views, in record batches of at most `batch_size` rows.
+
+    The `_position` of a sample of joined views is its place among all of them, or what `places` says, if these were selected from others.
+    """
     view = view._as_it_is()
     kinds = kinds_of(view, list(view.schema) if columns is None else view._named(columns) or [], halves)
     schema, parts = arrow_schema(kinds), view._parts()
     # Codes of labels have the meaning that each view gives them.
     scans = [_scan(part, kinds_of(part, [name for name, _ in kinds], halves), batch_size) for part in parts]
     batches: Iterator[pa.RecordBatch] = itertools.chain.from_iterable(scans)
-    if len(parts) > 1 and kinds:
+    if parts[0] is not view and kinds:
         alike = [_alike(scan, kinds, [part.schema.get(name) for name, _ in kinds], schema) for part, scan in zip(parts, scans, strict=True)]
         batches = itertools.chain.from_iterable(alike)
+        if "_position" in schema.names:
+            batches = _placed(batches, schema.names.index("_position"), np.arange(len(view)) if places is None else places)
     return pa.RecordBatchReader.from_batches(schema, _heeding_exit(batches))
 
 
@@ -83,6 +96,14 @@ def _alike(batches: Iterator[pa.RecordBatch], kinds: Kinds, own: list[ColumnType
     for batch in batches:
         columns = [of(values, kind, stored) for values, (_, kind), stored in zip(batch.columns, kinds, own, strict=True)]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _placed(batches: Iterator[pa.RecordBatch], column: int, places: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Put the places of all samples into a column, which has their positions in datasets of their own."""
+    first = 0
+    for batch in batches:
+        yield batch.set_column(column, batch.schema.field(column), pa.array(places[first : first + batch.num_rows], pa.int64()))
+        first += batch.num_rows
 
 
 # Calls of `_heeding_exit` that are running Python code below a frame of Arrow.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
@@ -39,6 +41,7 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
         self._view = view
         self._condition = condition
         self._columns = list(view.schema) if columns is None else view._named(columns) or []
+        self._places: npt.NDArray[np.int64] | None = None  # Where joined views were selected from others: see `arrow.reader`.
 
     @property
     def schema(self) -> pa.Schema:
@@ -65,7 +68,7 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
             schema = arrow.arrow_schema(arrow.kinds_of(self._view, ordered, halves=False))
             found = pa.RecordBatchReader.from_batches(schema, self._selected(ordered, tested, condition, rows))
             return pads.Scanner.from_batches(found, columns=columns)
-        batches = arrow.reader(self._view, [name for name in every if name in (*names, *tested)], rows, halves=False)
+        batches = arrow.reader(self._view, [name for name in every if name in (*names, *tested)], rows, False, self._places)
         return pads.Scanner.from_batches(batches, columns=columns, filter=condition)
 
     def _selected(self, names: list[str], tested: list[str], condition: Any, rows: int) -> Iterator[pa.RecordBatch]:
@@ -90,7 +93,7 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
 
     def _at(self, names: list[str], found: list[pa.Table], rows: int) -> Iterator[pa.RecordBatch]:
         positions = pa.concat_tables(found).column(0).to_numpy()
-        return iter(arrow.reader(self._view.select(positions), names, rows, halves=False))
+        return iter(arrow.reader(self._view.select(positions), names, rows, halves=False, places=positions))
 
     def _needed(self, query: Mapping[str, Any], expressions: Sequence[Any]) -> list[str]:
         """Return the columns that the expressions of a query name: those without which it is invalid. If they name a column by its number, all
@@ -122,8 +125,10 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
     def take(self, indices: Any, columns: Columns = None, filter: Any = None, **options: Any) -> pa.Table:
         """Read samples by position, among those that a filter selects."""
         if filter is None and self._condition is None:
-            chosen = self._view.select(pa.array(indices).to_numpy(zero_copy_only=False))
-            return ArrowDataset(chosen, columns=self._columns).to_table(columns, **options)
+            positions = pa.array(indices).to_numpy(zero_copy_only=False)
+            chosen = ArrowDataset(self._view.select(positions), columns=self._columns)
+            chosen._places = np.where(positions < 0, positions + len(self._view), positions)
+            return chosen.to_table(columns, **options)
         return self.to_table(columns, filter, **options).take(pa.array(indices))
 
     def filter(self, expression: Any) -> ArrowDataset:

@@ -56,7 +56,7 @@ def _found(
         columns = _columns(connection, [*view.schema, *extras], where, doing)
         read(columns)
         batches = arrow.reader(view, [*extras, *columns], 1 << 16)
-        batches = batches if wanted == "_row_id" else _numbered(batches, len(view._parts()) > 1)
+        batches = batches if wanted == "_row_id" else _numbered(batches)
         connection.register("stored", _noting(_without_halves(batches), raised))
         connection.execute(f"CREATE TEMP VIEW samples AS SELECT * REPLACE ({row_id} AS _row_id) FROM stored")
         [(kind,)] = connection.execute(f"SELECT column_type FROM (DESCRIBE SELECT ({where}\n) FROM samples)").fetchall()
@@ -124,15 +124,14 @@ def _columns(connection: Any, known: list[str], where: str, doing: str) -> list[
     return [name for name in names if name not in ("_row_id", "_position")]
 
 
-def _numbered(batches: pa.RecordBatchReader, joined: bool) -> pa.RecordBatchReader:
-    """Add the place of each sample in the view. In joined views, this is also its position."""
+def _numbered(batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Add the place of each sample in the view."""
     import pyarrow as pa
 
     def numbered() -> Iterator[pa.RecordBatch]:
         first = 0
         for batch in batches:
             places = pa.array(np.arange(first, first := first + batch.num_rows))
-            batch = batch.set_column(1, batch.schema.field(1), places) if joined else batch
             yield batch.append_column(field, places)
 
     field = pa.field(_PLACE, pa.int64(), nullable=False)

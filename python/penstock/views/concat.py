@@ -48,7 +48,8 @@ _RUNS = 4096
 class Concat(Exports):
     """Views that `ps.concat` joined. Reads like a view, and its loaders shuffle the samples of all of them together.
 
-    `select`, `split`, `filter` and `head` choose samples. `_row_id` is the one in each sample's own dataset.
+    `select`, `split`, `filter` and `head` choose samples. `_row_id` is the one in each sample's own dataset, and `_position` the place
+    among all samples, except in a loader, which has `_source` beside it.
     """
 
     def __init__(self, parts: Sequence[View]) -> None:

@@ -67,7 +67,8 @@ class Exports(Loadable):
     def to_arrow_dataset(self, columns: Sequence[str] | None = None) -> Any:
         """Return a `pyarrow.dataset.Dataset` of this view. DuckDB, Polars and pyarrow read from it only the columns that a query needs.
 
-        `columns` may also name `_row_id` and `_position`, which lead from the answer of a query back to the samples.
+        `columns` may also name `_row_id` and `_position`, which lead from the answer of a query back to the samples. The position is that in
+        the dataset, or in joined views the place among all samples.
 
         Your connection of DuckDB reads dates and times without a zone in the time zone of the machine, unless you write
         `SET TimeZone = 'UTC'`. Conditions that Penstock runs, as in `tx.delete(where=…)`, are in UTC.
