@@ -214,7 +214,7 @@ class Transaction(SchemaChanges):
             return self._view().take(row_ids=ids, columns=[column])[column]
 
         with contextlib.suppress(NotFoundError):  # The core names the row id that is missing.
-            box_checks.check_stored(self._schema, made, other_of)
+            box_checks.check_stored(self._schema, made, other_of, first_row)
         self._core.update(ids, made, validate, first_row)
 
     def upsert(self, columns: Mapping[str, Any], *, key: str, validate: str = "header") -> npt.NDArray[np.int64]:

@@ -238,6 +238,18 @@ def test_an_update_of_boxes_or_labels_alone_keeps_their_counts_equal(root, given
         ds.update({given: [values[given][1]]}, row_ids=[77])
 
 
+@pytest.mark.parametrize("given", ["boxes", "labels"])
+def test_an_update_in_parts_names_the_row_of_the_whole_input(root, given, monkeypatch):
+    ds = dataset(root)
+    boxes, labels = np.ones((40, 1, 4), "f4"), [["a"]] * 40
+    ids = ds.append({"boxes": boxes, "labels": labels}).row_ids
+    values = {"boxes": [*boxes[:33], np.ones((2, 4), "f4"), *boxes[34:]], "labels": [*labels[:33], ["a", "b"], *labels[34:]]}
+    monkeypatch.setattr(ps.changes.slices, "SLICE_BYTES", 200)
+    with pytest.raises(ps.InvalidInputError, match=f"cannot update column `{given}`: row 33 has 2, but `.*` has 1: each box") as caught:
+        ds.update({given: values[given]}, row_ids=ids)
+    assert (caught.value.rows, caught.value.column, caught.value.code) == ([33], given, "invalid-value")
+
+
 def test_a_concurrent_change_of_the_other_column_is_a_conflict(root):
     ds = dataset(root)
     ids = ds.append({"image": [picture()], "boxes": [[[0, 0, 1, 1]]], "labels": [["a"]]}).row_ids

@@ -15,6 +15,7 @@ from penstock.columns.boxes import Boxes
 from penstock.columns.image import Image
 from penstock.columns.label import Labels
 from penstock.errors import InvalidInputError
+from penstock.ragged import Ragged
 from penstock.schema import BoxRule, Schema
 from penstock.values.checks import Array, Prepared, fail
 
@@ -89,18 +90,21 @@ def check_given_together(schema: Schema, given: Iterable[str], verb: str) -> Non
         )
 
 
-def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callable[[str], Iterable[Any]]) -> None:
-    """Refuse boxes or labels whose number differs from that of the other, which `other_of` reads for the same samples."""
+def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callable[[str], Ragged], first_row: int) -> None:
+    """Refuse boxes or labels whose number differs from that of the other, which `other_of` reads for the same samples. `first_row` is the
+    number of the first row, for errors.
+    """
     for name, other in apart(schema, made):
         if schema.boxes.action == "drop" and isinstance(schema[name], Boxes):
             check_given_together(schema, [name], "drop boxes of")
-        counts, present = np.asarray(made[name][3])[:, 0], _present(made[name])
-        for row, values in enumerate(other_of(other)):
-            if present[row] and values is not None and len(values) != counts[row]:
-                raise InvalidInputError(
-                    f"cannot update column `{name}`: row {row} has {counts[row]}, but `{other}` has {len(values)}: each box has one label",
-                    code="invalid-value", rows=[row], hint='give both columns in one call, or pass boxes="keep"',
-                )  # fmt: skip
+        stored, counts = other_of(other), np.asarray(made[name][3])[:, 0]
+        there = _present(made[name]) if stored.nulls is None else _present(made[name]) & ~stored.nulls
+        wrong = there & (stored.shapes[:, 0] != counts)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            text = f"has {counts[row]}, but `{other}` has {stored.shapes[row, 0]}: each box has one label"
+            with naming(name, first_row, "update"):
+                raise fail(text, row, hint='give both columns in one call, or pass boxes="keep"')
 
 
 def without_images(name: str, kind: Boxes) -> InvalidInputError:
