@@ -106,7 +106,7 @@ class Transaction(SchemaChanges):
         """
         if (found := tables.columns_of(columns, "append", self._schema)) is None:
             return self._append_stream(columns, validate)
-        ready, samples = inputs.ready_columns(self._schema, found, "append to")
+        ready, samples = inputs.ready_columns(self._schema, found, "append to", first_row)
         return self.append_parts(ready, self._parts(ready, samples), validate, first_row)
 
     def _append_stream(self, stream: Any, validate: str) -> list[tuple[int, int]]:

@@ -141,6 +141,13 @@ def test_a_frame_with_images_and_arrays_is_imported():
             ps.importers.import_data(empty, "memory://frame-empty")
 
 
+def test_a_bad_tensor_of_a_later_table_is_named_by_its_row_in_the_stream():
+    ds, good = ps.create("memory://later-table", {"x": ps.Tensor((2,), "float32")}), torch.zeros(2)
+    with pytest.raises(ps.InvalidInputError, match="column `x`: row 4 is a torch tensor") as caught:
+        ds.append({"x": values} for values in ([good] * 3, [good, good.to_sparse()]))
+    assert caught.value.rows == [4] and len(ds) == 0
+
+
 def test_a_stream_that_fails_leaves_nothing():
     ds = ps.create("memory://stream-fails", SCHEMA)
 

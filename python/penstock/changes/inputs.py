@@ -28,8 +28,10 @@ def ready(schema: Schema, table: Any, verb: str) -> tuple[dict[str, Any], int]:
     return ready_columns(schema, columns, verb)
 
 
-def ready_columns(schema: Schema, columns: Mapping[str, Any], verb: str) -> tuple[dict[str, Any], int]:
-    """Check the names and lengths of columns. Returns values that can be sliced, and the number of samples."""
+def ready_columns(schema: Schema, columns: Mapping[str, Any], verb: str, first_row: int = 0) -> tuple[dict[str, Any], int]:
+    """Check the names and lengths of columns. Returns values that can be sliced, and the number of samples. `first_row` is the number of the
+    first row in the user's input, for errors.
+    """
     found = {}
     for name, values in columns.items():
         if name not in schema:
@@ -38,7 +40,7 @@ def ready_columns(schema: Schema, columns: Mapping[str, Any], verb: str) -> tupl
                 code="column-not-found",
                 hint=f"columns: {', '.join(schema)}",
             )
-        with naming(name, 0, verb):
+        with naming(name, first_row, verb):
             schema[name].check_whole(values)
             found[name] = schema[name].rows(values)
     lengths = {name: len(values) for name, values in found.items()}
