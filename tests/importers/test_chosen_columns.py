@@ -234,7 +234,7 @@ def test_other_forms_of_json_arrays(tmp_path, root):
     ("text", "says"),
     [
         ("[]", "there are no rows"), ('[{"a": 1}', "element 0 is followed by ''"), ('[{"a": 1} {"a": 2}]', "element 0 is followed by '{'"), ('[{"a": 1},]', "element 1 is not JSON"),
-        ('[{"a": 1}, {"a": ]', "element 1 is not JSON"), ('[{"a": 1}] x', "text follows the end"), ('[{"a": 1, "a": 2}]', "two values have the name"), ('[{"a": 1e999}]', "outside the range"),
+        ('[{"a": 1}, {"a": ]', "element 1 is not JSON"), ('[{"a": 1}] x', "text follows the end"), ('[{"a": 3}, {"a": 1, "a": 2}]', "two values have the name"), ('[{"a": 3}, {"a": 1e999}]', "outside the range"),
         ('[{"a": "\xff"}]', "not UTF-8"), ("[" * 100_000, "is not JSON"),
     ],
 )  # fmt: skip
@@ -244,6 +244,29 @@ def test_broken_json_arrays_are_refused(tmp_path, root, text, says):
         import_data(tmp_path / "t.json", root)
     assert "t.json" in str(caught.value) or says == "there are no rows"
     assert left_empty(root)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+@pytest.mark.parametrize("piece", [1, 5, 1 << 20])
+def test_a_row_of_json_that_would_lose_information_is_refused_alone(tmp_path, root, monkeypatch, form, piece):
+    monkeypatch.setattr(json_importer, "PIECE_BYTES", piece)
+    lines = ['{"a": 1}', '{"a": 1e999}', '{"a": {"b": 1, "b": 2}, "c": "]"}', '{"a": ' + "1" * 5000 + "}", "1e999", '{"a": 2}']
+    (tmp_path / f"t.{form}").write_text("\n".join(lines) if form == "jsonl" else f"[{', '.join(lines)}]")
+    report = import_data(tmp_path / f"t.{form}", root, on_error="skip", types={"a": "int64"})
+    assert ps.open(root)["a"][:].tolist() == [1, 2] and len(report.refused) == 4
+    for refusal, says in zip(report.refused, ["outside the range", "two values have the name 'b'", "4300 digits", "outside"], strict=True):
+        assert says in refusal.message
+
+
+def test_a_syntax_error_is_named_before_the_rest_is_read(tmp_path, root, monkeypatch):
+    monkeypatch.setattr(json_importer, "PIECE_BYTES", 100)
+    monkeypatch.setattr(json_importer, "LONGEST_ELEMENT", 1000)
+    (tmp_path / "t.json").write_text('[{"a": 1}, {"a": oops' + " " * 5000 + "}]")
+    with pytest.raises(ps.InvalidInputError, match="element 1 is not JSON: Expecting value"):
+        import_data(tmp_path / "t.json", root)
+    (tmp_path / "t.json").write_text('[{"a": 1}, {"a": "' + "x" * 5000)
+    with pytest.raises(ps.InvalidInputError, match="an element is longer than 1000 letters"):
+        import_data(tmp_path / "t.json", root)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow", "table", "rows"])

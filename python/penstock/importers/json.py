@@ -105,12 +105,15 @@ class _Text:
         self.at += 1
 
     def value(self, decoder: json.JSONDecoder, place: int) -> Any:
-        """Parse the next value. Reads more, twice as much each time, while it may be incomplete."""
+        """Parse the next value. Reads more, twice as much each time, while it may be incomplete.
+
+        One that would lose information becomes a `BadRow`, as in JSON lines.
+        """
         while True:
             try:
-                value, end = decoder.raw_decode(self.text, self.at)
-            except (ValueError, RecursionError) as error:
-                if self._more(max(PIECE_BYTES, len(self.text) - self.at)):
+                value, end = _decoded(decoder, self.text, self.at)
+            except (json.JSONDecodeError, RecursionError) as error:
+                if _may_be_cut(error, self.text) and self._more(max(PIECE_BYTES, len(self.text) - self.at)):
                     continue
                 raise self.wrong(f"element {place} is not JSON: {error}") from error
             # A number may continue in the next piece.
@@ -139,3 +142,20 @@ class _Text:
             more, self._begun = more.removeprefix("\ufeff"), True
         self.text, self.at = self.text[self.at :] + more, 0
         return not self.ended
+
+
+def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
+    """Parse the value that begins at a place, and return it with its end. Raises: JSONDecodeError for text that is not JSON, or not yet."""
+    try:
+        return decoder.raw_decode(text, at)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        return rows.BadRow(f"not JSON: {error}"), json.JSONDecoder(parse_int=str).raw_decode(text, at)[1]
+
+
+def _may_be_cut(error: json.JSONDecodeError | RecursionError, text: str) -> bool:
+    """Return whether the text that follows may correct an error: it is one of the end, where a word or an escape has at most 12 letters, or
+    of a string.
+    """
+    return isinstance(error, json.JSONDecodeError) and (error.msg.startswith("Unterminated") or error.pos + 12 > len(text))
