@@ -71,6 +71,25 @@ def test_every_call_refuses_wrong_boxes(root, form):
     assert ds["boxes"][0].tolist() == [GOOD[form]] and len(ds) == 1
 
 
+def test_a_fill_is_checked_by_the_rule_of_the_transaction(root):
+    ds = ps.create(root, {"boxes": ps.Boxes()})
+    ds.append({"boxes": [[[0, 0, 1, 1]] * 2, []]})
+    wrong, labels = [[NAN, 0, 1, 1], [0, 0, 1, 1]], ps.Labels(["a"], of="boxes")
+    for rule in ("refuse", "drop"):
+        with ds.transaction(boxes=rule) as tx:
+            with pytest.raises(
+                ps.InvalidInputError, match="column `labels`: a fill gives each sample 1, however many `boxes` it has"
+            ) as caught:
+                tx.add_column("labels", labels, fill=["a"])
+            assert 'boxes="keep"' in caught.value.hint and list(ds.schema) == ["boxes"]
+    with ds.transaction(boxes="drop") as tx:
+        tx.add_column("dropped", ps.Boxes(), fill=wrong)
+    with ds.transaction(boxes="keep") as tx:
+        tx.add_column("kept", ps.Boxes(), fill=wrong)
+        tx.add_column("labels", labels, fill=["a"])
+    assert ds[0]["dropped"].tolist() == [wrong[1]] and len(ds[0]["kept"]) == 2 and ds[0]["labels"].tolist() == [0]
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_each_box_has_one_label(root, count):
     ds = dataset(root)

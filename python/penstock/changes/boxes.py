@@ -90,6 +90,15 @@ def check_given_together(schema: Schema, given: Iterable[str], verb: str) -> Non
         )
 
 
+def check_fill(schema: Schema, name: str, made: Prepared) -> None:
+    """Refuse a fill of labels, one for all samples, whose number cannot be that of the boxes of each."""
+    for _, other in apart(schema, [name]):
+        raise fail(
+            f"a fill gives each sample {np.asarray(made[3])[0, 0]}, however many `{other}` it has: each box has one label",
+            hint='leave out the fill, and give the labels with ds.update; or begin the transaction with boxes="keep"',
+        )
+
+
 def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callable[[str], Ragged], first_row: int) -> None:
     """Refuse boxes or labels whose number differs from that of the other, which `other_of` reads for the same samples. `first_row` is the
     number of the first row, for errors.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock import _core
-from penstock.changes.boxes import settle, with_rule
+from penstock.changes.boxes import check_fill, settle, with_rule
 from penstock.changes.call import Calls
 from penstock.changes.checks import naming, text_of
 from penstock.errors import InvalidInputError
@@ -34,7 +34,8 @@ class SchemaChanges:
         """Add a column at the end. `kind` is a column type or a dtype, as in `ps.create`.
 
         Existing samples have the value `fill`, or are null. So do samples that are appended without the column. The value is stored once. Calls
-        that follow in this transaction can use the column.
+        that follow in this transaction can use the column. The rule of the transaction for wrong boxes applies to a fill of boxes, and labels
+        that are `of` boxes have none, except with "keep".
         Cost: a data file with one value; nothing is rewritten. If another commit changes the schema in the meantime, the commit is a ConflictError.
         Raises: InvalidInputError (invalid-schema, invalid-value).
 
@@ -54,7 +55,9 @@ class SchemaChanges:
             with naming(name, 0, "add"):
                 made.check_whole([fill])
                 ready[name] = made.prepare(made.rows([fill]))
-                settle(Schema({name: made}), ready, "add", 0)
+                schema = with_rule(Schema({**self._schema, name: made}), self._boxes)
+                check_fill(schema, name, ready[name])
+                settle(schema, ready, "add", 0)
         with self._calls.begin():
             self._core.add_column(column, ready)
             self._known = None
