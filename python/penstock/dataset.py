@@ -246,10 +246,11 @@ class Dataset(Versions):
         on: str | None = None,
         message: str = "update",
         validate: str = "header",
+        boxes: str = "refuse",
     ) -> Receipt:
         """Give existing samples new values in some columns, as one commit. See `Transaction.update`, which takes the same arguments.
 
-        With `on`, the receipt's `not_found` lists the keys that no sample has, as they were given.
+        `boxes` says what happens to wrong boxes, as in `append`. With `on`, the receipt's `not_found` lists the keys that no sample has, as they were given.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://ds-update", {"source": ps.Text(), "year": "int32"})
@@ -259,7 +260,7 @@ class Dataset(Versions):
         >>> ds["year"][:].tolist()
         [2001, 2012]
         """
-        with self.transaction(message) as transaction:
+        with self.transaction(message, boxes=boxes) as transaction:
             missing = transaction.update(columns, row_ids=row_ids, on=on, validate=validate)  # type: ignore[call-overload]
         return dataclasses.replace(transaction.receipt, not_found=missing or [])
 
@@ -300,10 +301,10 @@ class Dataset(Versions):
         """
         return Transaction(self, message, author if author is not None else author_of(), properties, isolation, journal, boxes)
 
-    def stage(self, columns: Table, *, validate: str = "header") -> Stage:
+    def stage(self, columns: Table, *, validate: str = "header", boxes: str = "refuse") -> Stage:
         """Write samples without committing them. Any process may do so; `Transaction.add` commits any number of stages at once.
 
-        `columns` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape without a fill value are refused. When this returns, the files are durable. They are not part of any snapshot.
+        `columns`, `boxes` and errors are as for `append`. Samples that only have nulls in tiled columns of fixed shape without a fill value are refused. When this returns, the files are durable. They are not part of any snapshot.
         Cost: as for `append`, without the commit. The stage is picklable, and has a few hundred bytes.
 
         >>> import penstock as ps
@@ -312,7 +313,7 @@ class Dataset(Versions):
         >>> len(stage), len(ds)
         (2, 0)
         """
-        transaction = self.transaction("stage")
+        transaction = self.transaction("stage", boxes=boxes)
         try:
             transaction.append_runs(columns, validate)
             samples = transaction._core.samples()
@@ -332,6 +333,7 @@ class Dataset(Versions):
         commit_samples: int = 8192,
         message: str | None = None,
         progress: Callable[[int, int], None] | None = None,
+        boxes: str = "refuse",
     ) -> int:
         """Compute the missing values of a column, and commit them in steps. Returns how many samples got a value.
 
@@ -341,7 +343,8 @@ class Dataset(Versions):
 
         Every `commit_samples` samples are a commit. After a crash, call it again: it continues with the values that are still missing.
         Other writers may append in the meantime, and their samples get values as well. If one of them changes the inputs of a step, this
-        step is repeated. Several processes may run the same backfill. Calls `progress(done, total)` after each commit.
+        step is repeated. Several processes may run the same backfill. Calls `progress(done, total)` after each commit. `boxes` says what
+        happens to wrong boxes, as in `append`.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://backfill", {"n": "int64"})
@@ -354,7 +357,7 @@ class Dataset(Versions):
         ([1, 4, 9], 0)
         """
         sizes = backfill.sizes(batch_size, commit_samples)
-        return backfill.Backfill(self, column, compute, columns, message).run(*sizes, progress)
+        return backfill.Backfill(self, column, compute, columns, message, boxes).run(*sizes, progress)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Read and check every byte that this snapshot depends on.

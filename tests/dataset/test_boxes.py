@@ -71,6 +71,36 @@ def test_every_call_refuses_wrong_boxes(root, form):
     assert ds["boxes"][0].tolist() == [GOOD[form]] and len(ds) == 1
 
 
+def test_calls_that_commit_by_themselves_take_a_rule_for_boxes(root):
+    ds = ps.create(root, {"key": "int32", "boxes": ps.Boxes(), "labels": ps.Labels(["a"], of="boxes")})
+    ids = ds.append({"key": [1, 2], "boxes": [[GOOD["xyxy"]]] * 2, "labels": [["a"]] * 2}).row_ids
+    wrong, two = [[[NAN, 0, 1, 1], GOOD["xyxy"]]], [["a", "a"]]
+    calls = [
+        lambda **more: ds.update({"boxes": wrong, "labels": two}, row_ids=ids[:1], **more),
+        lambda **more: ds.update({"key": [2], "boxes": wrong}, on="key", **more),
+        lambda **more: ds.update({"labels": two}, row_ids=ids[1:], **more),
+        lambda **more: ds.stage({"boxes": wrong, "labels": [["a"]]}, **more),
+    ]
+    for call in calls:
+        with pytest.raises(ps.InvalidInputError) as caught:
+            call()
+        assert 'boxes="clip", "drop" or "keep"' in caught.value.hint or 'boxes="keep"' in caught.value.hint
+        with pytest.raises(ps.InvalidInputError, match="boxes='never', expected refuse, keep, clip or drop"):
+            call(boxes="never")
+    calls[0](boxes="drop")
+    assert ds[0]["boxes"].tolist() == [GOOD["xyxy"]] and ds[0]["labels"].tolist() == [0]
+    for call in calls:
+        made = call(boxes="keep")
+    with ds.transaction() as tx:
+        tx.add(made)
+        tx.add_column("more", ps.Boxes())
+    assert [len(each) for each in ds["boxes"]] == [2, 2, 2] and [len(each) for each in ds["labels"]] == [2, 2, 1]
+    given = {"compute": lambda batch: [wrong[0]] * len(batch["key"]), "columns": ["key"]}
+    with pytest.raises(ps.InvalidInputError, match="expected finite numbers"):
+        ds.backfill("more", **given)
+    assert ds.backfill("more", **given, boxes="drop") == 3 and [len(each) for each in ds["more"]] == [1, 1, 1]
+
+
 def test_a_fill_is_checked_by_the_rule_of_the_transaction(root):
     ds = ps.create(root, {"boxes": ps.Boxes()})
     ds.append({"boxes": [[[0, 0, 1, 1]] * 2, []]})

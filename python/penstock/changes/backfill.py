@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.changes.boxes import rule_of
 from penstock.changes.checks import text_of
 from penstock.errors import ConflictError, InvalidInputError
 from penstock.values.checks import is_whole
@@ -34,12 +35,15 @@ def sizes(batch_size: int, commit_samples: int) -> tuple[int, int]:
 class Backfill:
     """One run of a backfill: the column, the function that computes its values, and the columns from which it does."""
 
-    def __init__(self, dataset: Dataset, column: str, compute: Compute, columns: Sequence[str], message: str | None) -> None:
+    def __init__(
+        self, dataset: Dataset, column: str, compute: Compute, columns: Sequence[str], message: str | None, boxes: str = "refuse"
+    ) -> None:
         if isinstance(columns, str) or not isinstance(columns, Sequence) or not columns:
             raise InvalidInputError(f"cannot backfill from columns={columns!r}: expected a list of column names")
         if text_of(column, "column", "backfill") in columns:
             raise InvalidInputError(f"cannot backfill column `{column}` from itself", hint="give the columns from which it is computed")
         self._dataset, self._column, self._compute, self._columns = dataset, column, compute, list(columns)
+        self._boxes = rule_of(boxes).action
         self._message = f"backfill {column}" if message is None else message
 
     def run(self, batch_size: int, commit_samples: int, progress: Callable[[int, int], None] | None) -> int:
@@ -89,7 +93,7 @@ class Backfill:
 
     def _changed(self, ids: npt.NDArray[np.int64], batch_size: int) -> Transaction:
         """Compute values in a transaction."""
-        transaction = self._dataset.transaction(self._message)
+        transaction = self._dataset.transaction(self._message, boxes=self._boxes)
         try:
             for start in range(0, len(ids), batch_size):
                 batch = ids[start : start + batch_size]

@@ -20,7 +20,8 @@ from penstock.schema import BoxRule, Schema
 from penstock.values.checks import Array, Prepared, fail
 
 ACTIONS = ("refuse", "keep", "clip", "drop")
-_HINT = 'correct it, or say what to do: boxes="clip", "drop" or "keep"'
+_HINT = 'correct it, or say what to do: boxes="clip", "drop" or "keep", of the call or of its transaction'
+_TOGETHER = 'give both columns in one call; or say boxes="keep", of the call or of its transaction'
 
 
 def rule_of(action: Any) -> BoxRule:
@@ -85,9 +86,7 @@ def apart(schema: Schema, given: Iterable[str]) -> list[tuple[str, str]]:
 def check_given_together(schema: Schema, given: Iterable[str], verb: str) -> None:
     """Refuse boxes without their labels, and labels without their boxes, where it is not known yet which samples get them."""
     for name, other in apart(schema, given):
-        raise InvalidInputError(
-            f"cannot {verb} `{name}` without `{other}`: each box has one label", hint='give both columns, or pass boxes="keep"'
-        )
+        raise InvalidInputError(f"cannot {verb} `{name}` without `{other}`: each box has one label", hint=_TOGETHER)
 
 
 def check_fill(schema: Schema, name: str, made: Prepared) -> None:
@@ -113,7 +112,7 @@ def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callabl
             row = int(np.argmax(wrong))
             text = f"has {counts[row]}, but `{other}` has {stored.shapes[row, 0]}: each box has one label"
             with naming(name, first_row, "update"):
-                raise fail(text, row, hint='give both columns in one call, or pass boxes="keep"')
+                raise fail(text, row, hint=_TOGETHER)
 
 
 def without_images(name: str, kind: Boxes) -> InvalidInputError:
@@ -154,7 +153,7 @@ def _check_counts(labels: Prepared, target: Prepared, name: str) -> None:
         raise fail(
             f"has {counts[row]} label{'s' if counts[row] != 1 else ''}, expected {wanted[row]}, one for each of `{name}`",
             row,
-            hint='give each box one label, or store them as they are: boxes="keep"',
+            hint='give each box one label, or store them as they are: boxes="keep", of the call or of its transaction',
         )
 
 
