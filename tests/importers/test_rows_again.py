@@ -90,6 +90,47 @@ def test_values_of_every_kind_are_compared(root):
         assert import_data([*pictures[:2], {**pictures[2], name: value}], root, types=types).samples == 3, name
 
 
+@pytest.mark.parametrize("dtype", ["object", "string", "Int64", "category", "boolean", "datetime64[us, UTC]"])
+def test_frames_that_differ_in_a_row_between_are_other_rows(root, dtype):
+    def frame(middle):
+        values = pd.Series([row % 2 for row in range(400)])
+        values[200] = middle
+        names = values.astype(str) if dtype in ("object", "string", "category") else values
+        return pd.DataFrame({"n": range(400), "v": names.astype(dtype)})
+
+    assert import_data(frame(0), root).samples == 400 and import_data(frame(1), root).samples == 400
+    with pytest.raises(ps.AlreadyExistsError, match="imported rows that begin with the same ones"):
+        import_data(frame(1), root)
+
+
+def test_texts_with_an_address_are_recognised(root):
+    rows = [{"n": row, "log": f"object at 0x{row:x} failed"} for row in range(10)]
+    import_data(rows, root)
+    with pytest.raises(ps.AlreadyExistsError, match="imported rows that begin with the same ones"):
+        import_data(rows, root)
+
+
+def test_arrays_of_other_libraries_are_told_apart(root):
+    class Lazy:
+        """An array whose text does not show its values."""
+
+        shape, dtype, nbytes = (3,), np.dtype("f8"), 24
+
+        def __init__(self, first):
+            self.values = np.array([first, 1.0, 2.0])
+
+        def __array__(self, dtype=None, copy=None):
+            return self.values.astype(dtype or "f8")
+
+        def __repr__(self):
+            return "<an array of shape (3,)>"
+
+    types = {"v": ps.Tensor((3,), "float64")}
+    assert [import_data([{"v": Lazy(first)}], root, types=types).samples for first in (0.0, 5.0)] == [1, 1]
+    with pytest.raises(ps.AlreadyExistsError, match="imported rows that begin with the same ones"):
+        import_data([{"v": Lazy(5.0)}], root, types=types)
+
+
 def test_a_dataset_as_the_source_says_what_to_do_instead(tmp_path, root):
     ps.create(tmp_path / "one", {"n": "int64"}).append({"n": [1, 2]})
     with pytest.raises(ps.InvalidInputError, match="is a dataset already") as caught:

@@ -14,6 +14,8 @@ from penstock.values.containers import from_torch
 # Of long texts, bytes and arrays, only the beginning and the length count.
 _BYTES = 64 << 10
 _ROWS = 1000
+# Larger arrays of other libraries are not read, because they may lie in files.
+_READ_BYTES = 16 << 20
 
 
 class Content:
@@ -42,6 +44,10 @@ def _add(made: Any, value: Any) -> None:
         value = value[:_ROWS].to_pylist()
     if hasattr(value, "detach"):
         value = from_torch(value)
+    if hasattr(value, "isna"):  # The text of a pandas array leaves out the values between.
+        value = value[:_ROWS].tolist()
+    elif hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic):
+        value = _array_of(value)
     made.update(type(value).__name__.encode())
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -58,6 +64,8 @@ def _add(made: Any, value: Any) -> None:
         _add(made, value[:_ROWS].tolist())
     elif isinstance(value, bytes | bytearray | memoryview):
         made.update(f"{len(value)} ".encode() + bytes(value[:_BYTES]))
+    elif isinstance(value, str):
+        made.update(f"{len(value)} {value[:_BYTES]} ".encode("utf-8", "surrogatepass"))
     elif getattr(type(value), "__repr__", None) is getattr(object, "__repr__", None):
         raise TypeError  # Its text would be its address.
     else:
@@ -65,3 +73,10 @@ def _add(made: Any, value: Any) -> None:
         if " at 0x" in text:
             raise ValueError(text)
         made.update(f"{len(text)} {text[:_BYTES]} ".encode("utf-8", "surrogatepass"))
+
+
+def _array_of(value: Any) -> Any:
+    """Return an array of another library as one of NumPy. Raises: TypeError for a large one."""
+    if getattr(value, "nbytes", 0) > _READ_BYTES:
+        raise TypeError
+    return np.asarray(value)
