@@ -72,6 +72,32 @@ def test_conditions_name_row_ids_and_positions(ds):
     assert joined.filter("_position >= 49")["n"][:].tolist() == joined["n"][49:].tolist()
 
 
+def test_a_filter_with_a_subquery_says_how_to_write_it(ds):
+    for where in ("n = (SELECT max(n) FROM samples)", "row_number() OVER () = 1"):
+        with pytest.raises(ps.InvalidInputError, match="not a condition on single samples") as caught:
+            ds.filter(where)
+        assert "delete" not in caught.value.hint and 'ds.to_arrow_dataset(["_position", …])' in caught.value.hint
+    rows = ds.to_arrow_dataset(["_position", "n"])
+    found = duckdb.sql("SELECT _position FROM rows WHERE n = (SELECT max(n) FROM rows)").fetchall()
+    assert rows.count_rows() == len(ds) and ds.select([place for (place,) in found])["n"][:].tolist() == [1000]
+    with ds.transaction() as tx, pytest.raises(ps.InvalidInputError) as caught:
+        tx.delete(where="row_number() OVER () = 1")
+    assert "row ids" in caught.value.hint and "delete" in caught.value.hint
+    tx.abort()
+
+
+def test_conditions_name_tensors_of_float16():
+    ds = ps.create("memory://halves", {"v": ps.Tensor((2,), "float16"), "list": ps.Tensor((None,), "float16")})
+    ds.append({"v": np.arange(6).reshape(3, 2), "list": [[1], None, [2, 3]]})
+    for view in (ds, ps.concat([ds, ds])):
+        assert view.filter("v[1] > 1")["v"][:2].tolist() == [[2, 3], [4, 5]] and view.filter("(list).data[1] = 2")["v"][:1].tolist() == [
+            [4, 5]
+        ]
+    with ds.transaction() as tx:
+        assert tx.delete(where="v[2] = 3") == 1
+    assert ds["v"][:].tolist() == [[0, 1], [4, 5]]
+
+
 def test_filter_reads_only_the_columns_of_its_condition(tmp_path):
     ds = ps.create(tmp_path / "set", {"t": ps.Text(), "image": ps.Bytes()})
     ds.append({"t": [f"text {n}" for n in range(64)], "image": [bytes(100_000)] * 64})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
+from penstock.errors import Error, InvalidInputError, NotFoundError, UnsupportedError
 from penstock.frameworks import arrow
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def _found(
         extras = ["_row_id"] if wanted == "_row_id" else ["_row_id", "_position"]
         columns = _columns(connection, [*view.schema, *extras], where, doing)
         read(columns)
-        batches = arrow.reader(view, [*extras, *columns], 1 << 16)
+        batches = arrow.reader(view, [*extras, *columns], 1 << 16, halves=False)  # DuckDB does not read float16.
         batches = batches if wanted == "_row_id" else _numbered(batches)
-        connection.register("stored", _noting(_without_halves(batches), raised))
+        connection.register("stored", _noting(batches, raised))
         connection.execute(f"CREATE TEMP VIEW samples AS SELECT * REPLACE ({row_id} AS _row_id) FROM stored")
         [(kind,)] = connection.execute(f"SELECT column_type FROM (DESCRIBE SELECT ({where}\n) FROM samples)").fetchall()
         if kind != "BOOLEAN":
@@ -66,6 +66,8 @@ def _found(
                 hint="compare it, as in year < 2000",
             )
         found = connection.execute(f"SELECT {wanted} FROM samples WHERE ({where}\n)").fetchnumpy()[wanted]
+    except Error:
+        raise  # Some of ours are a RuntimeError as well.
     except (duckdb.Error, RuntimeError) as error:
         if raised:
             raise raised[0] from None
@@ -95,6 +97,11 @@ def _connection(duckdb: Any, doing: str) -> Any:
 
 # Columns of datasets do not begin with an underscore.
 _PLACE = "_place"
+# How to choose samples by more than a condition on each.
+_INSTEAD = {
+    "delete": "select the row ids first, then delete them",
+    "filter": 'ask DuckDB for positions, with all of SQL over ds.to_arrow_dataset(["_position", …]), then ds.select them',
+}
 # The parts of which a condition on single samples consists, as DuckDB names their classes.
 _PARTS = {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE"}
 
@@ -111,9 +118,7 @@ def _columns(connection: Any, known: list[str], where: str, doing: str) -> list[
     # A text that is not a condition without the parentheses around it closes one of them.
     if odd or condition is None or bare["error"] or _without_condition(parsed) != _without_condition(_parsed(connection, "true")):
         what = f": {odd[0].lower().replace('_', ' ')} is not allowed" if odd else ""
-        raise InvalidInputError(
-            f"cannot {doing}: `{where}` is not a condition on single samples{what}", hint="select the row ids first, then delete them"
-        )
+        raise InvalidInputError(f"cannot {doing}: `{where}` is not a condition on single samples{what}", hint=_INSTEAD[doing])
     names = dict.fromkeys(_column(known, node["column_names"], doing) for node in nodes if node.get("class") == "COLUMN_REF")
     alike = {name.lower(): name for name in names}
     for name in names:
@@ -152,26 +157,6 @@ def _noting(batches: pa.RecordBatchReader, raised: list[BaseException]) -> pa.Re
             raise
 
     return pa.RecordBatchReader.from_batches(batches.schema, noted())
-
-
-def _without_halves(batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """Convert float16 values, which DuckDB does not read."""
-    import pyarrow as pa
-
-    nested = [field.name for field in batches.schema if "halffloat" in str(field.type) and not pa.types.is_float16(field.type)]
-    if nested:
-        raise UnsupportedError(f"column `{nested[0]}` has float16 tensors, which DuckDB does not read", hint="select the row ids first")
-    halves = [index for index, field in enumerate(batches.schema) if pa.types.is_float16(field.type)]
-    if not halves:
-        return batches
-    schema = batches.schema
-    for index in halves:
-        schema = schema.set(index, pa.field(schema.field(index).name, pa.float32()))
-    converted = (
-        pa.RecordBatch.from_arrays([array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)], schema=schema)
-        for batch in batches
-    )
-    return pa.RecordBatchReader.from_batches(schema, converted)
 
 
 def _parsed(connection: Any, where: str, *, bare: bool = False) -> Any:
