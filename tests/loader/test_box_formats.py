@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import penstock as ps
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from penstock import transforms as T
 
@@ -202,3 +203,25 @@ def test_boxes_of_an_unknown_format_are_refused():
                 write(ds, table.cast(schema))
             ds.refresh()
             assert len(ds) == 0
+
+
+@pytest.mark.parametrize("way", ["append", "update", "stream", "import", "import stream", "parquet"])
+@pytest.mark.parametrize("of", ["boxes", "meta"])
+def test_values_that_are_not_what_arrow_notes_are_named(tmp_path, way, of):
+    good, bad = {"boxes": ([[0, 0, 1, 1]], [[0, 0, 1]]), "meta": ('{"a": 1}', "{")}[of]
+    noted = {"boxes": b'{"type": "boxes", "format": "xyxy"}', "meta": b'{"type": "json"}'}[of]
+    kind = {"boxes": pa.list_(pa.list_(pa.float32())), "meta": pa.large_string()}[of]
+    field = pa.field(of, kind, metadata={b"penstock.column": noted})
+    tables = [pa.table([pa.array(values, kind)], pa.schema([field])) for values in ([good] * 3, [good, bad, good])]
+    table = pa.concat_tables(tables)
+    ds = ps.create(f"memory://not-noted-{next(PLACES)}", {of: {"boxes": ps.Boxes("xywh"), "meta": ps.Json()}[of]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    calls = {
+        "append": lambda: ds.append(table), "update": lambda: ds.update(table, row_ids=range(6)), "stream": lambda: ds.append(iter(tables)),
+        "import": lambda: ps.importers.import_data(table, ds.uri), "import stream": lambda: ps.importers.import_data(iter(tables), ds.uri),
+        "parquet": lambda: ps.importers.import_data(tmp_path / "t.parquet", ds.uri),
+    }  # fmt: skip
+    with pytest.raises(ps.InvalidInputError, match=f"column `{of}`: ") as caught:
+        calls[way]()
+    assert caught.value.column == of and len(ds.refresh()) == 0 and ("t.parquet" in caught.value.message) == (way == "parquet")
+    assert {"boxes": "row 4 has the shape (1, 3)", "meta": "row 4 is not JSON"}[of] in caught.value.message and caught.value.rows == [4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.changes.checks import naming
 from penstock.changes.slices import size_of
 from penstock.columns.boxes import Boxes
 from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
-from penstock.columns.json_text import Json
+from penstock.columns.json_text import Json, parsed
 from penstock.errors import InvalidInputError
 from penstock.schema import noted
 
@@ -26,9 +26,9 @@ ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 16 << 20
 _ACCEPTED = "a dict of column names to values, a pandas, Polars or Arrow table, or a list of dicts"
 
 
-def columns_of(given: Any, doing: str, schema: Mapping[str, ColumnType] | None = None) -> Mapping[str, Any] | None:
+def columns_of(given: Any, doing: str, schema: Mapping[str, ColumnType] | None = None, first_row: int = 0) -> Mapping[str, Any] | None:
     """Return the columns of a table in memory by name. Returns None for a stream, such as a generator of dicts or an Arrow reader. Boxes of
-    which an Arrow table notes another format are converted to that of the schema.
+    which an Arrow table notes another format are converted to that of the schema. `first_row` is the number of the first row, for errors.
     """
     if isinstance(given, Mapping):
         if given and all(hasattr(part, "column_names") for part in given.values()):  # A Hugging Face DatasetDict.
@@ -51,7 +51,11 @@ def columns_of(given: Any, doing: str, schema: Mapping[str, ColumnType] | None =
         if len(set(given.column_names)) != len(given.column_names):
             raise InvalidInputError(f"cannot {doing}: two columns of the table have the same name", hint="rename one of them first")
         kinds = schema or {}
-        return {field.name: arrow_values(given.column(at), field, kinds.get(field.name)) for at, field in enumerate(given.schema)}
+        found = {}
+        for at, field in enumerate(given.schema):
+            with naming(field.name, first_row, doing):
+                found[field.name] = arrow_values(given.column(at), field, kinds.get(field.name))
+        return found
     if isinstance(given, np.ndarray) and given.dtype.names:
         return {name: given[name] for name in given.dtype.names}
     if isinstance(given, list | tuple):
@@ -105,7 +109,7 @@ def arrow_values(values: Any, field: Any, kind: ColumnType | None = None) -> Any
         return [None if one is None else one[0] if one[0] is not None else one[1] and pathlib.Path(one[1]) for one in each]
     before = noted(field)
     if isinstance(before, Json):
-        return [None if text is None else json.loads(text) for text in values.to_pylist()]
+        return parsed(values.to_pylist())
     if isinstance(kind, Boxes) and isinstance(before, Boxes):
         return kind.of_arrow(values, before.format)
     return values
@@ -124,10 +128,11 @@ def _transposed(rows: list[Any], doing: str) -> dict[str, list[Any]]:
 def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator[Mapping[str, Any]]:
     """Yield the parts of a stream as columns. A stream yields rows, which are dicts of values, or tables of any kind that `columns_of` accepts."""
     rows: list[Any] = []
-    size = 0
+    size = count = 0
     for part in _parts(given, schema):
         if isinstance(part, Mapping) and _is_row(part, schema):
             rows.append(part)
+            count += 1
             size += sum(map(size_of, part.values()))
             if len(rows) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
                 yield _transposed(rows, doing)
@@ -136,14 +141,17 @@ def pieces(given: Any, schema: Mapping[str, ColumnType], doing: str) -> Iterator
         tables: Iterable[Mapping[str, Any]]
         if is_hugging_face(part):
             tables = pieces(part, schema, doing)
-        elif (columns := columns_of(part, doing, schema)) is not None:
+        elif (columns := columns_of(part, doing, schema, count)) is not None:
             tables = [columns]
         else:
             raise InvalidInputError(f"cannot {doing} a stream of {type(part).__name__}: expected dicts or tables")
         if rows:
             yield _transposed(rows, doing)
             rows, size = [], 0
-        yield from tables
+        for table in tables:
+            yield table
+            values: Any = next(iter(table.values()), ())
+            count += len(values) if hasattr(values, "__len__") else 0
     if rows:
         yield _transposed(rows, doing)
 

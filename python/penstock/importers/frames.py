@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.changes.checks import naming
 from penstock.changes.tables import arrow_values, check_objects, check_transform, columns_of, is_hugging_face
 from penstock.columns.column_type import ColumnType
 from penstock.columns.json_text import Json
@@ -141,7 +142,11 @@ def _opened(
             name_row = partial(_row_name, progress["done"])
             if unknown := [name for name in part if name not in columns]:
                 raise InvalidInputError(f"cannot import: a later table has the column `{unknown[0]}`, which the first one lacks")
-            values = {name: _values(name, part[name], kind, own.get(name)) for name, kind in kinds.items() if name in part}
+            values = {}
+            for name, kind in kinds.items():
+                if name in part:
+                    with naming(name, progress["done"], "import"):
+                        values[name] = _values(name, part[name], kind, own.get(name))
             progress["done"] += count
             yield Chunk(values, count, name_row)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as pq
 
+from penstock.changes.checks import naming
 from penstock.columns.blob import Bytes
 from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
@@ -267,7 +268,12 @@ def _chunk(
             why = "has digits below a microsecond: cut them off first"
             problems += [(row, name, Refusal.of_value(named(row), name, why)) for row in np.flatnonzero(fine).tolist()]
             array = compute.if_else(fine, pa.scalar(None, array.type), array)
-        plain = tables.as_noted(array, kind, noted.get(name) or tables.restored([batch.schema.field(name)]))
+        try:
+            with naming(name, first, "import"):
+                plain = tables.as_noted(array, kind, noted.get(name) or tables.restored([batch.schema.field(name)]))
+        except InvalidInputError as error:
+            error._within(f"cannot import `{file}`")
+            raise
         if plain is not None:
             columns[name] = plain
             continue

@@ -17,7 +17,7 @@ from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
-from penstock.columns.json_text import Json
+from penstock.columns.json_text import Json, parsed
 from penstock.columns.keypoints import Keypoints
 from penstock.columns.label import Label, Labels
 from penstock.columns.scalar import Scalar
@@ -134,7 +134,7 @@ def as_noted(array: pa.Array, kind: ColumnType, noted: ColumnType | None) -> Any
     if isinstance(kind, Boxes) and isinstance(noted, Boxes) and noted.format != kind.format:
         return kind.of_arrow(array, noted.format)
     if isinstance(kind, Json) and isinstance(noted, Json):
-        return [None if text is None else json.loads(text) for text in array.to_pylist()]
+        return parsed(array.to_pylist())
     if isinstance(kind, Label | Category) and isinstance(noted, Label) and pa.types.is_integer(array.type):
         # In Hugging Face datasets, -1 means no label. The names may have other codes in the destination.
         names = noted.names
