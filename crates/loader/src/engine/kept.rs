@@ -130,7 +130,7 @@ pub struct Kept {
     group_bytes: u64,
     /// Bytes that batches must leave to the blocks.
     reserved_bytes: AtomicU64,
-    /// Bytes of all blocks that are here, for whoever must not wait for `state`.
+    /// Bytes of all blocks that are here, for those that must not wait for `state`.
     bytes: AtomicU64,
     layout: OnceLock<Option<Layout>>,
     state: Mutex<State>,
