@@ -118,3 +118,24 @@ def test_parts_far_from_their_share_are_reported_with_numbers():
         assert len(ds.select([]).split({"train": 0.5, "test": 0.5})["train"]) == 0
         ds.split({"train": 1.0, "test": 0.0})
         ds.split({"train": 0.8, "test": 0.2})
+
+
+@pytest.mark.parametrize("by", [None, "label"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_a_view_does_not_move_groups(seed, by):
+    """A part depends on the samples of a view, not on their order."""
+    rng = np.random.default_rng(seed)
+    ds = ps.create(f"memory://groups-order-{seed}-{by}", {"g": "int64", "label": "int64"})
+    ds.append({"g": rng.integers(0, 40, 300), "label": rng.integers(0, 3, 300)})
+    chosen = np.sort(rng.permutation(300)[:220])
+
+    def groups(view):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = view.split({"train": 0.6, "val": 0.2, "test": 0.2}, group="g", by=by, seed=seed)
+        return {name: set(part["g"][:].tolist()) for name, part in parts.items()}
+
+    expected = groups(ds.select(chosen))
+    assert sum(map(len, expected.values())) == len(set().union(*expected.values()))
+    for order in (chosen[::-1], rng.permutation(chosen), rng.permutation(chosen)):
+        assert groups(ds.select(order)) == expected

@@ -318,3 +318,49 @@ def test_keys_and_wider_dtypes_in_the_meantime(root):
     with newest(ds, 3).transaction() as tx:
         tx.upsert({"k": [7, 99], "v": [1, 3]}, key="k")
     assert sorted(ds["k"][:].tolist()) == [1, 2, 7, 99] and ds["v"][:].tolist()[2] == 3
+
+
+# Changes of one column: of its name, of its dtype or words, each with a value that only the changed column takes.
+NUMBER = {
+    "rename": (lambda tx: tx.rename_column("n", "m"), None), "widen": (lambda tx: tx.widen_column("n", "int32"), 100_000),
+    "widen twice": (lambda tx: (tx.widen_column("n", "int32"), tx.widen_column("n", "int64")), 2**40),
+}  # fmt: skip
+WORDS = {
+    "rename": (lambda tx: tx.rename_column("n", "m"), None), "add": (lambda tx: tx.add_classes("n", ["fox"]), "fox"),
+    "rename class": (lambda tx: tx.rename_class("n", "cat", "lion"), None),
+}  # fmt: skip
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("into_main", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "one", "two"),
+    [("number", a, b) for a in NUMBER for b in NUMBER if a != b] + [("words", a, b) for a in WORDS for b in WORDS if a != b],
+)
+def test_two_sides_change_a_column_in_different_ways(kind, one, two, into_main):
+    """A merge has both changes, whichever side made which, and every value that either side wrote."""
+    changes = NUMBER if kind == "number" else WORDS
+    ds = ps.create(f"memory://two-ways-{kind}-{one}-{two}-{into_main}", {"n": "int16" if kind == "number" else ps.Label(["cat", "dog"])})
+    first = [1, -2] if kind == "number" else ["cat", "dog"]
+    ds.append({"n": first})
+    ds.create_branch("exp")
+    exp, values = ps.open(ds.uri, branch="exp"), list(first)
+    for side, change in ((ds, one), (exp, two)):
+        make, value = changes[change]
+        with side.transaction() as tx:
+            make(tx)
+        if value is not None:
+            side.append({side.columns[0]: [value]})
+            values.append(value)
+    ds.refresh()
+    merged = ds if into_main else exp
+    merged.merge("exp" if into_main else "main")
+    [name] = merged.schema
+    assert name == ("m" if "rename" in (one, two) else "n")
+    found = merged.to_arrow()[name].to_pylist()
+    if kind == "number":
+        assert merged.schema[name].dtype == ("int64" if "widen twice" in (one, two) else "int32")
+    else:
+        values = ["lion" if value == "cat" and "rename class" in (one, two) else value for value in values]
+        assert set(merged.schema[name].names) >= set(values)
+    assert sorted(found) == sorted(values) and not merged.verify()["problems"]

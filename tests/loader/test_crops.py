@@ -228,10 +228,13 @@ def test_what_surrounds_a_crop_is_applied_to_the_part_that_is_read(kind, nulls):
     for before, crop, after in itertools.product(BEFORE, CROPS, AFTER):
         steps = [*before, crop, *after]
         options = {"batch_size": 2, "seed": 5, "transform": [dataclasses.replace(step, on="v") for step in steps]}
-        [found, whole] = (
-            [value for batch in ds.loader(outputs=outputs, nulls=dict.fromkeys(outputs, "mask"), **options) for value in batch["v"]]
+        [parts, both] = (
+            list(ds.loader(outputs=outputs, nulls=dict.fromkeys(outputs, "mask"), **options))
             for outputs in ({"v": "v"}, {"v": "v", "whole": "v"})
         )
+        found, whole = ([value for batch in batches for value in batch["v"]] for batches in (parts, both))
+        for value, untouched in zip(values, (value for batch in both for value in batch["whole"]), strict=True):
+            assert value is None or np.array_equal(untouched, value), "the other result is not cropped"
         for row, (one, other) in enumerate(zip(found, whole, strict=True)):
             if values[row] is not None:
                 np.testing.assert_array_equal(one, other, err_msg=str(steps))

@@ -110,6 +110,9 @@ def test_of_what_does_not_fit_what_is_read_next_is_kept(filled, small_block_cach
     assert room * 2**20 >= least_fits * total, explained
     assert total <= counts[0][1] <= 1.02 * total, "once in the first epoch"
     assert counts[0][0] <= SAMPLES * 0.75, "neighbours come in one range"
+    told, size = re.search(r"about ([\d,]+) per rank and epoch, which transfer ([\d.]+) MiB", explained).groups()
+    assert abs(counts[0][0] - int(told.replace(",", ""))) <= 0.1 * counts[0][0] + 4, (counts, explained)
+    assert abs(counts[0][1] - float(size) * 2**20) <= 0.1 * counts[0][1], (counts, explained)
     for requests, received in counts[1:]:
         assert abs(received - again * 2**20) <= 0.05 * total, (counts, explained)
         assert received <= total - 0.85 * room * 2**20 and requests <= SAMPLES * 0.75
