@@ -167,8 +167,8 @@ def test_what_ends_a_scan_of_a_condition_is_raised_unchanged(monkeypatch):
     original = arrow.reader
     for error in (KeyboardInterrupt(), ps.CorruptError("cannot decode block 1", code="block-checksum")):
 
-        def broken(*arguments, error=error):
-            stream = original(*arguments)
+        def broken(*arguments, error=error, **options):
+            stream = original(*arguments, **options)
 
             def batches():
                 yield from stream
