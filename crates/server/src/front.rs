@@ -15,6 +15,7 @@ use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::authentication::{self, Form, Refusal};
 use crate::hosts::Domains;
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
@@ -49,6 +50,7 @@ pub struct Front {
     domains: Arc<Domains>,
     /// Whether everybody may use the server.
     is_anonymous: bool,
+    takes_version_2: bool,
     /// Distinguishes the numbers of requests of this process from those of others.
     process: u64,
     requests: AtomicU64,
@@ -62,6 +64,7 @@ impl Front {
         limits: Limits,
         domains: Arc<Domains>,
         is_anonymous: bool,
+        takes_version_2: bool,
     ) -> Front {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
@@ -75,6 +78,7 @@ impl Front {
             room,
             domains,
             is_anonymous,
+            takes_version_2,
             process: u64::from_le_bytes(process),
             requests: AtomicU64::new(0),
         }
@@ -104,9 +108,9 @@ impl Front {
             Ok(room) => {
                 request.extensions_mut().insert(id.clone());
                 let running = Counted::begin(&self.metrics.running);
-                let response = match self.refusal(&request) {
-                    Some(refusal) => refusal,
-                    None => self.called(request).await?,
+                let response = match self.form_of(&request) {
+                    Err(refusal) => refusal,
+                    Ok(form) => self.called(request, &form).await?,
                 };
                 (response, Some((room, running)))
             }
@@ -131,7 +135,7 @@ impl Front {
 
 impl Front {
     /// Call the operation. A read that takes too long is answered with 503, and memory for the list of a POST is counted.
-    async fn called(&self, mut request: Request<Incoming>) -> Result<s3s::HttpResponse, HttpError> {
+    async fn called(&self, mut request: Request<Incoming>, form: &Form) -> Result<s3s::HttpResponse, HttpError> {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let taken = if *request.method() == Method::POST {
             let bytes = request.body().size_hint().exact().unwrap_or(LIST_BYTES).min(LIST_BYTES);
@@ -144,11 +148,11 @@ impl Front {
         };
         if self.is_anonymous {
             request.headers_mut().remove(hyper::header::AUTHORIZATION);
-            if let Some(uri) = requests::without_signature(request.uri()) {
+            if let Some(uri) = authentication::without_signature(request.uri()) {
                 *request.uri_mut() = uri;
             }
         }
-        requests::drop_odd_range(&mut request);
+        requests::drop_odd_range(&mut request, form);
         let idle = self.limits.idle;
         let body = |body: Incoming| match body.is_end_stream() {
             true => s3s::Body::empty(),
@@ -163,30 +167,33 @@ impl Front {
         response.map(explained)
     }
 
-    /// Return the response to a request that this server never answers.
-    fn refusal(&self, request: &Request<Incoming>) -> Option<s3s::HttpResponse> {
+    /// Return how a request is signed, or the response to one that this server never answers.
+    fn form_of(&self, request: &Request<Incoming>) -> Result<Form, s3s::HttpResponse> {
         let header = |name| text(request, name);
         if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
-            return Some(with_error(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT."));
-        }
-        if let Some(name) = requests::unsigned_header(request).filter(|_| !self.is_anonymous) {
-            let text = format!("The signature does not cover the header {name}. Sign all headers that begin with x-amz-.");
-            return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", &text));
+            return Err(with_error(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT."));
         }
         if !self.is_anonymous {
-            return None;
+            let refused = |(code, text): Refusal| {
+                let status =
+                    if matches!(code, "AccessDenied" | "RequestTimeTooSkewed") { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
+                with_error(status, code, &text)
+            };
+            let form = authentication::form_of(request).map_err(refused)?;
+            authentication::check(&form, request, self.takes_version_2, time::OffsetDateTime::now_utc()).map_err(refused)?;
+            return Ok(form);
         }
         if !self.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
             // A page in a browser may send requests to this machine.
             let text = "Without keys, this server answers only requests of this machine, by its address.";
-            return Some(with_error(StatusCode::FORBIDDEN, "AccessDenied", text));
+            return Err(with_error(StatusCode::FORBIDDEN, "AccessDenied", text));
         }
         let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
         if is_in_chunks {
             let text = "This server was started with --anonymous and cannot verify signed bodies. Do not sign, or start it with --keys.";
-            return Some(with_error(StatusCode::BAD_REQUEST, "InvalidRequest", text));
+            return Err(with_error(StatusCode::BAD_REQUEST, "InvalidRequest", text));
         }
-        None
+        Ok(Form::Unsigned)
     }
 
     /// Return the name under which a request is counted.

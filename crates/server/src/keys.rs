@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use hyper::Uri;
 use penstock_error::{Error, Result};
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::path::S3Path;
 use s3s::{S3Result, s3_error};
+
+use crate::authentication::parameter;
 use serde::Deserialize;
 
 /// Operations that change nothing.
@@ -63,7 +66,7 @@ impl Rights {
         if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}/{key}`")) }
     }
 
-    fn check_operation(&self, operation: &str, path: &S3Path, query: Option<&str>) -> S3Result<()> {
+    fn check_operation(&self, operation: &str, path: &S3Path, uri: &Uri) -> S3Result<()> {
         if self.read_only && !READS.contains(&operation) {
             return Err(s3_error!(AccessDenied, "this key may only read"));
         }
@@ -72,7 +75,7 @@ impl Rights {
             S3Path::Object { bucket, key } => self.check(bucket, key),
             S3Path::Bucket { bucket } if operation == "DeleteObjects" || READS.contains(&operation) => {
                 if LISTINGS.contains(&operation) {
-                    return self.check(bucket, &parameter(query, "prefix"));
+                    return self.check(bucket, &parameter(uri, "prefix").unwrap_or_default());
                 }
                 if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}`")) }
             }
@@ -84,32 +87,6 @@ impl Rights {
 /// Return whether no cold store can take a key for another one. Some follow `..` in lists of keys to delete.
 fn is_literal(key: &str) -> bool {
     key.split('/').all(|part| !matches!(part, "." | ".."))
-}
-
-/// Return a parameter of a query, or an empty text.
-fn parameter(query: Option<&str>, wanted: &str) -> String {
-    let pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    let value = pairs.filter(|(name, _)| *name == wanted).map(|(_, value)| value.replace('+', " ")).next_back();
-    value.map(|value| percent_decoded(&value)).unwrap_or_default()
-}
-
-/// Decode `%XX`. Bytes that are not UTF-8 become replacement characters, which no prefix has.
-fn percent_decoded(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((first, more)) = rest.split_first() {
-        let digits = more.get(..2).filter(|_| *first == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &more[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = more;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[derive(Deserialize)]
@@ -195,17 +172,16 @@ impl S3Auth for Keys {
 impl S3Access for Keys {
     async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
         let rights = self.rights_of(context.credentials().map(|credentials| credentials.access_key.as_str()))?;
-        let expires = parameter(context.uri().query(), "X-Amz-Expires").parse::<u64>();
-        if expires.is_ok_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
+        let number = |name| parameter(context.uri(), name).and_then(|text| text.parse::<u64>().ok());
+        if number("X-Amz-Expires").is_some_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
         }
         // URLs with signatures of version 2 name the moment at which they end.
         let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let ends = parameter(context.uri().query(), "Expires").parse::<u64>();
-        if ends.is_ok_and(|ends| ends > now + MOST_EXPIRES_SECONDS) {
+        if number("Expires").is_some_and(|ends| ends > now + MOST_EXPIRES_SECONDS) {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
         }
-        rights.check_operation(context.s3_op().name(), context.s3_path(), context.uri().query())?;
+        rights.check_operation(context.s3_op().name(), context.s3_path(), context.uri())?;
         context.extensions_mut().insert(rights);
         Ok(())
     }
@@ -224,6 +200,10 @@ mod tests {
         Rights { read_only: false, prefixes: Some(prefixes.iter().map(|&prefix| prefix.to_owned()).collect()) }
     }
 
+    fn uri(text: &str) -> Uri {
+        text.parse().unwrap()
+    }
+
     #[test]
     fn prefixes_limit_objects_listings_and_buckets() {
         let rights = of(&["pets/cats/"]);
@@ -231,20 +211,21 @@ mod tests {
         assert!(!rights.allow("pets", "cats/../dogs/1") && !rights.allow("pets", "cats/./1") && rights.allow("pets", "cats/..1"));
         assert!(rights.know("pets") && !rights.know("pet"));
         let bucket = || S3Path::bucket("pets");
-        assert!(rights.check_operation("ListObjectsV2", &bucket(), Some("list-type=2&prefix=cats%2F")).is_ok());
-        assert!(rights.check_operation("ListObjectsV2", &bucket(), Some("prefix=cats%2F&prefix=dogs")).is_err());
-        assert!(rights.check_operation("ListObjectsV2", &bucket(), None).is_err());
-        assert!(rights.check_operation("DeleteBucket", &bucket(), None).is_err());
-        assert!(rights.check_operation("HeadBucket", &bucket(), None).is_ok());
-        assert!(of(&["pets/"]).check_operation("CreateBucket", &bucket(), None).is_ok());
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?list-type=2&prefix=cats%2F")).is_ok());
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?prefix=cats%2F&prefix=dogs")).is_err());
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets?prefix=cats%2F&prefi%78=dogs")).is_err());
+        assert!(rights.check_operation("ListObjectsV2", &bucket(), &uri("/pets")).is_err());
+        assert!(rights.check_operation("DeleteBucket", &bucket(), &uri("/pets")).is_err());
+        assert!(rights.check_operation("HeadBucket", &bucket(), &uri("/pets")).is_ok());
+        assert!(of(&["pets/"]).check_operation("CreateBucket", &bucket(), &uri("/pets")).is_ok());
     }
 
     #[test]
     fn read_only_keys_cannot_write() {
         let rights = Rights { read_only: true, prefixes: None };
-        assert!(rights.check_operation("GetObject", &S3Path::object("pets", "a"), None).is_ok());
+        assert!(rights.check_operation("GetObject", &S3Path::object("pets", "a"), &uri("/pets")).is_ok());
         for operation in ["PutObject", "DeleteObject", "CopyObject", "UploadPart", "PutBucketPolicy"] {
-            assert!(rights.check_operation(operation, &S3Path::object("pets", "a"), None).is_err());
+            assert!(rights.check_operation(operation, &S3Path::object("pets", "a"), &uri("/pets")).is_err());
         }
     }
 }

@@ -5,6 +5,7 @@
 //! the folder of `back` first.
 //! Nothing here depends on datasets (docs/design/0021-server.md).
 
+mod authentication;
 mod back;
 mod batch;
 mod body;

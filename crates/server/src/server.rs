@@ -66,6 +66,8 @@ pub struct Config {
     pub status: Option<SocketAddr>,
     /// A file with access keys, or None to allow everything to everybody.
     pub keys: Option<PathBuf>,
+    /// Whether signatures of version 2 are taken.
+    pub takes_version_2: bool,
     /// Files with a chain of certificates and its private key, or None for plain HTTP.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// The file of the access log, or None.
@@ -297,7 +299,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let domains = Arc::new(Domains::new(&config.domains)?);
     let service = service(Tier { cold, blocks, memory: memory.clone() }, keys.clone(), &domains);
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
-    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, keys.is_none()));
+    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, keys.is_none(), config.takes_version_2));
     Ok(Parts { front, keys, certificates, sampler, back, arena })
 }
 

@@ -24,6 +24,9 @@ def serve(
     ),
     listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
     keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
+    signature_v2: bool = typer.Option(
+        False, "--signature-v2", help="Also take signatures of version 2, of old clients. They cover neither the host nor the body."
+    ),
     anonymous: bool = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address."),
     tls_certificate: str = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS."),
     tls_key: str = typer.Option("", "--tls-key", help="A PEM file with the private key."),
@@ -71,6 +74,7 @@ def serve(
         listen=listen,
         status=status or None,
         keys=keys or None,
+        signature_v2=signature_v2,
         tls=(tls_certificate, tls_key) if tls_key else None,
         access_log=access_log or None,
         domains=domain,
