@@ -16,6 +16,7 @@ import urllib.request
 from typing import Any
 
 import boto3
+import botocore.config
 import botocore.exceptions
 from waiting import until
 
@@ -105,8 +106,9 @@ class S3Server(Server):
 
     def client(self, endpoint: str | None = None, key: str = KEY, secret: str = SECRET):
         return boto3.client(
-            "s3", endpoint_url=endpoint or self.endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
-        )
+            "s3", endpoint_url=endpoint or self.endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1",
+            config=botocore.config.Config(signature_version="s3v4"),  # Otherwise, signed URLs have version 2.
+        )  # fmt: skip
 
     def make_bucket(self) -> None:
         self.client().create_bucket(Bucket=BUCKET)

@@ -80,7 +80,8 @@ pub fn check<B>(form: &Form, request: &Request<B>, takes_version_2: bool, now: O
     match form {
         Form::Unsigned => Ok(()),
         Form::Version2 { .. } if !takes_version_2 => {
-            let text = "This server takes no signatures of version 2. Sign with version 4, or start the server with --signature-v2.";
+            let text = "This server takes no signatures of version 2. Sign with version 4 (URLs of boto3: Config(signature_version='s3v4')), or \
+                start the server with --signature-v2.";
             Err(("InvalidRequest", text.into()))
         }
         Form::Version2 { is_in_address: true } => Ok(()), // It has a date at which it ends.
