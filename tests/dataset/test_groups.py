@@ -41,8 +41,8 @@ def best(sizes: list[int], targets: np.ndarray) -> float:
 
 
 def test_no_part_is_empty_and_shares_are_within_one_group_of_the_best():
-    """10,000 random lists of sizes. Where there are few groups, all assignments are tried. Where there are more, the best is no better than that each
-    part which is smaller than any group has one, which the other parts lack, and that sizes are multiples of what all groups' sizes are."""
+    """10,000 random lists of sizes. Where there are few groups, all assignments are tried. Where there are more, there are two bounds for the best.
+    A part that is smaller than any group has one, which the other parts lack. All counts are multiples of what divides all sizes."""
     rng = random.Random(SEEDS[0] if SEEDS else 0)
     for trial in range(10_000):
         shares = shares_of(rng, rng.choice([2, 2, 3, 4]))

@@ -125,7 +125,7 @@ def test_several_signatures_are_refused_in_every_pair_of_forms(served):
         assert answer(served, "GET", "/penstock/private/key", twice)[0] == 400
     assert answer(served, "GET", f"/penstock/private/key?{queries['s3v4']}&{queries['s3']}", {})[0] == 400
     # A name that is decoded counts as well.
-    hidden = queries["s3"].replace("Signature", "Signatur%65")
+    hidden = queries["s3"].replace("Signature", "Signat%75re")
     assert answer(served, "GET", f"/penstock/private/key?{queries['s3v4']}&{hidden}", {})[0] == 400
     assert answer(served, "GET", f"/penstock/private/key?{hidden}", headers["s3v4"])[0] == 400
 

@@ -1,5 +1,6 @@
-//! How a request is signed: in a header or in its address, by version 4 or 2 of the signatures of S3. What a check reads of a signature is what
-//! `s3s` verifies, so a request has one form only, and its query is decoded as `s3s` decodes it.
+//! How a request is signed: in a header or in its address, by version 4 or 2 of the signatures of S3.
+//!
+//! Checks must read what `s3s` verifies. So a request has one signature only, and its query is decoded as `s3s` decodes it.
 
 use std::borrow::Cow;
 
@@ -27,6 +28,22 @@ pub enum Form {
     Version4 { covered: Vec<String>, is_in_address: bool },
     /// By version 2, which covers all headers that begin with x-amz-.
     Version2 { is_in_address: bool },
+}
+
+impl Form {
+    /// Return whether a signature of version 4 covers a header.
+    pub fn covers(&self, header: &str) -> bool {
+        matches!(self, Form::Version4 { covered, .. } if covered.iter().any(|name| name == header))
+    }
+}
+
+/// Which signatures a server takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// None is verified: everybody may use the server.
+    Unverified,
+    Version4,
+    Both,
 }
 
 /// Why a request is refused before its signature is verified: the code of S3, and a message.
@@ -75,11 +92,11 @@ fn unreadable(place: &str) -> Refusal {
     ("InvalidArgument", format!("The signature in {place} cannot be read."))
 }
 
-/// Refuse a signature that leaves out what it must cover, or that is of version 2, unless the server `takes_version_2`.
-pub fn check<B>(form: &Form, request: &Request<B>, takes_version_2: bool, now: OffsetDateTime) -> Result<(), Refusal> {
+/// Refuse a signature that leaves out what it must cover, or of a version that is not `taken`.
+pub fn check<B>(form: &Form, request: &Request<B>, taken: Taken, now: OffsetDateTime) -> Result<(), Refusal> {
     match form {
         Form::Unsigned => Ok(()),
-        Form::Version2 { .. } if !takes_version_2 => {
+        Form::Version2 { .. } if taken != Taken::Both => {
             let text = "This server takes no signatures of version 2. Sign with version 4 (URLs of boto3: Config(signature_version='s3v4')), or \
                 start the server with --signature-v2.";
             Err(("InvalidRequest", text.into()))
@@ -104,7 +121,7 @@ pub fn check<B>(form: &Form, request: &Request<B>, takes_version_2: bool, now: O
     }
 }
 
-/// Refuse a signature of version 2 whose date is not about now. Without this, whoever sees the request could send it again for ever.
+/// Refuse a signature of version 2 whose date is not about now. Otherwise, a request that somebody else sees could be sent again for ever.
 fn check_date<B>(request: &Request<B>, now: OffsetDateTime) -> Result<(), Refusal> {
     let once = |name: HeaderName| {
         let mut values = request.headers().get_all(name).iter();
@@ -178,16 +195,17 @@ mod tests {
     }
 
     fn refused(request: &Request<()>, takes_version_2: bool) -> Option<&'static str> {
-        form_of(request).and_then(|form| check(&form, request, takes_version_2, NOW)).err().map(|(code, _)| code)
+        let taken = if takes_version_2 { Taken::Both } else { Taken::Version4 };
+        form_of(request).and_then(|form| check(&form, request, taken, NOW)).err().map(|(code, _)| code)
     }
 
     #[test]
     fn a_request_has_one_signature() {
         let headers: [&[&str]; 5] = [&[], &[V4], &[V2], &["SignedHeaders=x-amz-copy-source"], &["Bearer x"]];
-        let queries = ["", URL4, URL2, "X-Amz-Signatur%65=0&X-Amz-SignedHeaders=host", "list-type=2&Signature=0"];
+        let queries = ["", URL4, URL2, "X-Amz-Signat%75re=0&X-Amz-SignedHeaders=host", "list-type=2&Signature=0"];
         for header in headers {
             for query in queries {
-                let signatures = header.len() + usize::from(query.contains("Signatur"));
+                let signatures = header.len() + usize::from(query.contains("Signature") || query.contains("%75"));
                 let found = form_of(&request(header, query));
                 match signatures {
                     0 => assert_eq!(found, Ok(Form::Unsigned)),
@@ -261,7 +279,7 @@ mod tests {
     fn signatures_leave_the_rest_of_an_address() {
         let of = |text: &str| text.parse().ok().and_then(|uri| without_signature(&uri)).map(|uri| uri.to_string());
         assert_eq!(of("/b?batch=&X-Amz-Date=1&X-Amz-Signature=2").as_deref(), Some("/b?batch="));
-        assert_eq!(of("http://h/b/k?AWSAccessKeyId=a&Signatur%65=b&Expires=1").as_deref(), Some("http://h/b/k"));
+        assert_eq!(of("http://h/b/k?AWSAccessKeyId=a&Signat%75re=b&Expires=1").as_deref(), Some("http://h/b/k"));
         assert_eq!(of("/b/k"), None);
     }
 }

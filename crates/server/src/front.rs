@@ -15,11 +15,11 @@ use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::authentication::{self, Form, Refusal};
+use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
-use crate::requests;
+use crate::read::ranges::drop_odd_range;
 use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
 
@@ -48,9 +48,7 @@ pub struct Front {
     limits: Limits,
     room: Arc<Semaphore>,
     domains: Arc<Domains>,
-    /// Whether everybody may use the server.
-    is_anonymous: bool,
-    takes_version_2: bool,
+    taken: Taken,
     /// Distinguishes the numbers of requests of this process from those of others.
     process: u64,
     requests: AtomicU64,
@@ -63,25 +61,13 @@ impl Front {
         log: Option<AccessLog>,
         limits: Limits,
         domains: Arc<Domains>,
-        is_anonymous: bool,
-        takes_version_2: bool,
+        taken: Taken,
     ) -> Front {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
         let _ = getrandom::fill(&mut process);
         let room = Arc::new(Semaphore::new(limits.requests));
-        Front {
-            service,
-            metrics,
-            log,
-            limits,
-            room,
-            domains,
-            is_anonymous,
-            takes_version_2,
-            process: u64::from_le_bytes(process),
-            requests: AtomicU64::new(0),
-        }
+        Front { service, metrics, log, limits, room, domains, taken, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
     }
 
     /// Open the access log again.
@@ -109,7 +95,7 @@ impl Front {
                 request.extensions_mut().insert(id.clone());
                 let running = Counted::begin(&self.metrics.running);
                 let response = match self.form_of(&request) {
-                    Err(refusal) => refusal,
+                    Err((status, code, text)) => with_error(status, code, &text),
                     Ok(form) => self.called(request, &form).await?,
                 };
                 (response, Some((room, running)))
@@ -146,13 +132,13 @@ impl Front {
         } else {
             None
         };
-        if self.is_anonymous {
+        if self.taken == Taken::Unverified {
             request.headers_mut().remove(hyper::header::AUTHORIZATION);
             if let Some(uri) = authentication::without_signature(request.uri()) {
                 *request.uri_mut() = uri;
             }
         }
-        requests::drop_odd_range(&mut request, form);
+        drop_odd_range(&mut request, form.covers("range"));
         let idle = self.limits.idle;
         let body = |body: Incoming| match body.is_end_stream() {
             true => s3s::Body::empty(),
@@ -167,31 +153,30 @@ impl Front {
         response.map(explained)
     }
 
-    /// Return how a request is signed, or the response to one that this server never answers.
-    fn form_of(&self, request: &Request<Incoming>) -> Result<Form, s3s::HttpResponse> {
+    /// Return how a request is signed, or why this server never answers it: the status, the code of S3 and a message.
+    fn form_of(&self, request: &Request<Incoming>) -> Result<Form, (StatusCode, &'static str, String)> {
         let header = |name| text(request, name);
         if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
-            return Err(with_error(StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT."));
+            return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT.".into()));
         }
-        if !self.is_anonymous {
+        if self.taken != Taken::Unverified {
             let refused = |(code, text): Refusal| {
-                let status =
-                    if matches!(code, "AccessDenied" | "RequestTimeTooSkewed") { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
-                with_error(status, code, &text)
+                let is_denied = matches!(code, "AccessDenied" | "RequestTimeTooSkewed");
+                (if is_denied { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST }, code, text)
             };
             let form = authentication::form_of(request).map_err(refused)?;
-            authentication::check(&form, request, self.takes_version_2, time::OffsetDateTime::now_utc()).map_err(refused)?;
+            authentication::check(&form, request, self.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
             return Ok(form);
         }
         if !self.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
             // A page in a browser may send requests to this machine.
             let text = "Without keys, this server answers only requests of this machine, by its address.";
-            return Err(with_error(StatusCode::FORBIDDEN, "AccessDenied", text));
+            return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
         }
         let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
         if is_in_chunks {
             let text = "This server was started with --anonymous and cannot verify signed bodies. Do not sign, or start it with --keys.";
-            return Err(with_error(StatusCode::BAD_REQUEST, "InvalidRequest", text));
+            return Err((StatusCode::BAD_REQUEST, "InvalidRequest", text.into()));
         }
         Ok(Form::Unsigned)
     }

@@ -20,7 +20,6 @@ mod meta;
 mod metrics;
 mod ops;
 mod read;
-mod requests;
 mod server;
 mod tier;
 mod tls;

@@ -22,6 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
+use crate::authentication::Taken;
 use crate::back::WriteBack;
 use crate::batch::Batch;
 use crate::cold::remote::Remote;
@@ -299,7 +300,12 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let domains = Arc::new(Domains::new(&config.domains)?);
     let service = service(Tier { cold, blocks, memory: memory.clone() }, keys.clone(), &domains);
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
-    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, keys.is_none(), config.takes_version_2));
+    let taken = match (&keys, config.takes_version_2) {
+        (None, _) => Taken::Unverified,
+        (Some(_), false) => Taken::Version4,
+        (Some(_), true) => Taken::Both,
+    };
+    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, taken));
     Ok(Parts { front, keys, certificates, sampler, back, arena })
 }
 

@@ -7,5 +7,6 @@ pub mod conditions;
 pub mod hot;
 #[cfg(target_os = "linux")]
 pub mod pages;
+pub mod ranges;
 pub mod reader;
 pub mod wire;

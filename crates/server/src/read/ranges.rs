@@ -3,13 +3,10 @@
 use hyper::Request;
 use hyper::header::RANGE;
 
-use crate::authentication::Form;
-
 /// Remove a range that a client must not rely on: other units, several ranges, and those whose end is before their begin. The response is then the
 /// whole object, as HTTP allows. A range that is signed cannot be removed, and is refused.
-pub fn drop_odd_range<B>(request: &mut Request<B>, form: &Form) {
+pub fn drop_odd_range<B>(request: &mut Request<B>, is_signed: bool) {
     let is_plain = request.headers().get(RANGE).is_none_or(|value| value.to_str().is_ok_and(is_plain_range));
-    let is_signed = matches!(form, Form::Version4 { covered, .. } if covered.iter().any(|name| name == "range"));
     if !is_plain && !is_signed {
         request.headers_mut().remove(RANGE);
     }
