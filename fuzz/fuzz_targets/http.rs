@@ -43,6 +43,7 @@ fn served() -> &'static Served {
             listen: ([127, 0, 0, 1], 0).into(),
             status: None,
             keys: None,
+            takes_version_2: true,
             tls: None,
             access_log: None,
             domains: Vec::new(),
