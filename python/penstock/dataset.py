@@ -261,6 +261,7 @@ class Dataset(Versions):
         [2001, 2012]
         """
         with self.transaction(message, boxes=boxes) as transaction:
+            # The overloads have either row_ids or on. The call itself refuses both, and neither.
             missing = transaction.update(columns, row_ids=row_ids, on=on, validate=validate)  # type: ignore[call-overload]
         return dataclasses.replace(transaction.receipt, not_found=missing or [])
 

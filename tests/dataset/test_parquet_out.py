@@ -161,18 +161,22 @@ def test_files_are_written_to_object_stores(minio, ds, several):
             ds.to_parquet(uri, file_bytes=3000, storage_options=options)
 
 
-def test_failed_export_to_a_store_deletes_its_files(minio, ds, monkeypatch):
-    from penstock.frameworks import parquet
-
+def failing(monkeypatch, number):
+    """Let the write of this row group fail. Returns the list of those that were begun."""
     begun, write = [], pq.ParquetWriter.write_table
 
     def fails(self, table, *more):
         begun.append(table)
-        if len(begun) == 4:
+        if len(begun) == number:
             raise OSError("no space")
         return write(self, table, *more)
 
-    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", fails)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fails)
+    return begun
+
+
+def test_failed_export_to_a_store_deletes_its_files(minio, ds, monkeypatch):
+    failing(monkeypatch, 4)
     with pytest.raises(OSError, match="no space"):
         ds.to_parquet(f"s3://{BUCKET}/failed-export", tensors="list", file_bytes=1000)
     assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="failed-export").get("Contents", []) == []
@@ -181,15 +185,7 @@ def test_failed_export_to_a_store_deletes_its_files(minio, ds, monkeypatch):
 def test_a_failed_export_to_an_object_keeps_the_one_that_was_there(minio, ds, monkeypatch):
     from penstock.frameworks import parquet
 
-    begun, write = [], pq.ParquetWriter.write_table
-
-    def fails(self, table, *more):
-        begun.append(table)
-        if len(begun) == 2:
-            raise OSError("no space")
-        return write(self, table, *more)
-
-    monkeypatch.setattr(parquet.pq.ParquetWriter, "write_table", fails)
+    begun = failing(monkeypatch, 2)
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
     key = f"{uuid.uuid4().hex}/one.parquet"
     for before in (None, b"older"):

@@ -25,7 +25,7 @@ pub enum Form {
     /// Not at all.
     Unsigned,
     /// By version 4, in a header or in the address. Has the names of the headers that the signature covers, in lower case.
-    Version4 { covered: Vec<String>, is_in_address: bool },
+    Version4 { covered: Vec<String> },
     /// By version 2, which covers all headers that begin with x-amz-.
     Version2 { is_in_address: bool },
 }
@@ -33,7 +33,7 @@ pub enum Form {
 impl Form {
     /// Return whether a signature of version 4 covers a header.
     pub fn covers(&self, header: &str) -> bool {
-        matches!(self, Form::Version4 { covered, .. } if covered.iter().any(|name| name == header))
+        matches!(self, Form::Version4 { covered } if covered.iter().any(|name| name == header))
     }
 }
 
@@ -65,13 +65,12 @@ pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
             return Ok(Form::Version2 { is_in_address: false });
         }
         let list = header_list(header).ok_or_else(|| unreadable("the header Authorization"))?;
-        return Ok(Form::Version4 { covered: covered(list), is_in_address: false });
+        return Ok(Form::Version4 { covered: covered(list) });
     }
     match in_address {
         [true, _] => {
-            let mut lists = parameters(request.uri()).filter(|(name, _)| name == "X-Amz-SignedHeaders").map(|(_, list)| list);
-            let list = lists.next().filter(|_| lists.next().is_none()).ok_or_else(|| unreadable("the address"))?;
-            Ok(Form::Version4 { covered: covered(&list), is_in_address: true })
+            let list = parameter(request.uri(), "X-Amz-SignedHeaders").ok_or_else(|| unreadable("the address"))?;
+            Ok(Form::Version4 { covered: covered(&list) })
         }
         [_, true] => Ok(Form::Version2 { is_in_address: true }),
         _ => Ok(Form::Unsigned),
