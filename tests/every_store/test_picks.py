@@ -189,6 +189,25 @@ def test_a_schema_change_is_copied_once(root):
     assert list(main.schema) == ["n"] and str(main["n"][:].dtype) == "int64" and not main.verify()["problems"]
 
 
+def test_a_copy_of_steps_to_a_dtype_that_the_branch_has_makes_no_commit(root):
+    main = ps.create(root, {"n": "int16"})
+    branch = main.create_branch("exp")
+    commits = []
+    for wider in ("int32", "int64"):
+        with branch.transaction() as tx:
+            tx.widen_column("n", wider)
+        commits.append(tx.receipt.snapshot)
+        if wider == "int32":
+            values = branch.append({"n": [2**20]}).snapshot
+    with main.transaction() as tx:
+        tx.widen_column("n", "int64")
+    for commit in commits:
+        assert main.cherry_pick(commit).snapshot == tx.receipt.snapshot
+    # The copied file has the dtype between both, which `main` has not known so far.
+    main.cherry_pick(values)
+    assert main["n"][:].tolist() == [2**20] and str(main["n"][:].dtype) == "int64" and not main.verify()["problems"]
+
+
 def test_a_copy_says_which_column_the_branch_lacks(root):
     main = ps.create(root, {"n": "int16"})
     release = main.create_branch("release")

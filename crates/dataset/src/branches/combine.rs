@@ -42,6 +42,11 @@ const DELTAS: usize = 24;
 const BYTES: usize = 2048;
 
 impl Additions {
+    /// Return whether there are neither fragments nor overlays.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.overlays.is_empty()
+    }
+
     /// Return the additions as deltas. Returns None if there are too many for a record.
     pub fn deltas(&self) -> Option<Vec<Delta>> {
         let parts = self.parts.iter().map(|part| match part {

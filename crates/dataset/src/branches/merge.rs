@@ -165,7 +165,7 @@ fn three_way(
         }
         Values::Samples(values) => copied_values(&sides.theirs, &values, puts)?,
     };
-    if !additions.parts.is_empty() || !additions.overlays.is_empty() {
+    if !additions.is_empty() {
         additions.words = new_words(&ours, &sides.theirs, puts)?;
     }
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
@@ -177,6 +177,10 @@ fn three_way(
     additions.overlays.extend(hiding(&ours, &hidden.and(&learned).or(&removed), Overlay::deleting, puts)?);
     additions.overlays.extend(hiding(&ours, &hidden.minus(&learned), Overlay::without, puts)?);
     let (more, fewer) = (added.len() + revived.len(), removed.len());
+    // Of earlier dtypes of the other side, the branch learns with the files that have them.
+    let settled = learned.minus(&found.lacking);
+    let has_rows = !additions.is_empty() || !revived.is_empty() || !settled.is_empty();
+    let altered = altered && (has_rows || !ours.schema.equals_but_for_earlier_dtypes(&written.base.schema));
     let kind = match taken {
         Taken::Merged => RecordKind::Merge,
         Taken::Copied if altered => RecordKind::Schema,
@@ -189,7 +193,6 @@ fn three_way(
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some(chosen.row_ids.len());
     proposal.own.changes.staged = Arc::new(linked);
-    let settled = learned.minus(&found.lacking);
     match additions.deltas().filter(|_| revived.is_empty() && settled.is_empty() && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {

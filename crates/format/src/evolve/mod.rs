@@ -96,6 +96,12 @@ impl Schema {
         })
     }
 
+    /// Return whether two schemas have the same columns, earlier dtypes aside.
+    pub fn equals_but_for_earlier_dtypes(&self, other: &Schema) -> bool {
+        let plain = |spec: &ColumnSpec| ColumnSpec { was: Vec::new(), ..spec.clone() };
+        self.columns.iter().map(plain).eq(other.columns.iter().map(plain))
+    }
+
     pub(crate) fn next(&self) -> Schema {
         Schema { schema_id: self.schema_id + 1, ..self.clone() }
     }
