@@ -110,6 +110,26 @@ def test_a_copied_deletion_deletes_only_what_lived_here(root):
     assert sorted(numbers(release)) == [0, 1, 2, 5, 6, 7, 8, 9] and not release.verify()["problems"]
 
 
+@pytest.mark.parametrize("policy", ["fail", "ours", "theirs"])
+def test_values_before_a_deletion_are_known_after_it_was_merged(root, policy):
+    main = ps.create(root, {"n": "int32"})
+    exp, other = main.create_branch("exp"), main.create_branch("other")
+    commits = [main.append({"n": [0, 1, 2]}).snapshot]
+    for rows in ([0, 1, 2], [1]):
+        with main.transaction() as tx:
+            tx.update({"n": [10 * row for row in rows]}, row_ids=rows)
+        commits.append(tx.receipt.snapshot)
+    for commit in commits:
+        other.cherry_pick(commit, on_conflict="theirs")
+    delete(main, [0])
+    # `exp` copies one sample, and learns from `main` that another one was deleted.
+    exp.cherry_pick(commits[-1], on_conflict="theirs")
+    exp.merge("main", on_conflict="theirs")
+    # Nobody has changed sample 0 since, so the deletion reaches `other` whatever the policy is.
+    other.merge("exp", on_conflict=policy)
+    assert numbers(other) == {1: 10, 2: 20} and not other.verify()["problems"]
+
+
 def test_a_deletion_is_known_after_it_was_merged(root):
     """The third branch has a copy of a sample, and the second one learns of its deletion without having had it."""
     main, second, added, _ = corrected(root)

@@ -163,7 +163,10 @@ fn three_way(
             copy_to_overlays(&sides.theirs.context, &mut overlays)?;
             (overlays, 0)
         }
-        Values::Samples(values) => copied_values(&sides.theirs, &values, puts)?,
+        Values::Samples(values) => {
+            let theirs = if learned.is_empty() { sides.theirs.clone() } else { Arc::new(sides.theirs.with_hidden()) };
+            copied_values(&theirs, &values, puts)?
+        }
     };
     if !additions.is_empty() {
         additions.words = new_words(&ours, &sides.theirs, puts)?;

@@ -331,6 +331,8 @@ impl<'a> Comparison<'a> {
             kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?.or(&died_here));
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
             taken.extend([either.and(&samples.added), either.and(&samples.revived)]);
+            // A later merge compares the values that a sample had before it was deleted.
+            taken.push(either.and(&self.learned()));
             match policy {
                 Policy::Theirs => taken.push(unclear),
                 Policy::Fail if !unclear.is_empty() => {
