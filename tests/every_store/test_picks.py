@@ -97,6 +97,40 @@ def test_a_deletion_reaches_a_branch_that_copied_the_sample(root):
     assert main.merge("release").row_ids.tolist() == [8] and not main.verify()["problems"]
 
 
+def test_a_copy_of_values_of_a_deleted_sample_makes_no_commit(root):
+    main = ps.create(root, {"n": "int32"})
+    exp = main.create_branch("exp")
+    main.append({"n": [0]})
+    fixes = main.create_branch("fixes")
+    update(fixes, [0], [1])
+    delete(main, [0])
+    copy = exp.cherry_pick(fixes.snapshot, on_conflict="theirs").snapshot
+    before = main.snapshot
+    assert main.cherry_pick(copy).snapshot == before and numbers(main) == {}
+    # `main` deleted another value, so the merge may not decide alone.
+    with pytest.raises(ps.ConflictError, match="one side deleted and the other one changed"):
+        exp.merge("main")
+    assert numbers(exp) == {0: 1}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_copy_of_values_that_the_branch_has_makes_no_commit(root, others):
+    main = ps.create(root, {"n": "int32", "m": "int32"})
+    main.append({"n": range(3000), "m": range(3000)})
+    exp = main.create_branch("exp")
+    for ds in (main, exp):
+        update(ds, range(3000), [-row for row in range(3000)])
+    for _ in range(others):
+        with main.transaction() as tx:
+            tx.update({"m": [7]}, row_ids=[5])
+    before = main.snapshot
+    assert main.cherry_pick(exp.snapshot).snapshot == before
+    # One value of many is another one.
+    update(exp, range(2900, 3000), [-row if row != 2999 else 5 for row in range(2900, 3000)])
+    main.cherry_pick(exp.snapshot)
+    assert numbers(main)[2999] == 5 and not main.verify()["problems"]
+
+
 def test_a_copied_deletion_deletes_only_what_lived_here(root):
     main, release, added, fix = corrected(root)
     delete(main, [3, 4])

@@ -22,6 +22,7 @@ use crate::commit::root::{copy_to_overlays, write_root};
 use crate::log::history::merge_bases;
 use crate::log::records::{self, LogEntry};
 use crate::snapshot::Snapshot;
+use crate::upkeep::diff::changed_values;
 
 /// The result of a merge. Without any changes to merge, `snapshot` is the newest one, and no commit was made.
 pub struct Merged {
@@ -163,7 +164,10 @@ fn three_way(
             copy_to_overlays(&sides.theirs.context, &mut overlays)?;
             (overlays, 0)
         }
-        Values::Samples(values) => {
+        Values::Samples(mut values) => {
+            // Samples whose fragments the branch does not get have no values in it.
+            let absent = found.lacking.minus(&chosen.row_ids);
+            values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&absent));
             let theirs = if learned.is_empty() { sides.theirs.clone() } else { Arc::new(sides.theirs.with_hidden()) };
             copied_values(&theirs, &values, puts)?
         }
@@ -174,7 +178,11 @@ fn three_way(
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     columns.sort_unstable();
     columns.dedup();
-    let changed = ours.context.all_row_ids(additions.overlays.iter().map(|overlay| &overlay.rows))?;
+    let mut changed = ours.context.all_row_ids(additions.overlays.iter().map(|overlay| &overlay.rows))?;
+    if taken == Taken::Copied && added.is_empty() && revived.is_empty() && !has_other_values(sides, &additions.overlays)? {
+        // The branch has these values already, and a copy that changes nothing makes no commit.
+        (additions.overlays, changed) = Default::default();
+    }
     // The fragments that the branch gets may have samples that it does not get.
     let hidden = chosen.row_ids.minus(&added);
     additions.overlays.extend(hiding(&ours, &hidden.and(&learned).or(&removed), Overlay::deleting, puts)?);
@@ -208,6 +216,25 @@ fn three_way(
         }
     }
     Ok((proposal, added.or(&revived)))
+}
+
+/// Return whether some value of `theirs` that these overlays cover is another one in `ours`. Cost: reads values of both until one differs.
+fn has_other_values(sides: &Sides, overlays: &[Overlay]) -> Result<bool> {
+    let Sides { ours, theirs, .. } = sides;
+    for spec in &ours.schema.columns {
+        let own = overlays.iter().filter(|overlay| overlay.columns.contains(&spec.id));
+        let rows = ours.context.all_row_ids(own.map(|overlay| &overlay.rows))?;
+        let (mut from, mut count) = (0, 1 << 10);
+        while let ids = rows.first(from, count)
+            && let Some(last) = ids.last()
+        {
+            (from, count) = (last + 1, 8 * count);
+            if !changed_values(ours, theirs, spec, &ids.into_iter().collect())?.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Refuse to link or revive samples that the branch has under other row ids, because both sides added one stage. Returns the data files that are linked.

@@ -140,6 +140,12 @@ impl<'a> Comparison<'a> {
         }
     }
 
+    /// Return the samples that `theirs` has and that stay hidden in fragments of `ours`. The branch must not get values of them: a later merge would
+    /// take these for the values before the deletion.
+    fn buried(&self, revived: &RowIds) -> RowIds {
+        self.missing.minus(&self.lacking).minus(revived)
+    }
+
     /// Return the samples that `theirs` has added since the ancestor.
     pub fn added(&self) -> &RowIds {
         &self.theirs.added
@@ -254,8 +260,11 @@ impl<'a> Comparison<'a> {
                 && apart(&on_both, &column.ours.or(&column.theirs))
                 && apart(&samples.added, &column.ours)
         };
+        // A copy leaves out what died in its commit.
+        let dead = if self.taken == Taken::Copied { self.theirs.died() } else { RowIds::default() };
+        let buried = self.buried(&samples.revived).or(&dead);
         let unchanged = samples.revived.is_empty()
-            && sets.iter().all(|rows| apart(rows, &absent) && apart(rows, &self.own))
+            && sets.iter().all(|rows| apart(rows, &absent) && apart(rows, &self.own) && apart(rows, &buried))
             && self.columns.iter().all(simple);
         if !unchanged {
             return Ok(None);
@@ -347,8 +356,9 @@ impl<'a> Comparison<'a> {
         let (_, theirs_wins) = kept_by_theirs.decide(&mut clashes);
         samples.revived = samples.revived.or(&theirs_wins.minus(&self.lacking));
         samples.added = samples.added.or(&theirs_wins.and(&self.lacking));
+        let buried = self.buried(&samples.revived);
         for ((_, taken), Candidates { ours: own, theirs: other, added, .. }) in values.iter_mut().zip(&self.columns) {
-            *taken = taken.or(&either_side(own, other, *added).and(&theirs_wins));
+            *taken = taken.or(&either_side(own, other, *added).and(&theirs_wins)).minus(&buried);
         }
         if !clashes.is_empty() {
             return Err(error(&clashes));
