@@ -183,9 +183,13 @@ class Program:
         if not state.columns:  # Merges have dropped them all.
             return
         names = {column: text for column, (text, _) in state.columns.items()}
+        before = {column: dtype for column, (_, dtype) in state.columns.items()}
         only_appends = rng.random() < 0.3
         tx = ds.transaction(f"commit {len(self.commits)}")
-        dropped = lambda: names.keys() - self.heads[name].state.columns.keys()  # noqa: E731
+        # A merge with a side that was reset may drop columns, and narrow dtypes.
+        kept = lambda: {column: dtype for column, (_, dtype) in self.heads[name].state.columns.items()}  # noqa: E731
+        lost = lambda: any(DTYPES.index(kept().get(column, "int16")) < DTYPES.index(dtype) for column, dtype in before.items())  # noqa: E731
+        dropped = lambda: names.keys() - kept().keys() or lost()  # noqa: E731
         with contextlib.ExitStack() as stack:
             stack.push(lambda kind, error, _: bool(kind and issubclass(kind, ps.ConflictError) and dropped()))
             stack.enter_context(tx)
@@ -223,7 +227,7 @@ class Program:
                         cells.update({column: of[place] for column, of in values.items()})
             if only_appends and rng.random() < 0.5:
                 self.combine(name, rng.random() < 0.5, ps.open(self.root, branch=name))
-        if dropped():  # A merge or a copy dropped a column in the meantime, so the transaction was refused.
+        if dropped():  # A merge or a copy changed the columns in the meantime, so the transaction was refused.
             assert only_appends and ds.refresh().snapshot == self.heads[name].snapshot
             return
         head, later = self.heads[name], self.heads[name].state.copy() if only_appends else state

@@ -364,3 +364,22 @@ def test_two_sides_change_a_column_in_different_ways(kind, one, two, into_main):
         values = ["lion" if value == "cat" and "rename class" in (one, two) else value for value in values]
         assert set(merged.schema[name].names) >= set(values)
     assert sorted(found) == sorted(values) and not merged.verify()["problems"]
+
+
+def test_a_transaction_fails_if_a_merge_brought_a_narrower_dtype(root):
+    main = ps.create(root, {"n": "int16"})
+    first = main.snapshot
+    with main.transaction() as tx:
+        tx.widen_column("n", "int64")
+    exp = main.create_branch("exp")
+    exp.append({"n": [1]})
+    main.merge("exp")
+    main.reset(first)
+    late = exp.transaction("late")
+    late.append({"n": [2**40]})
+    # `exp` has no commits that `main` lacks, so it gets its state.
+    exp.merge("main")
+    assert str(exp["n"][:].dtype) == "int16"
+    with pytest.raises(ps.ConflictError, match="it replaced the whole state"):
+        late.commit()
+    assert len(ps.open(root, branch="exp")) == 0 and not exp.verify()["problems"]

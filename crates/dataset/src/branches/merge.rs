@@ -111,8 +111,8 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
     let (added, removed) = (found.added().clone(), found.removed().clone());
     let mut proposal = written.proposal(RecordKind::Merge, texts, (added.len(), removed.len()))?;
     proposal.own.changes.writes.extend(altered);
-    // After a reset of the other side, transactions that began here may use words that no longer exist.
-    if !sides.theirs.continues_words_of(&sides.ours) {
+    // After a reset of the other side, transactions that began here may use words that no longer exist, or a dtype that is too wide now.
+    if !sides.theirs.continues_words_of(&sides.ours) || !sides.theirs.schema.has_dtypes_of(&written.base.schema) {
         proposal.own.changes.writes.push(Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) });
     }
     list_changes(written, &mut proposal, &added, found.changed(), &removed)?;

@@ -89,7 +89,7 @@ impl Schema {
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
-    fn has_dtypes_of(&self, other: &Schema) -> bool {
+    pub fn has_dtypes_of(&self, other: &Schema) -> bool {
         self.columns.iter().all(|column| {
             let mut wider = column.clone();
             other.columns.iter().filter(|known| known.id == column.id).all(|known| wider.take_wider(known)) && wider == *column
