@@ -1,5 +1,10 @@
 """Parquet for others: lists instead of Arrow's tensors, features of Hugging Face, several files, files in stores."""
 
+import os
+import re
+import socket
+import stat
+import threading
 import uuid
 
 import numpy as np
@@ -130,7 +135,7 @@ def test_failed_export_leaves_nothing(ds, tmp_path, monkeypatch, several):
 def test_existing_files_are_kept_or_replaced_as_documented(ds, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("x")
-    with pytest.raises(ps.InvalidInputError, match="it is a folder with files"):
+    with pytest.raises(ps.InvalidInputError, match="it has `mine`"):
         ds.to_parquet(tmp_path / "folder", file_bytes=1000)
     with pytest.raises(ps.InvalidInputError, match="it is a folder"):
         ds.to_parquet(tmp_path / "folder")
@@ -153,11 +158,11 @@ def test_files_are_written_to_object_stores(minio, ds, several):
     assert ds.to_parquet(uri, tensors="list", file_bytes=1000 if several else None, storage_options=options) == len(ds)
     store, key = minio.client(), uri.removeprefix(f"s3://{BUCKET}/")
     names = [entry["Key"] for entry in store.list_objects_v2(Bucket=BUCKET, Prefix=key)["Contents"]]
-    assert (len(names) > 2) == several
+    assert (len(names) > 2) == several and len({name.split("-")[1] for name in names if several}) == several
     bodies = [store.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names]
     assert [n for body in bodies for n in pq.read_table(pa.BufferReader(body))["n"].to_pylist()] == list(range(len(ds)))
     if several:
-        with pytest.raises(ps.InvalidInputError, match=r"it has `part-00000\.parquet`"):
+        with pytest.raises(ps.InvalidInputError, match=r"it has `part-\w{8}-00000\.parquet`"):
             ds.to_parquet(uri, file_bytes=3000, storage_options=options)
 
 
@@ -196,3 +201,168 @@ def test_a_failed_export_to_an_object_keeps_the_one_that_was_there(minio, ds, mo
             ds.to_parquet(f"s3://{BUCKET}/{key}", tensors="list")
         found = minio.client().list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents", [])
         assert [minio.get(BUCKET, entry["Key"]) for entry in found] == ([] if before is None else [before])
+
+
+def listed(minio, folder):
+    return [entry["Key"] for entry in minio.client().list_objects_v2(Bucket=BUCKET, Prefix=folder).get("Contents", [])]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_exports_at_the_same_time_into_one_folder_keep_each_others_files(minio, ds, monkeypatch, fails):
+    """The first one has begun when the second one runs. It is refused, or fails on its own, and deletes only its own files."""
+    folder, write = uuid.uuid4().hex, pq.ParquetWriter.write_table
+    begun, others_done, errors = threading.Event(), threading.Event(), []
+
+    def waits(self, table, *more):
+        if threading.current_thread().name == "first":
+            begun.set()
+            others_done.wait()
+            if fails:
+                raise OSError("no space")
+        return write(self, table, *more)
+
+    def first():
+        try:
+            ds.to_parquet(f"s3://{BUCKET}/{folder}", file_bytes=1000)
+        except (OSError, ps.InvalidInputError) as error:
+            errors.append(error)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", waits)
+    thread = threading.Thread(target=first, name="first")
+    thread.start()
+    begun.wait()
+    try:
+        assert ds.to_parquet(f"s3://{BUCKET}/{folder}", tensors="list", file_bytes=10**8) == len(ds)
+    finally:
+        others_done.set()
+        thread.join()
+    [error] = errors
+    assert re.search("no space" if fails else r"it has `part-\w{8}-00000\.parquet`", str(error))
+    [left] = listed(minio, folder)
+    assert pq.read_metadata(pa.BufferReader(minio.get(BUCKET, left))).num_rows == len(ds)
+
+
+@pytest.mark.parametrize("name", ["é ü.parquet", "50%.parquet", "a%20b.parquet", "a#b?.parquet", "a+b", "k=v/größe.parquet"])
+@pytest.mark.parametrize("several", [False, True])
+def test_keys_of_objects_are_literal(minio, ds, name, several):
+    folder = f"größe-{uuid.uuid4().hex}"
+    ds.head(1).to_parquet(f"s3://{BUCKET}/{folder}/{name}", file_bytes=10**8 if several else None)
+    [key] = listed(minio, folder)
+    assert key.removesuffix("/" + key.rpartition("/")[2] if several else "") == f"{folder}/{name}"
+
+
+@pytest.mark.parametrize("path", ["s3://bucket", "s3://bucket/", "gs://bucket", "memory://name", "s3://"])
+def test_uri_without_the_name_of_a_file_is_refused(ds, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ps.InvalidInputError, match="it has no name of a file") as caught:
+        ds.to_parquet(path)
+    assert "s3://bucket/name.parquet" in caught.value.hint and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["x//y.parquet", "./y.parquet", "../y.parquet"])
+def test_uri_with_empty_parts_is_refused(minio, ds, path):
+    with pytest.raises(ps.InvalidInputError, match="empty parts"):
+        ds.to_parquet(f"s3://{BUCKET}/{path}")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "link to a fifo", "pipe"])
+@pytest.mark.parametrize("several", [False, True])
+def test_devices_pipes_and_sockets_are_not_replaced(ds, tmp_path, kind, several):
+    path, ends = tmp_path / "place", os.pipe()
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "pipe":
+        path = f"/dev/fd/{ends[1]}"
+    else:
+        os.mkfifo(tmp_path / "fifo")
+        path.symlink_to("fifo") if kind != "fifo" else (tmp_path / "fifo").rename(path)
+    before, names = os.stat(path), sorted(os.listdir(tmp_path))
+    with pytest.raises(ps.InvalidInputError, match="it is not a folder" if several else "it is a device, pipe or socket"):
+        ds.to_parquet(path, file_bytes=1000 if several else None)
+    assert (os.stat(path).st_ino, os.stat(path).st_mode) == (before.st_ino, before.st_mode) and sorted(os.listdir(tmp_path)) == names
+    os.close(ends[0])
+    os.close(ends[1])
+
+
+def test_existing_empty_folder_is_filled_and_keeps_its_mode(ds, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    folder.chmod(0o2750)
+    before = folder.stat()
+    monkeypatch.chdir(folder)
+    failing(monkeypatch, 3)
+    with pytest.raises(OSError, match="no space"):
+        ds.to_parquet(".", tensors="list", file_bytes=1000)
+    assert list(folder.iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert ds.to_parquet(".", tensors="list", file_bytes=1000) == len(ds) == pq.read_table(folder).num_rows
+    assert (folder.stat().st_ino, folder.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(os.listdir()) == [f"part-{number:05d}.parquet" for number in range(len(os.listdir()))] and len(os.listdir()) > 2
+
+
+def test_folder_that_gets_other_files_meanwhile_is_refused(ds, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write = pq.ParquetWriter.write_table
+
+    def other(self, table, *more):
+        monkeypatch.setattr(pq.ParquetWriter, "write_table", write)
+        with pytest.raises(ps.InvalidInputError, match="it has `\\."):
+            ds.to_parquet(folder, file_bytes=10**8)
+        (folder / "part-00000.parquet").write_text("mine")
+        return write(self, table, *more)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", other)
+    with pytest.raises(ps.InvalidInputError, match=r"it has `part-00000\.parquet`"):
+        ds.to_parquet(folder, file_bytes=10**8)
+    assert [file.read_text() for file in folder.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o664])
+def test_replaced_file_keeps_its_mode(ds, tmp_path, mode):
+    path = tmp_path / "secret.parquet"
+    path.write_text("x")
+    path.chmod(mode)
+    assert ds.to_parquet(path) == len(ds) == pq.read_table(path).num_rows
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt(), None])
+@pytest.mark.parametrize("several", [False, True])
+def test_first_error_is_raised_if_the_store_is_lost(ds, tmp_path, monkeypatch, error, several):
+    import servers
+    from penstock.frameworks import parquet
+
+    own, begun, write = servers.Minio(tmp_path), [], pq.ParquetWriter.write_table
+
+    def fails(self, table, *more):
+        begun.append(table)
+        if len(begun) == 3:
+            own.process.kill()
+            own.process.wait()
+            if error is not None:
+                raise error
+        return write(self, table, *more)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fails)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
+    options = {"endpoint_url": own.endpoint, "access_key_id": own.environment["AWS_ACCESS_KEY_ID"], "timeout_seconds": 1}
+    options |= {"secret_access_key": own.environment["AWS_SECRET_ACCESS_KEY"], "region": "us-east-1"}
+    try:
+        with pytest.raises(ps.UnavailableError if error is None else type(error)) as caught:
+            ds.to_parquet(f"s3://{BUCKET}/lost", tensors="list", file_bytes=1000 if several else None, storage_options=options)
+    finally:
+        if own.process.poll() is None:
+            own.stop()
+    notes = getattr(caught.value, "__notes__", [])
+    assert "cannot write" in str(caught.value) if error is None else caught.value is error
+    assert len(notes) == several and all(re.search(r"lost` may still have `part-\w{8}-00000\.parquet`, `part-", note) for note in notes)
+
+
+@pytest.mark.parametrize("columns, why", [(["n", "text", "n"], "`n` twice"), ([], "no columns")])
+def test_columns_that_no_reader_could_find_are_refused(ds, tmp_path, columns, why):
+    with pytest.raises(ps.InvalidInputError, match=f"cannot write Parquet with {why}"):
+        ds.to_parquet(tmp_path / "x.parquet", columns)
+    assert list(tmp_path.iterdir()) == []

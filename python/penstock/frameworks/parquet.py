@@ -8,6 +8,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,14 +47,18 @@ def to_parquet(
     batches = view.scan(columns, batch_size=1 << 14)
     kinds = dict(view.schema)
     schema = batches.schema
+    if not schema.names or len(set(schema.names)) < len(schema.names):
+        found = f"`{max(schema.names, key=schema.names.count)}` twice" if schema.names else "no columns"
+        raise InvalidInputError(
+            f"cannot write Parquet with {found}: expected one or more columns, each once", hint=f"columns: {', '.join(kinds)}"
+        )
     if tensors == "list":
         schema = pa.schema([field.with_type(listed(field.type, kinds.get(field.name))) for field in schema])
         schema = schema.with_metadata({b"huggingface": _features(schema, kinds)})
     text = os.fspath(path)
     local = _core.local_path(text)
     if local is None:
-        place, _, name = text.rstrip("/").rpartition("/")
-        files = _of_store(text, options) if file_bytes is not None else _of_store(place, options, name)
+        files = _of_objects(text, options) if file_bytes is not None else _of_object(text, options)
     else:
         files = _of_folder(pathlib.Path(local)) if file_bytes is not None else _of_path(pathlib.Path(local))
     with files as begin:
@@ -104,16 +109,23 @@ def _grouped(batches: pa.RecordBatchReader, schema: pa.Schema, group_bytes: int)
 
 @contextmanager
 def _of_path(path: pathlib.Path) -> Iterator[Callable[[int], _File]]:
-    """Write one file under another name first, so that it is complete or absent."""
+    """Write one file under another name first, so that it is complete or absent. A file that it replaces gives it its mode."""
     place = path.resolve()  # Of a link, the file that it points to.
-    if not place.parent.is_dir() or place.is_dir():
+    if place.is_dir() or not place.parent.is_dir():
         what = "it is a folder" if place.is_dir() else f"the folder `{place.parent}` does not exist"
         raise InvalidInputError(
             f"cannot write `{place}`: {what}", hint="give the path of a file in an existing folder, or file_bytes for several"
         )
-    aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    if mode is not None and not path.is_file():
+        raise InvalidInputError(f"cannot write `{path}`: it is a device, pipe or socket, expected a file", hint="give the path of a file")
+    aside = place.with_name(_hidden())
     try:
+        if mode is not None:
+            aside.touch(0o600)  # Nobody else reads it before it has its mode.
         yield lambda _: _Synced(io.FileIO(aside, "w"))
+        if mode is not None:
+            aside.chmod(mode)
         aside.replace(place)
     finally:
         aside.unlink(missing_ok=True)
@@ -121,43 +133,86 @@ def _of_path(path: pathlib.Path) -> Iterator[Callable[[int], _File]]:
 
 @contextmanager
 def _of_folder(folder: pathlib.Path) -> Iterator[Callable[[int], _File]]:
-    """Write files to a folder that appears when all are complete."""
+    """Write files to a new folder, which appears when all are complete, or to an empty one, which gets them then."""
     place = folder.resolve()
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        what = "it is a folder with files" if place.is_dir() else "it is a file"
-        raise InvalidInputError(f"cannot write several files to `{place}`: {what}", hint="give the path of a new or empty folder")
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInputError(
+            f"cannot write several files to `{folder}`: it is not a folder", hint="give the path of a new or empty folder"
+        )
     if not place.parent.is_dir():
         raise InvalidInputError(f"cannot write `{place}`: the folder `{place.parent}` does not exist", hint="create it first")
-    aside = place.with_name(f".{secrets.token_hex(8)}.parquet")
+    new = not place.exists()
+    aside = (place.parent if new else place) / _hidden()
+    moved = list[pathlib.Path]()
     aside.mkdir()
     try:
-        yield lambda number: _Synced(io.FileIO(aside / _name(number), "w"))
-        aside.replace(place)
+        if not new:  # After the own folder was made, so that of two exports at the same time one sees the other.
+            _check_others(place, os.listdir(place), [aside.name])
+        yield lambda number: _Synced(io.FileIO(aside / f"part-{number:05d}.parquet", "w"))
+        if new:
+            aside.replace(place)
+        else:
+            _check_others(place, os.listdir(place), [aside.name])
+            for file in sorted(aside.iterdir()):
+                moved.append(file.rename(place / file.name))
+    except BaseException:
+        for file in moved:
+            file.unlink(missing_ok=True)
+        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
-def _of_store(uri: str, options: list[tuple[str, str]], name: str | None = None) -> Iterator[Callable[[int], _File]]:
-    """Write files to a folder of a store. After an error, those that are complete are deleted."""
+def _of_object(uri: str, options: list[tuple[str, str]]) -> Iterator[Callable[[int], _File]]:
+    """Write one file to a store. It appears when it is complete, and replaces an older one."""
+    if "/" not in uri.partition("://")[2].strip("/"):
+        raise InvalidInputError(
+            f"cannot write `{uri}`: it has no name of a file", hint="write it as s3://bucket/name.parquet, or give file_bytes for several"
+        )
     output = _core.Output(uri, options)
-    if name is None and (found := output.names()):
-        raise InvalidInputError(f"cannot write several files to `{uri}`: it has `{found[0]}`", hint="give the URI of an empty folder")
-    begun: list[str] = []
+    with _undone(output, uri, []):
+        yield lambda _: _Stored(output, "")  # The core writes a URI literally, but encodes letters of names below it.
+
+
+@contextmanager
+def _of_objects(uri: str, options: list[tuple[str, str]]) -> Iterator[Callable[[int], _File]]:
+    """Write files to a folder of a store, with names that no other call uses. Of two calls at the same time, one or both are refused."""
+    output, call, begun = _core.Output(uri, options), secrets.token_hex(4), list[str]()
 
     def begin(number: int) -> _File:
-        begun.append(name or _name(number))
+        begun.append(f"part-{call}-{number:05d}.parquet")
         return _Stored(output, begun[-1])
 
-    try:
+    _check_others(uri, output.names(), begun)
+    with _undone(output, uri, begun):
         yield begin
-    except BaseException:
-        output.delete(begun if name is None else [])
+        _check_others(uri, output.names(), begun)
+
+
+def _check_others(place: pathlib.Path | str, names: Sequence[str], own: Sequence[str]) -> None:
+    """Refuse a folder that has other files."""
+    if others := set(names).difference(own):
+        raise InvalidInputError(
+            f"cannot write several files to `{place}`: it has `{min(others)}`", hint="give a new or empty folder, and one to each export"
+        )
+
+
+@contextmanager
+def _undone(output: _core.Output, uri: str, begun: list[str]) -> Iterator[None]:
+    """After an error, discard the file that was begun, and delete complete ones. If that fails as well, the first error says what is left."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            output.delete(begun)
+        except Exception as failure:
+            error.add_note(f"`{uri}` may still have {', '.join(f'`{name}`' for name in begun)}: {failure}")
         raise
 
 
-def _name(number: int) -> str:
-    return f"part-{number:05d}.parquet"
+def _hidden() -> str:
+    return f".{secrets.token_hex(8)}.parquet"
 
 
 class _Synced(io.BufferedWriter):

@@ -144,9 +144,9 @@ class Exports(Loadable):
     ) -> int:
         """Write all samples to Parquet, and return their number. `import_data` restores the column types.
 
-        `path` is a path or a URI of any store, with its `storage_options` as in `ps.open`. With `file_bytes`, it is a new folder, and each file in
-        it, such as `part-00000.parquet`, has about so many bytes. A local file or folder is complete or absent: it is written under another name first.
-        In a store, each file is complete or absent.
+        `path` is a path or a URI of any store, with its `storage_options` as in `ps.open`. With `file_bytes`, it is a new or empty folder, and each
+        file in it, such as `part-00000.parquet`, has about so many bytes. Local files appear when all are complete, and a replaced file keeps its
+        mode. In a store, each file is complete or absent, and names of parts have a random id of the call. After an error, its files are deleted.
 
         Tensors and boxes have Arrow's types. With `tensors="list"`, they are lists of lists, which all readers of Parquet know, and images are
         structs that `datasets.load_dataset("parquet", …)` takes for images. Labels are text. Sizes behind an empty dimension, as in (0, 2, 7), are lost.
