@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from penstock.importers import import_data
 
 pytestmark = pytest.mark.local
@@ -288,3 +289,50 @@ def test_bfloat16_and_nan_payloads_are_kept_by_arrays():
     values = np.array([0x7FC1, 0xFFC0, 0x3F80], np.uint16).view(ml_dtypes.bfloat16)
     ds.append({"x": values})
     assert np.array_equal(ds["x"][:].view(np.uint16), values.view(np.uint16))
+
+
+BOOLS = {
+    "scalar": ("{}", [True]), "NumPy's scalar": ("{}", [np.True_]), "late": ("{}", [0, None, False]), "array": ("{}", np.array([True])),
+    "masked": ("{}", np.ma.MaskedArray([True, False], [False, True])), "pandas": ("{}", pd.Series([True, None], dtype="boolean")),
+    "objects": ("{}", pd.Series([1, True], dtype=object)), "Arrow": ("{}", pa.array([True, None])), "tensor": ("fixed", [[True, False]]), "beside": ("fixed", [[1, 2], [1, True]]),
+    "of NumPy": ("fixed", [(1, np.False_)]), "array of tensors": ("fixed", np.array([[True, False]])), "two kinds": ("fixed", [np.array([1, 2]), np.array([True, False])]),
+    "list": ("free", [[1, 2, True]]), "deep": ("two", [[[1, 2], [1, True]]]), "list of arrays": ("two", [[np.array([1]), np.array([False])]]), "lists of bools": ("free", [[False]]),
+    "Arrow lists": ("free", pa.array([[True]])), "array of each": ("free", [np.array([True])]), "torch": ("free", [torch.tensor([True])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "float32", "float64", "complex64", "bfloat16"])
+@pytest.mark.parametrize("case", BOOLS)
+def test_bools_are_refused_in_columns_of_numbers(dtype, case):
+    """As numbers are in columns of bools, however they are given."""
+    form, values = BOOLS[case]
+    kind = {"fixed": ps.Tensor((2,), dtype), "free": ps.Tensor((None,), dtype), "two": ps.Tensor((None, None), dtype)}.get(form, dtype)
+    ds = ps.create("memory://" + uuid.uuid4().hex, {"c": kind})
+    with pytest.raises(ps.InvalidInputError, match=f"(?i)(is True|is False|bool).*{dtype}"):
+        ds.append({"c": values})
+    assert len(ds) == 0
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv", "rows", "frame"])
+@pytest.mark.parametrize("early, late", [("1", "true"), ("1.5", "false"), ("[1, 2]", "[true, 2]"), ("[1.5, 2]", "[false, 2]")])
+def test_late_bool_in_a_column_of_numbers_is_refused_by_its_row(tmp_path, form, early, late):
+    texts, source = [early] * 1200 + [late] + [early], tmp_path / f"data.{form}"
+    if form in ("json", "jsonl"):
+        lines = [f'{{"c": {text}}}' for text in texts]
+        source.write_text("[" + ",".join(lines) + "]" if form == "json" else "\n".join(lines))
+    elif form == "csv":
+        source.write_text("c\n" + "\n".join(f'"{text}"' for text in texts))
+    else:
+        source = [{"c": json.loads(text)} for text in texts]
+        source = pd.DataFrame(source) if form == "frame" else source
+    kind = ps.Tensor((None,), "float64" if "." in early else "int64") if "[" in early else "float64" if "." in early else "int64"
+    for types in ({}, {"c": kind}):
+        if form in ("csv", "frame") and (not types or (form == "csv" and "[" in early)):
+            continue  # Text, and JSON: their first block has all rows.
+        place = "memory://" + uuid.uuid4().hex
+        with pytest.raises(
+            ps.InvalidInputError, match=r"(line 120[12]|(element|row) 1200|row 1201).*(is|contains|`c`:) .*(True|False|true|false|bool)"
+        ):
+            ps.importers.import_data(source, place, types=types)
+        report = ps.importers.import_data(source, place, types=types, on_error="skip")
+        assert report.samples == 1201 and len(report.refused) == 1

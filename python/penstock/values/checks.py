@@ -58,6 +58,17 @@ def is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
+def holds_bool(value: Any) -> bool:
+    """Return whether a value is a bool or an array of bools, or a list that has one. Beside numbers, NumPy would make a number of it.
+
+    >>> holds_bool([1, [2, True]]), holds_bool((1, 2.5)), holds_bool(np.array([True]))
+    (True, False, True)
+    """
+    if isinstance(value, list | tuple):
+        return not set(map(type, value)) <= {int, float} and any(map(holds_bool, value))
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", None) == "b"
+
+
 def is_null_word(value: Any) -> bool:
     """Return whether a value in a list of words is null. In such a list, a float NaN is also null, as in pandas."""
     return is_null(value) or (isinstance(value, float) and value != value)

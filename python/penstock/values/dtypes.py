@@ -36,8 +36,8 @@ def numpy_dtype_of(source: Any) -> np.dtype[Any]:
 
 def cast(array: Array, dtype: str, row: int | None = None) -> Array:
     """Cast values. Only floats are rounded: to fewer digits, as the column's dtype says. Refuses out-of-range values, floats for integer
-    dtypes, whole numbers that a float dtype does not represent exactly, and times with digits below a microsecond. `row`: the row of a
-    single sample.
+    dtypes, and bools for numbers. Refuses whole numbers that a float dtype does not represent exactly, and times with digits below a
+    microsecond. `row`: the row of a single sample.
     """
     wanted = numpy_dtype(dtype)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -60,7 +60,7 @@ def cast(array: Array, dtype: str, row: int | None = None) -> Array:
             bad = np.array([not low <= int(value) <= high for value in array.flat]).reshape(array.shape)
             raise refuse(bad, f"is out of the range of {dtype}, {low} to {high}")
         return array.astype(wanted)
-    elif kind != "m" and (
+    elif kind not in "bm" and (
         np.can_cast(array.dtype, wanted, "same_kind")
         or (dtype == "bfloat16" and kind in "fiu")
         or (wanted.kind == "f" and array.dtype == numpy_dtype("bfloat16"))

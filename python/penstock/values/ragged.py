@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidInputError
-from penstock.values.checks import Array, Prepared, fail, is_arrow, is_null
+from penstock.values.checks import Array, Prepared, fail, holds_bool, is_arrow, is_null
 from penstock.values.containers import container, from_torch
 from penstock.values.dtypes import cast, check_whole_numbers, numpy_dtype
 from penstock.values.from_arrow import numbers_within, objects_of, plain_elements, tensors_of
@@ -118,5 +118,7 @@ def one_array(value: Any, row: int, shape: tuple[int | None, ...], dtype: str) -
     if wrong:
         raise fail(f"has the shape {array.shape}, expected {shape}", row)
     if isinstance(value, list | tuple):
+        if dtype != "bool" and holds_bool(value):
+            raise fail(f"contains a bool, expected {dtype}", row)
         check_whole_numbers(value, array, dtype, row)
     return np.ascontiguousarray(cast(array, dtype, row))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.values.checks import Array, fail, is_whole, shown, without_dimensions
+from penstock.values.checks import Array, fail, holds_bool, is_whole, shown, without_dimensions
 from penstock.values.dtypes import cast, check_whole_numbers, numpy_dtype, whole_bits
 from penstock.values.times import TIMES, stack_times
 
@@ -20,6 +20,8 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
     for row, item in enumerate(items if shape else ()):
         if (item.shape if type(item) is np.ndarray else np.shape(item)) != shape:
             raise fail(f"has the shape {np.shape(item)}, expected {shape}", row)
+        if dtype != "bool" and holds_bool(item):
+            raise fail(f"contains a bool, expected {dtype}", row)
     if dtype in TIMES and not shape:
         return stack_times(items, dtype)
     wanted = numpy_dtype(dtype)
@@ -35,6 +37,7 @@ def stack(items: list[Any], shape: tuple[int, ...], dtype: str) -> Array:
         )
         for row, item in enumerate(items):
             unfit = isinstance(item, np.ndarray) and (item.ndim or (item.dtype.kind == "c" and wanted.kind != "c"))
+            unfit = unfit or (wanted.kind != "b" and holds_bool(item))
             if unfit or not isinstance(item, kinds | ml_dtypes.bfloat16) or isinstance(item, np.timedelta64):
                 raise fail(f"is {shown(item)}, expected {dtype}", row)
             if isinstance(item, int) and item.bit_length() > 1024:
@@ -82,7 +85,7 @@ def plain_numbers(items: list[Any], dtype: str) -> tuple[Array, npt.NDArray[np.b
 def whole_number(item: Any, row: int, dtype: str) -> int:
     """Return an integer that fits the dtype."""
     item = without_dimensions(item)
-    if not is_whole(item) and not isinstance(item, bool | np.bool_):
+    if not is_whole(item):
         duration = isinstance(item, datetime.timedelta | np.timedelta64)
         hint = "choose a unit, as in item // numpy.timedelta64(1, 'ms'), or make the column duration" if duration else None
         raise fail(f"is {shown(item)}, expected {dtype}", row, hint)
