@@ -147,6 +147,24 @@ def test_a_split_by_class_is_exact_in_each_class_and_one_by_group_keeps_groups_t
     assert {name: len(view) for name, view in ds.select([]).split({"a": 0.5, "b": 0.5}, by="label").items()} == {"a": 0, "b": 0}
 
 
+def test_filter_functions_get_positions_and_row_ids_as_reads_do():
+    ds = ps.create("memory://filter-extras", {"n": "int64", "t": ps.Text()})
+    ds.append({"n": range(10), "t": ["x"] * 10})
+    with ds.transaction() as tx:
+        tx.delete(row_ids=[0])
+    chosen = ds.select([8, 2, 5])
+    views = {"dataset": ds, "selection": chosen, "columns": chosen[["n"]], "joined": ps.concat([ds, chosen])}
+    for what, view in views.items():
+        for name in ("_position", "_row_id"):
+            wanted = [int(value) for value in view["n"][:][view[name][:] >= 5]]
+            assert view.filter(lambda sample, name=name: sample[name] >= 5, columns=[name])["n"][:].tolist() == wanted, (what, name)
+        seen = []
+        view.filter(lambda sample, seen=seen: seen.append(sample), columns=iter(["n", "_row_id"]))
+        assert [list(sample) for sample in seen] == [["n", "_row_id"]] * len(view)
+    with pytest.raises(ps.NotFoundError, match="no such column"):
+        ds.head(0).filter(lambda sample: True, columns=["m"])
+
+
 def test_samples_are_chosen_by_seed_and_filters_name_the_sample(capfd):
     ds = made("sample")
     chosen = ds.sample(20, seed=3)["n"][:].tolist()

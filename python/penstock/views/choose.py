@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole, whole_seed
+from penstock.views.keys import names_of
 
 if TYPE_CHECKING:
     from penstock.views.concat import Concat
@@ -277,15 +278,16 @@ def filtered(
             f"cannot filter by {function!r}: expected a function of a sample, or SQL",
             hint='write "year > 1999" or lambda sample: sample["year"] > 1999',
         )
-    chosen = view if columns is None else view.select_columns(columns)
-    media = any(kind.type in ("image", "mask") for kind in chosen.schema.values())
+    names = view.columns if columns is None else names_of(columns)
+    view.take(range(0), columns=names)  # Raises an error if a column is missing.
+    media = any(kind.type in ("image", "mask") for name, kind in view.schema.items() if name in (names or ()))
     kept: list[int] = []
     with _progress(progress, len(view)) as report:
         for start in range(0, len(view), size := 16 if media else 256):
-            batch = chosen[start : start + size]
+            batch = view.take(range(start, min(start + size, len(view))), columns=names)
             for index in range(min(size, len(view) - start)):
                 try:
-                    if bool(function(chosen._sample(batch, index))):
+                    if bool(function(view._sample(batch, index))):
                         kept.append(start + index)
                 except Exception as error:
                     error.add_note(f"in the function given to ds.filter, for the sample at position {start + index}")

@@ -86,9 +86,10 @@ def one_position(key: Any) -> int | None:
 def names_of(columns: Sequence[str] | None) -> list[str] | None:
     if isinstance(columns, str):
         raise InvalidInputError(f"columns={columns!r}, expected a list of names", hint=f"write columns=[{columns!r}]")
-    if columns is not None and not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in columns)):
+    names = list(columns) if isinstance(columns, Iterable) else []
+    if columns is not None and not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in names)):
         raise InvalidInputError(f"columns={columns!r}, expected a list of names")
-    return None if columns is None else list(columns)
+    return None if columns is None else names
 
 
 def slice_of(key: tuple[Any, ...], shape: Sequence[int]) -> tuple[list[tuple[int, int]], tuple[Any, ...]]:

@@ -327,7 +327,8 @@ class View(Exports):
         DuckDB evaluates the condition, as for `tx.delete(where=…)`. It may also name `_row_id` and `_position`, the position in the dataset. Only the columns that it names are
         read. A null is not true.
 
-        The function gets a dict of `columns`: name only those that it needs, because all of them are read. `progress=True` shows a
+        The function gets a dict of `columns`: name only those that it needs, because all of them are read. They may also be `_row_id` and
+        `_position`. `progress=True` shows a
         progress bar; a function is called as `progress(done, total)` after each batch.
 
         >>> import penstock as ps
