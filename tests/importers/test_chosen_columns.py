@@ -196,6 +196,29 @@ def test_a_dropped_column_may_have_any_type(tmp_path, root):
     assert import_data(tmp_path / "u.jsonl", root.with_name("late"), columns=["n"]).samples == 3000
 
 
+DEEP = {
+    "lists": "[" * 200_000 + "]" * 200_000, "objects": '{"a": ' * 50_000 + '"]}\\"{["' + "}" * 50_000, "beside a key twice": '{"a": 1, "a": ' + "[" * 5000 + "]" * 5000 + "}",
+    "with text": '["\\\\", "ü[", ' * 20_000 + '"' + "x{" * 5000 + '"' + "]" * 20_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 300, 4097])
+@pytest.mark.parametrize("what", DEEP)
+def test_an_element_that_is_nested_too_deeply_is_refused_alone(tmp_path, monkeypatch, what, piece):
+    lines = ['{"n": 1}', f'{{"n": {DEEP[what]}}}', '{"n": 2}', DEEP[what], '{"n": 3}']
+    (tmp_path / "a.json").write_text("[" + ", ".join(lines) + "]")
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(json_importer, "PIECE_BYTES", piece)
+    for name, places in (("a.json", ["element 1", "element 3"]), ("a.jsonl", ["line 2", "line 4"])):
+        report = import_data(tmp_path / name, tmp_path / f"{name}.set", on_error="skip")
+        assert ps.open(tmp_path / f"{name}.set")["n"][:].tolist() == [1, 2, 3]
+        assert [refusal.path.rpartition(": ")[2] for refusal in report.refused] == places
+        assert all("not JSON" in refusal.message for refusal in report.refused)
+    (tmp_path / "cut.json").write_text("[" + ", ".join(lines)[:-2000])
+    with pytest.raises(ps.InvalidInputError, match="element 3 is not JSON: Unterminated value"):
+        import_data(tmp_path / "cut.json", tmp_path / "cut", on_error="skip")
+
+
 ARRAY = [{"n": row, "text": "ü" * (row % 7) + '\u2028\\"]}', "deep": {"list": [1, {"x": [row]}]}} for row in range(300)]
 
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ PIECE_BYTES = 1 << 20
 # If an element is longer than this, the file is not a list of samples.
 LONGEST_ELEMENT = 256 << 20
 _SPACE = " \t\n\r"
+# A string, which may lack its end, or a bracket.
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{}]', re.DOTALL)
 
 
 def is_array(path: pathlib.Path, encoding: str = "utf-8") -> bool:
@@ -112,7 +115,7 @@ class _Text:
         while True:
             try:
                 value, end = _decoded(decoder, self.text, self.at)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except json.JSONDecodeError as error:
                 if _may_be_cut(error, self.text) and self._more(max(PIECE_BYTES, len(self.text) - self.at)):
                     continue
                 raise self.wrong(f"element {place} is not JSON: {error}") from error
@@ -150,12 +153,26 @@ def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
         return decoder.raw_decode(text, at)
     except json.JSONDecodeError:
         raise
-    except ValueError as error:
-        return rows.BadRow(f"not JSON: {error}"), json.JSONDecoder(parse_int=str).raw_decode(text, at)[1]
+    except (ValueError, RecursionError) as error:
+        bad = rows.BadRow(f"not JSON: {error}")
+        try:
+            return bad, json.JSONDecoder(parse_int=str).raw_decode(text, at)[1]
+        except RecursionError:
+            return bad, _end_of(text, at)
 
 
-def _may_be_cut(error: json.JSONDecodeError | RecursionError, text: str) -> bool:
+def _end_of(text: str, at: int) -> int:
+    """Return where an array or object ends. Raises: JSONDecodeError if it is incomplete."""
+    depth = 0
+    for found in _BRACKET.finditer(text, at):
+        depth += (found[0] in "[{") - (found[0] in "]}")
+        if depth == 0:
+            return found.end()
+    raise json.JSONDecodeError("Unterminated value", text, at)
+
+
+def _may_be_cut(error: json.JSONDecodeError, text: str) -> bool:
     """Return whether the text that follows may correct an error: it is one of the end, where a word or an escape has at most 12 letters, or
     of a string.
     """
-    return isinstance(error, json.JSONDecodeError) and (error.msg.startswith("Unterminated") or error.pos + 12 > len(text))
+    return error.msg.startswith("Unterminated") or error.pos + 12 > len(text)
