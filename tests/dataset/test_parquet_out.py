@@ -329,13 +329,30 @@ def test_replaced_file_keeps_its_mode(ds, tmp_path, mode):
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt(), None])
+def test_nothing_is_written_after_an_error(minio, ds, monkeypatch):
+    from penstock.frameworks import parquet
+
+    begun, write = failing(monkeypatch, 4), parquet._Stored.write
+
+    def lost(self, data):
+        if len(begun) == 4:
+            raise ValueError("lost")
+        return write(self, data)
+
+    monkeypatch.setattr(parquet._Stored, "write", lost)
+    with pytest.raises(OSError, match="no space"):
+        ds.to_parquet(f"s3://{BUCKET}/{uuid.uuid4().hex}", tensors="list", file_bytes=1000)
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt, None])
 @pytest.mark.parametrize("several", [False, True])
-def test_first_error_is_raised_if_the_store_is_lost(ds, tmp_path, monkeypatch, error, several):
+@pytest.mark.parametrize("large", [False, True])
+def test_first_error_is_raised_if_the_store_is_lost(ds, tmp_path, monkeypatch, kind, several, large):
     import servers
     from penstock.frameworks import parquet
 
     own, begun, write = servers.Minio(tmp_path), [], pq.ParquetWriter.write_table
+    error = None if kind is None else kind("no space")
 
     def fails(self, table, *more):
         begun.append(table)
@@ -346,12 +363,15 @@ def test_first_error_is_raised_if_the_store_is_lost(ds, tmp_path, monkeypatch, e
                 raise error
         return write(self, table, *more)
 
+    if large:  # Parts of an object are on their way.
+        ds = ps.create("memory://" + uuid.uuid4().hex, {"blob": ps.Bytes()})
+        ds.append({"blob": [os.urandom(12 << 20) for _ in range(3)]})
     monkeypatch.setattr(pq.ParquetWriter, "write_table", fails)
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
     options = {"endpoint_url": own.endpoint, "access_key_id": own.environment["AWS_ACCESS_KEY_ID"], "timeout_seconds": 1}
     options |= {"secret_access_key": own.environment["AWS_SECRET_ACCESS_KEY"], "region": "us-east-1"}
     try:
-        with pytest.raises(ps.UnavailableError if error is None else type(error)) as caught:
+        with pytest.raises(kind or ps.UnavailableError) as caught:
             ds.to_parquet(f"s3://{BUCKET}/lost", tensors="list", file_bytes=1000 if several else None, storage_options=options)
     finally:
         if own.process.poll() is None:

@@ -79,12 +79,17 @@ def _written(batches: pa.RecordBatchReader, schema: pa.Schema, begin: Callable[[
     group = next(groups, None)
     while group is not None or number == 0:
         file = pa.PythonFile(begin(number), "w")
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        writer = pq.ParquetWriter(file, schema, compression="zstd")
+        try:
             while group is not None:
                 writer.write_table(group)
                 rows, group = rows + group.num_rows, next(groups, None)
                 if file_bytes is not None and file.tell() >= file_bytes:
                     break
+        except BaseException:
+            writer.is_open = False  # So that no footer is written, whose error would be raised instead.
+            raise
+        writer.close()
         file.close()  # Not after an error: a file of a store appears when it is closed.
         number += 1
     return rows
@@ -230,11 +235,14 @@ class _Stored:
 
     def __init__(self, output: _core.Output, name: str) -> None:
         self.output = output
-        self.closed = False
+        self.closed, self.failed = False, False
         output.begin(name)
 
     def write(self, data: Any, /) -> int:
-        self.output.write(bytes(data))
+        if not self.failed:  # Arrow writes again after an error, and would wait for a lost store again.
+            self.failed = True
+            self.output.write(bytes(data))
+            self.failed = False
         return len(data)
 
     def flush(self) -> None:
