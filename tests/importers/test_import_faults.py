@@ -949,7 +949,7 @@ def test_files_of_other_numbers_lose_nothing(tmp_path, first, second, expected):
         if not pa.types.is_list(first.type) and exact:
             assert import_data(tmp_path / "source", tmp_path / "set", types={"n": "float64"}).samples == 4
         elif not pa.types.is_list(first.type):
-            with pytest.raises(ps.InvalidInputError, match="float64 does not represent exactly|bool, which does not fit float64"):
+            with pytest.raises(ps.InvalidInputError, match=r"float64 does not represent exactly|bool, which does not fit float64"):
                 import_data(tmp_path / "source", tmp_path / "set", types={"n": "float64"})
         return
     import_data(tmp_path / "source", tmp_path / "set")
