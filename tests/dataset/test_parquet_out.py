@@ -166,6 +166,21 @@ def test_files_are_written_to_object_stores(minio, ds, several):
             ds.to_parquet(uri, file_bytes=3000, storage_options=options)
 
 
+@pytest.mark.parametrize("is_root", [False, True])
+def test_empty_objects_are_no_files_and_deep_ones_are(minio, ds, is_root):
+    """Consoles represent a folder by an empty object."""
+    bucket, options = f"b{uuid.uuid4().hex}", {"endpoint_url": minio.endpoint}
+    store, prefix = minio.client(), "" if is_root else "out/"
+    store.create_bucket(Bucket=bucket)
+    store.put_object(Bucket=bucket, Key=f"{prefix}sub/")
+    uri = f"s3://{bucket}/{prefix}".rstrip("/")
+    store.put_object(Bucket=bucket, Key=f"{prefix}a/b/c", Body=b"x")
+    with pytest.raises(ps.InvalidInputError, match="it has `a/b/c`"):
+        ds.to_parquet(uri, file_bytes=1000, storage_options=options)
+    store.delete_object(Bucket=bucket, Key=f"{prefix}a/b/c")
+    assert ds.to_parquet(uri, file_bytes=1000, storage_options=options) == len(ds)
+
+
 def failing(monkeypatch, number):
     """Let the write of this row group fail. Returns the list of those that were begun."""
     begun, write = [], pq.ParquetWriter.write_table

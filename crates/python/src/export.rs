@@ -1,5 +1,6 @@
 //! Files that exports write to a store: any store but a local folder, in which Python writes itself.
 
+use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use penstock_error::Error;
@@ -29,9 +30,15 @@ impl Output {
         Ok(Output { store: store.or_raise(py)?, writer: Mutex::default() })
     }
 
-    /// Return the names in the folder.
-    fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        Ok(py.detach(|| self.store.list("")).or_raise(py)?.into_iter().map(|entry| entry.name).collect())
+    /// Return the name of an object in the folder, at any depth, that is not one of these, or None. Empty objects, which represent folders, do not count.
+    fn other(&self, py: Python<'_>, own: Vec<String>) -> PyResult<Option<String>> {
+        let mut found = None;
+        let mut see = |name: &str| {
+            found = Some(name.to_owned()).filter(|name| !name.ends_with('/') && !own.contains(name));
+            if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        py.detach(|| self.store.survey(&mut see)).or_raise(py)?;
+        Ok(found)
     }
 
     /// Begin a file. Another one that is not finished is discarded.

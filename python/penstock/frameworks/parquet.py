@@ -152,12 +152,12 @@ def _of_folder(folder: pathlib.Path) -> Iterator[Callable[[int], _File]]:
     aside.mkdir()
     try:
         if not new:  # After the own folder was made, so that of two exports at the same time one sees the other.
-            _check_others(place, os.listdir(place), [aside.name])
+            _check_others(place, min({*os.listdir(place)} - {aside.name}, default=None))
         yield lambda number: _Synced(io.FileIO(aside / f"part-{number:05d}.parquet", "w"))
         if new:
             aside.replace(place)
         else:
-            _check_others(place, os.listdir(place), [aside.name])
+            _check_others(place, min({*os.listdir(place)} - {aside.name}, default=None))
             for file in sorted(aside.iterdir()):
                 moved.append(file.rename(place / file.name))
     except BaseException:
@@ -189,17 +189,17 @@ def _of_objects(uri: str, options: list[tuple[str, str]]) -> Iterator[Callable[[
         begun.append(f"part-{call}-{number:05d}.parquet")
         return _Stored(output, begun[-1])
 
-    _check_others(uri, output.names(), begun)
+    _check_others(uri, output.other(begun))
     with _undone(output, uri, begun):
         yield begin
-        _check_others(uri, output.names(), begun)
+        _check_others(uri, output.other(begun))
 
 
-def _check_others(place: pathlib.Path | str, names: Sequence[str], own: Sequence[str]) -> None:
-    """Refuse a folder that has other files."""
-    if others := set(names).difference(own):
+def _check_others(place: pathlib.Path | str, other: str | None) -> None:
+    """Refuse a folder that has another file."""
+    if other is not None:
         raise InvalidInputError(
-            f"cannot write several files to `{place}`: it has `{min(others)}`", hint="give a new or empty folder, and one to each export"
+            f"cannot write several files to `{place}`: it has `{other}`", hint="give a new or empty folder, and one to each export"
         )
 
 

@@ -111,7 +111,7 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
     let (added, removed) = (found.added().clone(), found.removed().clone());
     let mut proposal = written.proposal(RecordKind::Merge, texts, (added.len(), removed.len()))?;
     proposal.own.changes.writes.extend(altered);
-    // After a reset of the other side, transactions that began here may use words that no longer exist, or a dtype that is too wide now.
+    // After a reset of the other side, transactions that began here may use words that no longer exist, or wider dtypes.
     if !sides.theirs.continues_words_of(&sides.ours) || !sides.theirs.schema.has_dtypes_of(&written.base.schema) {
         proposal.own.changes.writes.push(Change { kind: ChangeKind::Reset, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) });
     }
@@ -158,23 +158,7 @@ fn three_way(
     }
     let linked = check_stages(&ours, &sides.theirs, &chosen, &revived)?;
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
-    let mut additions = Additions { parts: new_parts(&sides.theirs, &chosen, puts)?, ..Additions::default() };
-    (additions.overlays, additions.features) = match values {
-        Values::Overlays(mut overlays) => {
-            copy_to_overlays(&sides.theirs.context, &mut overlays)?;
-            (overlays, 0)
-        }
-        Values::Samples(mut values) => {
-            // Samples whose fragments the branch does not get have no values in it.
-            let absent = found.lacking.minus(&chosen.row_ids);
-            values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&absent));
-            let theirs = if learned.is_empty() { sides.theirs.clone() } else { Arc::new(sides.theirs.with_hidden()) };
-            copied_values(&theirs, &values, puts)?
-        }
-    };
-    if !additions.is_empty() {
-        additions.words = new_words(&ours, &sides.theirs, puts)?;
-    }
+    let mut additions = additions(sides, &chosen, &found.lacking, &learned, values, puts)?;
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     columns.sort_unstable();
     columns.dedup();
@@ -216,6 +200,35 @@ fn three_way(
         }
     }
     Ok((proposal, added.or(&revived)))
+}
+
+/// Link fragments, and link or copy the values and words that the branch gets. Samples whose fragments it does not get have no values in it.
+fn additions(
+    sides: &Sides,
+    chosen: &Linked,
+    lacking: &RowIds,
+    learned: &RowIds,
+    values: Values,
+    puts: &mut Vec<String>,
+) -> Result<Additions> {
+    let Sides { ours, theirs, .. } = sides;
+    let mut additions = Additions { parts: new_parts(theirs, chosen, puts)?, ..Additions::default() };
+    (additions.overlays, additions.features) = match values {
+        Values::Overlays(mut overlays) => {
+            copy_to_overlays(&theirs.context, &mut overlays)?;
+            (overlays, 0)
+        }
+        Values::Samples(mut values) => {
+            let absent = lacking.minus(&chosen.row_ids);
+            values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&absent));
+            let theirs = if learned.is_empty() { theirs.clone() } else { Arc::new(theirs.with_hidden()) };
+            copied_values(&theirs, &values, puts)?
+        }
+    };
+    if !additions.is_empty() {
+        additions.words = new_words(ours, theirs, puts)?;
+    }
+    Ok(additions)
 }
 
 /// Return whether some value of `theirs` that these overlays cover is another one in `ours`. Cost: reads values of both until one differs.
