@@ -146,7 +146,7 @@ def cost_of(place, key):
 def test_windows_read_little_more_than_they_give(volume):
     place, values = volume
     rng = np.random.default_rng(1)
-    corners = [[int(rng.integers(0, size - 63)) for size in values.shape] for _ in range(200)]
+    corners = [[int(rng.integers(0, size - 63)) for size in values.shape] for _ in range(60)]
     keys = [(0, *(slice(low, low + 64) for low in corner)) for corner in corners]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         costs = pool.starmap(cost_of, [(place, key) for key in keys], chunksize=1)
@@ -154,7 +154,7 @@ def test_windows_read_little_more_than_they_give(volume):
     for key, (_, _, found) in zip(keys, costs, strict=True):
         np.testing.assert_array_equal(found, values[key[1:]])
     assert max(ranges for ranges, _, _ in costs) <= 4
-    assert sum(received for _, received, _ in costs) <= 2.5 * 200 * 64**3 * 2
+    assert sum(received for _, received, _ in costs) <= 2.5 * len(costs) * 64**3 * 2
     np.testing.assert_array_equal(plane, values[1000:1001])
     assert ranges <= 4 and received <= 40 * 2048 * 64 * 2
 
