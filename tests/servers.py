@@ -25,6 +25,12 @@ KEY, SECRET = "penstock-test", "penstock-test-secret"
 BUCKET = "penstock"
 
 
+def write_secret(path: pathlib.Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -172,7 +178,7 @@ class Penstock(S3Server):
     def command(self) -> tuple[list[str], dict[str, str]]:
         keys = self.folder / "keys.json"
         if not keys.exists():
-            keys.write_text(json.dumps({"keys": [{"access_key": KEY, "secret_key": SECRET}]}))
+            write_secret(keys, json.dumps({"keys": [{"access_key": KEY, "secret_key": SECRET}]}))
         (self.folder / "data").mkdir(exist_ok=True)
         cold = self.cold or str(self.folder / "data")
         command = [sys.executable, "-m", "penstock", "serve", "--cold", cold, "--listen", f"127.0.0.1:{self.port}"]

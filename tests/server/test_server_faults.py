@@ -25,8 +25,6 @@ from botocore.config import Config
 from waiting import until
 
 MIB = 1 << 20
-# The name of a data file of a dataset: 32 hexadecimal digits.
-DATA_ID = "0123456789abcdef" * 2
 
 
 @pytest.fixture
@@ -194,13 +192,6 @@ def test_a_changed_object_is_seen_as_the_policy_says(served, wrong_store):
     assert read(clients["never"]) == old
     time.sleep(1.1)  # The answer of the first read is valid for a second.
     assert read(clients["1s"]) == new
-    # The objects of datasets never change.
-    for name, requests in ((f"pets/d/{DATA_ID}", 0), (f"pets/other/{DATA_ID}", 5)):
-        read(clients["always"], name)
-        before = wrong_store.seen
-        for _ in range(5):
-            assert read(clients["always"], name) == new
-        assert wrong_store.seen - before == requests, name
 
 
 def test_what_is_cached_is_not_received_again_after_a_restart(served, wrong_store):

@@ -83,7 +83,7 @@ pub struct Drives {
 impl Drives {
     /// Return the number of the drive that holds an extent.
     pub(crate) fn number_of(&self, key: &Key) -> usize {
-        place(key.hash(), &self.places).unwrap_or(0)
+        place(key.place(), &self.places).unwrap_or(0)
     }
 
     /// Open the drives of a cache. Fails only if a folder must not be used. A drive that fails is listed in `failed`.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use penstock_error::Error;
+use penstock_storage::private;
 use penstock_storage::process::PerProcess;
 use quick_cache::sync::Cache;
 
@@ -19,6 +20,8 @@ use crate::usage::{NowCounts, Record, Usage, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
+/// The folder of the extents of all stores.
+const STORES: &str = "stores";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
 /// Maximum number of extents that a process keeps open on each drive.
@@ -74,6 +77,7 @@ impl Drive {
             let text = format!("cannot use cache `{}`: the folder belongs to another user", folder.display());
             return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("name another folder in /dev/shm")));
         }
+        private::close_folder(&folder.join(STORES)).map_err(Unusable::Failed)?;
         let usage = Usage::open(&folder.join("usage")).map_err(Unusable::Failed)?;
         let was_sound = usage.is_sound().map_err(Unusable::Failed)?;
         if !can_punch(folder).map_err(Unusable::Failed)? {
@@ -115,11 +119,11 @@ impl Drive {
     }
 
     pub fn stores_folder(&self) -> PathBuf {
-        self.folder.join("stores")
+        self.folder.join(STORES)
     }
 
     pub fn path(&self, key: &Key) -> PathBuf {
-        let name = format!("{:016x}", mix(key.hash()));
+        let name = format!("{:016x}", mix(key.place()));
         // 4,096 folders, so that ten million extents make folders of a few thousand.
         self.store_folder(key.store()).join(&name[..3]).join(&name[3..])
     }
@@ -184,6 +188,15 @@ impl Drive {
             return Ok(Some(extent));
         }
         let found = Extent::open(&self.path(key), key, object_bytes)?.map(Arc::new);
+        if let Some(extent) = &found {
+            self.keep_open(extent);
+        }
+        Ok(found)
+    }
+
+    /// Return the extent at the place of a key, of whatever version of the object. Cost: four calls the first time.
+    pub fn find_any(&self, key: &Key) -> io::Result<Option<Arc<Extent>>> {
+        let found = Extent::open_any(&self.path(key))?.map(Arc::new);
         if let Some(extent) = &found {
             self.keep_open(extent);
         }
@@ -308,7 +321,7 @@ fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
 
 /// Make an empty or missing folder a cache. Returns false if the folder has other files.
 fn make_folder(folder: &Path) -> io::Result<bool> {
-    std::fs::create_dir_all(folder)?;
+    private::create_folders(folder)?;
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
         // Parts of a cache that somebody deleted while it was used are made anew by those who use it.

@@ -156,7 +156,7 @@ pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> 
         return Ok(0);
     }
     let pages = crcs.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
-    let overhead = Extent::overhead_bytes(extent.object_bytes(), extent.key());
+    let overhead = extent.overhead_now()?;
     let _mark = Registered::new(&drive.pending_folder(), extent.key().store().as_bytes())?;
     drive.unlink(extent)?;
     drive.usage.release(extent.key().store(), pages + overhead, pages)?;

@@ -11,6 +11,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use penstock_storage::private;
 use penstock_storage::process::interrupted;
 
 /// Bits of an offset that number a page of an extent. The rest are bits of the extent's hash. Extents that share them only wait for each other.
@@ -37,7 +38,7 @@ const INSIDE: i64 = GATE + 1;
 
 impl Flight {
     pub fn new(path: &Path) -> io::Result<Flight> {
-        Ok(Flight { locks: File::options().read(true).write(true).create(true).truncate(false).open(path)? })
+        Ok(Flight { locks: private::options().read(true).write(true).create(true).truncate(false).open(path)? })
     }
 
     /// Begin an operation that changes what a drive holds. Returns None while another process counts again.

@@ -26,6 +26,7 @@ use penstock_storage::{Options, Storage};
 
 pub use cache::{Cached, Drives, Policy, held_bytes};
 pub use drive::Drive;
+pub use extent::Key;
 pub use plan::belady::NEVER;
 pub use plan::units::{Future, Member, Need, Object, Uses};
 pub use plan::{Foreseen, Plan};

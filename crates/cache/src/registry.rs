@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use penstock_storage::private;
+
 use crate::flight::{Flight, WHOLE};
 
 /// Return a file name that no other thread or process of this machine uses now.
@@ -26,7 +28,7 @@ pub struct Registered {
 impl Registered {
     /// Register a plan, with what others may read about it, such as its store.
     pub fn new(folder: &Path, text: &[u8]) -> io::Result<Registered> {
-        std::fs::create_dir_all(folder)?;
+        private::create_folders(folder)?;
         let path = folder.join(unique_name());
         let lock = Flight::new(&path)?;
         // A process that looks for dead ones may hold the lock for a moment, and then removes the file.

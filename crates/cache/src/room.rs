@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_storage::private;
+
 use crate::drive::Drive;
 use crate::evict;
 use crate::extent::{Extent, Key};
@@ -43,6 +45,10 @@ pub fn make(drive: &Drive, key: &Key, object_bytes: u64) -> io::Result<Option<Ar
         return Ok(Some(extent));
     }
     drive.forget(key);
+    // Another version of the object gives way, unless somebody uses it.
+    if let Some(other) = drive.find_any(key)?.filter(|other| other.key() != key) {
+        evict::remove(drive, &other, |_| true)?;
+    }
     let overhead = Extent::overhead_bytes(object_bytes, key);
     let Some(flight) = drive.flight()? else { return Ok(None) };
     if !reserve(drive, key.store(), overhead)? {
@@ -61,24 +67,46 @@ pub fn make(drive: &Drive, key: &Key, object_bytes: u64) -> io::Result<Option<Ar
 /// Create an extent's file, and return whether this call created it. Returns None if another process holds its lock for too long.
 fn make_file(drive: &Drive, key: &Key, object_bytes: u64, flight: &Flight) -> io::Result<Option<(Extent, bool)>> {
     let path = drive.path(key);
-    if !flight.lock(key.hash(), FILE, FILE_PATIENCE)? {
+    // Versions of an object share their place, but not their locks.
+    if !flight.lock(key.hash(), FILE, FILE_PATIENCE)? || key.place() != key.hash() && !flight.try_lock(key.place(), FILE)? {
         return Ok(None);
     }
     if let Some(extent) = Extent::open(&path, key, Some(object_bytes))? {
         return Ok(Some((extent, false)));
     }
+    if let Some(other) = Extent::open_any(&path)?
+        && other.key().store() == key.store()
+        && other.key().place() == key.place()
+    {
+        return Ok(None); // Another version that somebody uses.
+    }
     // A damaged file, or that of another object with the same hash, gives way. A mark without a process makes the next one count again.
     if path.exists() {
-        std::fs::create_dir_all(drive.pending_folder())?;
+        private::create_folders(&drive.pending_folder())?;
         std::fs::write(drive.pending_folder().join("damage"), "")?;
     }
     match Extent::create(&path, key, object_bytes) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            path.parent().map_or(Ok(()), private::create_folders)?;
             Ok(Some((Extent::create(&path, key, object_bytes)?, true)))
         }
         other => Ok(Some((other?, true))),
     }
+}
+
+/// Write a note beside an extent. Returns whether it fits. The caller holds no lock.
+pub fn annotate(drive: &Drive, extent: &Extent, note: &[u8]) -> io::Result<bool> {
+    let Some(flight) = drive.flight()? else { return Ok(false) };
+    let growth = extent.growth_of_note(note.len())?;
+    if growth > 0 && !reserve(drive, extent.key().store(), growth)? {
+        return Ok(false);
+    }
+    let write = || Ok(flight.lock(extent.hash(), FILE, FILE_PATIENCE)? && extent.is_linked() && extent.set_note(note).map(|()| true)?);
+    let written: io::Result<bool> = write();
+    if growth > 0 && !matches!(written, Ok(true)) {
+        drive.usage.release(extent.key().store(), growth, 0)?;
+    }
+    written
 }
 
 /// Reserve bytes for a store, and evict as much as needed. Returns false if they do not fit.

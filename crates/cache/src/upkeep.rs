@@ -7,11 +7,14 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use penstock_storage::private;
+
 use crate::drive::Drive;
 use crate::evict;
-use crate::extent::{Extent, PAGE_BYTES};
+use crate::extent::{Extent, Key, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::registry;
+use crate::room;
 use crate::spec::DriveSpec;
 use crate::usage::{Counts, cut};
 
@@ -113,7 +116,7 @@ pub fn count_if_needed(drive: &Drive) -> io::Result<()> {
         return Ok(());
     }
     // A process that dies before the end leaves this mark to the next one.
-    std::fs::create_dir_all(drive.pending_folder())?;
+    private::create_folders(&drive.pending_folder())?;
     let again = drive.pending_folder().join(AGAIN);
     std::fs::write(&again, "")?;
     let Some(alone) = Flight::alone(&drive.locks(), SHORT_PATIENCE)? else { return Ok(()) };
@@ -144,7 +147,7 @@ pub fn recount(drive: &Drive) -> io::Result<u64> {
             // A process may have died after it wrote pages and before it wrote their checksums.
             extent.free_rest(&table)?;
             let pages = table.iter().filter(|crc| **crc != 0).count() as u64;
-            let all = pages * PAGE_BYTES + Extent::overhead_bytes(extent.object_bytes(), extent.key());
+            let all = pages * PAGE_BYTES + extent.overhead_now()?;
             *bytes.entry(cut(extent.key().store()).to_owned()).or_default() += all;
         }
         Ok(ControlFlow::Continue(()))
@@ -152,12 +155,21 @@ pub fn recount(drive: &Drive) -> io::Result<u64> {
     drive.usage.recount(bytes)
 }
 
-/// Remove all extents of a store, or of all stores. Returns the bytes that were freed. Extents that another operation uses remain.
-pub fn clear(drive: &Drive, store: Option<&str>) -> io::Result<u64> {
+/// Remove an extent, and return the bytes that were freed. One that another operation uses remains, without its note.
+pub fn remove(drive: &Drive, extent: &Extent) -> io::Result<u64> {
+    let freed = evict::remove(drive, extent, |_| true)?;
+    if freed == 0 && extent.is_linked() {
+        room::annotate(drive, extent, b" ")?;
+    }
+    Ok(freed)
+}
+
+/// Remove the extents that are meant. Returns the bytes that were freed. Those that another operation uses remain, without their notes.
+pub fn clear(drive: &Drive, is_meant: &dyn Fn(&Key) -> bool) -> io::Result<u64> {
     let mut freed = 0;
     let _ = walk(drive, &mut |path| {
-        if let Some(extent) = Extent::open_any(&path)?.filter(|extent| store.is_none_or(|store| extent.key().store() == store)) {
-            freed += evict::remove(drive, &extent, |_| true)?;
+        if let Some(extent) = Extent::open_any(&path)?.filter(|extent| is_meant(extent.key())) {
+            freed += remove(drive, &extent)?;
         }
         Ok(ControlFlow::Continue(()))
     })?;

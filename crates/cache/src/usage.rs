@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use penstock_storage::private;
 use penstock_storage::process::PerProcess;
 
 use crate::flight::{Flight, WHOLE};
@@ -129,7 +130,7 @@ pub struct Usage {
 
 impl Usage {
     pub fn open(path: &Path) -> io::Result<Usage> {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = private::options().read(true).write(true).create(true).truncate(false).open(path)?;
         let (known, owed, in_vain) = (
             PerProcess::new(Mutex::default as fn() -> _),
             PerProcess::new(Mutex::default as fn() -> _),

@@ -287,7 +287,7 @@ pub enum Magic {
 }
 
 impl Magic {
-    fn bytes(self) -> &'static [u8; 4] {
+    pub fn bytes(self) -> &'static [u8; 4] {
         match self {
             Magic::Record => b"PNSL",
             Magic::Root => b"PNSR",

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::cursor::{Cursor, Writer, crc};
+use crate::cursor::{Cursor, Magic, Writer, crc};
 use crate::id::Id;
 
 /// The permanent name of a commit: its branch, its number, and the uuid of its first transaction.
@@ -221,6 +221,13 @@ pub fn place_of(name: &str) -> Place {
 /// Return whether an object has a random id as its name. Such objects never change.
 pub fn is_immutable(name: &str) -> bool {
     name.split_once('/').is_some_and(|(folder, id)| ID_FOLDERS.contains(&folder) && Id::parse(id).is_some())
+}
+
+/// Return the name of the first record of `main`, which proves that an object is in a dataset, and how each record begins. `key` is the object's name in
+/// its bucket. Returns None if no object of a dataset that never changes has this name.
+pub fn marker_of(key: &str) -> Option<(String, &'static [u8])> {
+    let root = key.rmatch_indices('/').nth(1).map_or(0, |(at, _)| at + 1);
+    is_immutable(&key[root..]).then(|| (format!("{}{}", &key[..root], record_name(0, 0)), Magic::Record.bytes().as_slice()))
 }
 
 /// Return the name of a log's hint.

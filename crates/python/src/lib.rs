@@ -62,6 +62,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tier::cache::cache_pin, module)?)?;
     module.add_function(wrap_pyfunction!(tier::cache::cache_evict, module)?)?;
     module.add_function(wrap_pyfunction!(tier::serve::serve, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::serve::check_serve, module)?)?;
     module.add_function(wrap_pyfunction!(tier::serve::load, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;

@@ -80,6 +80,8 @@ impl Front {
         let began = Instant::now();
         let id = RequestId(format!("{:016X}", self.process ^ self.requests.fetch_add(1, Relaxed)).into());
         let operation = self.operation(&request);
+        // Clients that sent `Expect` before an empty body may wait for the 100 of a later request on the same connection.
+        let closes = request.headers().contains_key(hyper::header::EXPECT) && request.body().size_hint().exact() == Some(0);
         let mut line = self.log.as_ref().map(|_| Line::of(&request, peer, &id.0, operation));
         let room = self.room.clone().try_acquire_owned();
         if let Some(bytes) = request.body().size_hint().exact() {
@@ -103,6 +105,9 @@ impl Front {
         };
         self.metrics.latency.get_or_create(&LatencyLabels { operation }).observe(began.elapsed().as_secs_f64());
         let status = response.status().as_u16();
+        if closes {
+            response.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if status == 503 {
             response.headers_mut().entry(RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
         }
@@ -113,6 +118,7 @@ impl Front {
         }
         if let Some(line) = &mut line {
             line.status = status;
+            line.error = code_of(&response);
             line.first_ms = began.elapsed().as_secs_f64() * 1e3;
         }
         Ok(response.map(|body| Answer { body, front: self, line, began, sent_bytes: 0, is_whole: false, _held: room }))
@@ -122,7 +128,7 @@ impl Front {
 impl Front {
     /// Call the operation. A read that takes too long is answered with 503, and memory for the list of a POST is counted.
     async fn called(&self, mut request: Request<Incoming>, form: &Form) -> Result<s3s::HttpResponse, HttpError> {
-        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let (is_read, is_head) = (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::HEAD);
         let taken = if *request.method() == Method::POST {
             let bytes = request.body().size_hint().exact().unwrap_or(LIST_BYTES).min(LIST_BYTES);
             match self.limits.memory.take(bytes).await {
@@ -150,7 +156,13 @@ impl Front {
             true => tokio::time::timeout(idle, call).await.unwrap_or_else(|_| Ok(late())),
         };
         drop(taken);
-        response.map(explained)
+        response.map(|mut response| {
+            // The library of the protocol knows no ranges of HEAD.
+            if is_head && response.status() == StatusCode::OK && response.headers().contains_key(hyper::header::CONTENT_RANGE) {
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            }
+            explained(response)
+        })
     }
 
     /// Return how a request is signed, or why this server never answers it: the status, the code of S3 and a message.
@@ -199,16 +211,20 @@ impl Front {
     }
 }
 
-/// A body whose sender may be silent only for a time.
+/// A body whose sender must send this much in each `idle` time, or the rest. One that sends a byte now and then would hold a connection for ever.
 struct Patient {
     body: Incoming,
     idle: Duration,
     until: Pin<Box<tokio::time::Sleep>>,
+    /// Bytes that came since `until` was set.
+    bytes: usize,
 }
 
 impl Patient {
+    const LEAST_BYTES: usize = 64 << 10;
+
     fn new(body: Incoming, idle: Duration) -> Patient {
-        Patient { body, idle, until: Box::pin(tokio::time::sleep(idle)) }
+        Patient { body, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0 }
     }
 }
 
@@ -218,13 +234,17 @@ impl Body for Patient {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
         let next = Pin::new(&mut self.body).poll_frame(context);
-        if next.is_ready() {
-            let until = tokio::time::Instant::now() + self.idle;
-            self.until.as_mut().reset(until);
+        if let Poll::Ready(frame) = &next {
+            self.bytes += frame.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>();
+            if self.bytes >= Patient::LEAST_BYTES {
+                let until = tokio::time::Instant::now() + self.idle;
+                self.until.as_mut().reset(until);
+                self.bytes = 0;
+            }
             return next.map(|frame| frame.map(|frame| frame.map_err(StdError::from)));
         }
         match self.until.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Some(Err("the client sent nothing for too long".into()))),
+            Poll::Ready(()) => Poll::Ready(Some(Err("the client sends too slowly".into()))),
             Poll::Pending => Poll::Pending,
         }
     }
@@ -278,12 +298,18 @@ const MESSAGES: [(&str, &str); 10] = [
     ("InvalidRange", "The range begins after the end of the object."),
 ];
 
+/// Return the code of an error.
+fn code_of(response: &s3s::HttpResponse) -> Option<String> {
+    let text = response.body().bytes().filter(|_| !response.status().is_success())?;
+    let text = String::from_utf8_lossy(&text);
+    Some(text.split_once("<Code>")?.1.split_once("</Code>")?.0.to_owned())
+}
+
 /// Add a message to an error that has none.
 fn explained(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
-    let Some(text) = response.body().bytes().filter(|_| response.status().is_client_error()) else { return response };
-    let text = String::from_utf8_lossy(&text);
-    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
-    let message = code.and_then(|(code, _)| MESSAGES.iter().find(|(known, _)| *known == code)).filter(|_| !text.contains("<Message>"));
+    let Some(code) = code_of(&response).filter(|_| response.status().is_client_error()) else { return response };
+    let has_message = response.body().bytes().is_some_and(|text| text.windows(9).any(|part| part == b"<Message>"));
+    let message = MESSAGES.iter().find(|(known, _)| *known == code).filter(|_| !has_message);
     if let Some((code, message)) = message {
         *response.body_mut() = with_error(response.status(), code, message).into_body();
         response.headers_mut().remove(hyper::header::CONTENT_LENGTH);

@@ -143,7 +143,7 @@ fn read(path: &Path) -> Result<ByKey> {
         Error::new("invalid-argument", format!("cannot use keys of `{}`: {why}", path.display()))
             .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"]}]}")
     };
-    let text = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
+    let text = penstock_storage::private::read_secret(path).map_err(bad)?;
     let file: KeyFile = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
     let mut known = ByKey::new();
     for entry in file.keys {

@@ -26,5 +26,5 @@ mod tls;
 mod upload;
 mod watch;
 
-pub use read::blocks::Revalidate;
-pub use server::{Addresses, Config, Unconnected, serve};
+pub use read::states::Revalidate;
+pub use server::{Addresses, Config, Unconnected, check, serve};

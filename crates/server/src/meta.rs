@@ -1,8 +1,16 @@
 //! What the server knows of an object beside its bytes: the fields of a HEAD response.
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
 
 use s3s::dto::{ETag, GetObjectOutput, HeadObjectOutput, Timestamp};
+
+mod note;
+
+/// A state on a drive is written again when it is this old. So its age is about right after the server has started again.
+const NOTE_SECONDS: u64 = 3600;
+/// The time of a note that does not exist.
+const NO_NOTE: u64 = u64::MAX;
 
 /// The state of an object at one moment.
 #[derive(Debug)]
@@ -11,8 +19,14 @@ pub struct Meta {
     pub head: HeadObjectOutput,
     pub etag: ETag,
     pub bytes: u64,
-    /// When the cold store was asked.
-    pub seen: Instant,
+    /// When the cold store was asked. None if that is not known.
+    seen: Option<Instant>,
+    /// Whether the machine has been running since then. After a crash of the machine, a drive may have an older state than the last one.
+    pub is_of_this_run: bool,
+    /// When it was written beside its pages, in seconds since 1970.
+    noted: AtomicU64,
+    /// Whether it was proven that the object never changes.
+    proven: AtomicBool,
     /// Whether `head` has the checksums of the object, if it has any.
     pub knows_sums: bool,
 }
@@ -38,7 +52,16 @@ impl Meta {
     pub fn of_head(head: HeadObjectOutput) -> Option<Meta> {
         let etag = head.e_tag.clone().filter(|etag| matches!(etag, ETag::Strong(text) if !text.is_empty() && !text.contains('\n')))?;
         let bytes = u64::try_from(head.content_length?).ok()?;
-        Some(Meta { head, etag, bytes, seen: Instant::now(), knows_sums: true })
+        Some(Meta {
+            head,
+            etag,
+            bytes,
+            seen: Some(Instant::now()),
+            is_of_this_run: true,
+            noted: NO_NOTE.into(),
+            proven: false.into(),
+            knows_sums: true,
+        })
     }
 
     /// Take the state from the response to a GET request of a range. Checksums in it are those of the whole object or absent.
@@ -52,10 +75,55 @@ impl Meta {
         Meta::of_head(head).map(|meta| Meta { knows_sums: false, ..meta })
     }
 
+    /// Return how long ago the cold store was asked.
+    pub fn age(&self) -> Option<Duration> {
+        self.seen.map(|seen| seen.elapsed())
+    }
+
+    /// Return about how much memory it takes.
+    pub fn held_bytes(&self) -> u64 {
+        let texts = self.head.metadata.iter().flatten().map(|(name, value)| 64 + name.len() + value.len());
+        (size_of::<Meta>() + 256 + texts.sum::<usize>()) as u64
+    }
+
+    /// Note that it was written beside its pages.
+    pub fn was_noted(&self) {
+        self.noted.store(unix_seconds(), Relaxed);
+    }
+
+    /// Take over when the same version was written beside its pages, and whether it never changes.
+    pub fn is_noted_as(&self, other: &Meta) {
+        self.noted.store(other.noted.load(Relaxed), Relaxed);
+        self.proven.store(other.is_proven(), Relaxed);
+    }
+
+    /// Note that the object never changes. Returns whether that was not known.
+    pub fn prove(&self) -> bool {
+        !self.proven.swap(true, Relaxed)
+    }
+
+    pub fn is_proven(&self) -> bool {
+        self.proven.load(Relaxed)
+    }
+
+    /// Return whether it is beside its pages.
+    pub fn is_noted(&self) -> bool {
+        self.noted.load(Relaxed) != NO_NOTE
+    }
+
+    /// Return whether it is beside its pages, but was written there long ago.
+    pub fn is_note_old(&self) -> bool {
+        self.is_noted() && unix_seconds().saturating_sub(self.noted.load(Relaxed)) >= NOTE_SECONDS
+    }
+
     /// Return the response to a GET request, without a body.
     pub fn to_get(&self) -> GetObjectOutput {
         shared!(self.head => GetObjectOutput)
     }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// HTTP dates have whole seconds.
@@ -73,6 +141,20 @@ pub struct Object {
 impl Object {
     pub fn new(bucket: &str, key: &str) -> Object {
         Object { bucket: bucket.into(), key: key.into() }
+    }
+
+    /// Return the beginning of the names of its versions. It has neither line breaks, which separate the parts of a cache's keys, nor `?`.
+    pub fn name(&self) -> String {
+        let key = self.key.replace('%', "%25").replace('\n', "%0A").replace('?', "%3F");
+        format!("{}/{key}", self.bucket)
+    }
+
+    /// Return whether `bucket/key` begins with a text.
+    pub fn begins_with(&self, prefix: &str) -> bool {
+        match prefix.strip_prefix(self.bucket.as_str()).and_then(|rest| rest.strip_prefix('/')) {
+            Some(rest) => self.key.starts_with(rest),
+            None => false,
+        }
     }
 }
 
@@ -95,10 +177,9 @@ impl Version {
         ETag::Strong(self.etag.clone())
     }
 
-    /// Return the name under which the version is cached. It has no line breaks, which separate the parts of a cache's keys.
+    /// Return the name under which the version is cached.
     pub fn name(&self) -> String {
-        let key = self.object.key.replace('%', "%25").replace('\n', "%0A").replace('?', "%3F");
-        format!("{}/{key}?{}?{}", self.object.bucket, self.stamp, self.etag)
+        format!("{}?{}?{}", self.object.name(), self.stamp, self.etag)
     }
 
     /// Return the version of a name.

@@ -59,6 +59,7 @@ pub struct Metrics {
     pub warm_gets: Count,
     pub cold_gets: Count,
     pub cold_requests: Count,
+    pub stale_answers: Count,
     pub refused: Count,
     pub lost_lines: Count,
     /// Objects that were acknowledged and are not in the cold store yet, and their bytes.
@@ -102,6 +103,7 @@ impl Metrics {
             warm_gets: Count::default(),
             cold_gets: Count::default(),
             cold_requests: Count::default(),
+            stale_answers: Count::default(),
             refused: Count::default(),
             lost_lines: Count::default(),
             pending_objects: Level::default(),
@@ -141,6 +143,7 @@ impl Metrics {
         registry.register("warm_gets", "GET requests whose first bytes were cached", metrics.warm_gets.clone());
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
+        registry.register("stale_answers", "Answers from what was known, because the cold store failed", metrics.stale_answers.clone());
         registry.register("refused", "Connections and requests that were refused with 503", metrics.refused.clone());
         registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());

@@ -1,7 +1,6 @@
 //! The server itself: its configuration, its connections and their limits, and how it ends.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +8,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use penstock_cache::{DriveSpec, Drives, Spec};
-use penstock_error::{Error, Result};
-use penstock_storage::Options;
+use penstock_cache::{Drives, Spec};
+use penstock_error::Result;
 
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -34,59 +32,27 @@ use crate::memory::Memory;
 use crate::metrics::{Counted, Metrics};
 use crate::ops::tier::Tier;
 use crate::read::arena::Arena;
-use crate::read::blocks::{Blocks, Revalidate};
+use crate::read::blocks::{Blocks, Reading};
 use crate::read::hot::Hot;
+use crate::read::immutable::Immutable;
 use crate::read::wire::Wire;
 use crate::tier::Shared;
 use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
-use crate::watch::admin;
+use crate::watch::admin::{self, Admin};
 use crate::watch::sampler::Sampler;
+use config::{check_limits, failed, not_served, pending_folder, token};
+
+mod config;
+
+pub use config::{Config, check};
 
 /// The longest headers of a request.
 const HEADER_BYTES: usize = 64 << 10;
-/// The least memory that lets each kind of request proceed.
-const LEAST_MEMORY_BYTES: u64 = 64 << 20;
 /// What is on the way between a client and a server without a socket.
 const PIPE_BYTES: usize = 64 << 10;
 /// How long a client may take to begin an encrypted connection.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-
-/// What a server is started with.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// `s3://`, `s3://bucket` or a folder.
-    pub cold: String,
-    pub options: Options,
-    /// The drives of the cache, such as `/nvme:2TB`, or None to cache nothing.
-    pub cache: Option<String>,
-    /// A folder and a size for puts that are acknowledged before the cold store has them, such as `/nvme/pending:50GB`, or None to wait for it.
-    pub write_back: Option<String>,
-    pub listen: SocketAddr,
-    /// The address of the status page and of the counts, or None.
-    pub status: Option<SocketAddr>,
-    /// A file with access keys, or None to allow everything to everybody.
-    pub keys: Option<PathBuf>,
-    /// Whether signatures of version 2 are taken.
-    pub takes_version_2: bool,
-    /// Files with a chain of certificates and its private key, or None for plain HTTP.
-    pub tls: Option<(PathBuf, PathBuf)>,
-    /// The file of the access log, or None.
-    pub access_log: Option<PathBuf>,
-    /// Domains whose subdomains are buckets.
-    pub domains: Vec<String>,
-    pub revalidate: Revalidate,
-    /// Returns whether an object never changes.
-    pub is_immutable: fn(&str) -> bool,
-    pub memory_bytes: u64,
-    pub connections: usize,
-    /// Requests that are answered at once.
-    pub requests: usize,
-    /// How long a connection may do nothing.
-    pub idle: Duration,
-    /// How long requests may take to end after SIGTERM.
-    pub drain: Duration,
-}
 
 /// Where a server listens.
 #[derive(Debug, Clone, Copy)]
@@ -95,21 +61,10 @@ pub struct Addresses {
     pub status: Option<SocketAddr>,
 }
 
-fn failed(what: &str, error: impl std::fmt::Display) -> Error {
-    Error::new("storage-failed", format!("cannot serve: {what}: {error}"))
-}
-
 /// Serve until SIGTERM or Ctrl-C. Calls `ready` when connections are accepted, and `note` with what an operator should know. SIGHUP reads keys and
 /// certificates again, and opens the access log again.
 pub fn serve(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
-    if config.keys.is_none() && !config.listen.ip().is_loopback() {
-        return Err(Error::new("invalid-argument", format!("cannot serve at {}: everybody could write", config.listen))
-            .hint("give --keys FILE, or listen at 127.0.0.1"));
-    }
-    if config.memory_bytes < LEAST_MEMORY_BYTES {
-        return Err(Error::new("invalid-argument", format!("cannot serve with {} bytes of memory for bodies", config.memory_bytes))
-            .hint("give --memory-bytes of 67108864 or more"));
-    }
+    check_limits(&config)?;
     allow_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| failed("threads", error))?;
@@ -167,6 +122,7 @@ struct Parts {
     keys: Option<Keys>,
     certificates: Option<Arc<Certificates>>,
     sampler: Arc<Sampler>,
+    blocks: Option<Arc<Blocks>>,
     back: Option<Arc<WriteBack>>,
     arena: Option<Arc<Arena>>,
 }
@@ -185,19 +141,32 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     if let Some(address) = config.status {
         let listener = bind(address).await?;
         addresses.status = listener.local_addr().ok();
-        tokio::spawn(show_status(listener, metrics.clone(), parts.sampler.clone()));
+        let token = config.status_token.as_deref().map(token).transpose()?;
+        let admin = Admin { metrics: metrics.clone(), sampler: parts.sampler.clone(), blocks: parts.blocks.clone(), token };
+        tokio::spawn(show_status(listener, Arc::new(admin), parts.certificates.clone().filter(|_| config.status_tls)));
     }
     tokio::spawn(sample_each_second(parts.sampler.clone()));
     tokio::spawn(reload_on(hangup, parts.keys.clone(), parts.certificates.clone(), parts.front.clone(), note));
     ready(addresses);
     let graceful = GracefulShutdown::new();
-    tokio::select! {
-        () = accept(&listener, &config, &parts, &metrics, &graceful) => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    drop(listener);
+    let mut accepting = Box::pin(accept(&listener, &config, &parts, &metrics, &graceful));
+    let is_asked = tokio::select! {
+        () = &mut accepting => false,
+        _ = terminate.recv() => true,
+        _ = interrupt.recv() => false,
+    };
     metrics.draining.set(1);
+    if is_asked && !config.lame_duck.is_zero() {
+        note(&format!("ending in {} seconds; load balancers are told", config.lame_duck.as_secs_f64()));
+        tokio::select! {
+            () = &mut accepting => {}
+            () = tokio::time::sleep(config.lame_duck) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    drop(accepting);
+    drop(listener);
     note(&format!("ending: {} requests are being answered", metrics.running.get()));
     // Connections that are still busy after this time are cut.
     if tokio::time::timeout(config.drain, graceful.shutdown()).await.is_err() {
@@ -289,8 +258,10 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             for (folder, error) in &drives.failed {
                 note(&format!("the cache {} is not used: {error}", folder.display()));
             }
-            let (cold, metrics) = (cold.clone(), metrics.clone());
-            Some(Arc::new(Blocks::new(cold, identity, drives, memory.clone(), hot, config.revalidate, config.is_immutable, metrics)))
+            let immutable = Immutable::new(cold.clone(), config.marker_of, config.immutable.clone(), metrics.clone());
+            let (revalidate, stale_if_error, states_bytes) = (config.revalidate, config.stale_if_error, config.memory_bytes / 8);
+            let reading = Reading { memory: memory.clone(), hot, states_bytes, revalidate, stale_if_error, immutable };
+            Some(Arc::new(Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())))
         }
     };
     let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone()));
@@ -298,7 +269,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
     let domains = Arc::new(Domains::new(&config.domains)?);
-    let service = service(Tier { cold, blocks, memory: memory.clone() }, keys.clone(), &domains);
+    let service = service(Tier { cold, blocks: blocks.clone(), memory: memory.clone() }, keys.clone(), &domains);
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
     let taken = match (&keys, config.takes_version_2) {
         (None, _) => Taken::Unverified,
@@ -306,26 +277,21 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
         (Some(_), true) => Taken::Both,
     };
     let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, taken));
-    Ok(Parts { front, keys, certificates, sampler, back, arena })
+    Ok(Parts { front, keys, certificates, sampler, blocks, back, arena })
 }
 
-/// Return the memory for bodies. Before a cache, a quarter of it holds what is read often.
+/// Return the memory for bodies. Before a cache, a quarter of it holds what is read often, and an eighth what is known of objects.
 fn memory(config: &Config, note: fn(&str)) -> (Memory, Option<Hot>) {
-    let hot_bytes = config.memory_bytes / 4;
-    match config.cache.as_ref().map(|_| Hot::new(hot_bytes)) {
-        Some(Ok(hot)) => return (Memory::new(config.memory_bytes - hot_bytes), Some(hot)),
-        Some(Err(error)) => note(&format!("what is read often is not held in memory: {error}")),
-        None => {}
+    if config.cache.is_none() {
+        return (Memory::new(config.memory_bytes), None);
     }
-    (Memory::new(config.memory_bytes), None)
-}
-
-/// Return the folder and the size of `--write-back`.
-fn pending_folder(text: &str) -> Result<(PathBuf, u64)> {
-    match Spec::parse(text)?.drives.as_slice() {
-        [DriveSpec { folder, budget_bytes: Some(bytes), is_in_memory: false }] => Ok((folder.clone(), *bytes)),
-        _ => Err(Error::new("invalid-argument", format!("cannot write back through `{text}`"))
-            .hint("name one folder on a drive and the most bytes that wait there, such as /nvme/pending:50GB")),
+    let bytes = config.memory_bytes - config.memory_bytes / 8;
+    match Hot::new(config.memory_bytes / 4) {
+        Ok(hot) => (Memory::new(bytes - config.memory_bytes / 4), Some(hot)),
+        Err(error) => {
+            note(&format!("what is read often is not held in memory: {error}"));
+            (Memory::new(bytes), None)
+        }
     }
 }
 
@@ -346,10 +312,7 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
         });
         return Ok((remote, identity));
     }
-    let path = penstock_storage::local_path(&config.cold)?.ok_or_else(|| {
-        Error::new("unsupported-storage", format!("cannot serve `{}`", config.cold))
-            .hint("serve s3://bucket, s3:// or a folder; most other stores have an S3 endpoint")
-    })?;
+    let path = penstock_storage::local_path(&config.cold)?.ok_or_else(|| not_served(&config.cold))?;
     let folder = Folder::open(&path)?;
     let identity = format!("serve {}", std::fs::canonicalize(&path).map_err(|error| failed(&config.cold, error))?.display());
     Ok((Arc::new(folder), identity))
@@ -384,20 +347,34 @@ async fn refuse(mut stream: TcpStream) {
     let _ = tokio::time::timeout(Duration::from_secs(5), stream.write_all(text)).await;
 }
 
-async fn show_status(listener: TcpListener, metrics: Arc<Metrics>, sampler: Arc<Sampler>) {
+async fn show_status(listener: TcpListener, admin: Arc<Admin>, certificates: Option<Arc<Certificates>>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let (metrics, sampler) = (metrics.clone(), sampler.clone());
-        let answer = service_fn(move |request| admin::answer(metrics.clone(), sampler.clone(), request));
+        let admin = admin.clone();
+        let acceptor = certificates.as_ref().map(|certificates| certificates.acceptor());
         tokio::spawn(async move {
-            let mut builder = hyper::server::conn::http1::Builder::new();
-            // Clients may end a connection at any time.
-            let _ = builder.timer(TokioTimer::new()).max_buf_size(HEADER_BYTES).serve_connection(TokioIo::new(stream), answer).await;
+            match acceptor {
+                None => show(stream, admin).await,
+                Some(acceptor) => {
+                    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                        show(stream, admin).await;
+                    }
+                }
+            }
         });
     }
+}
+
+/// Answer the requests of a connection to the status page.
+async fn show<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, admin: Arc<Admin>) {
+    let answer = service_fn(move |request| admin::answer(admin.clone(), request));
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    let builder = builder.timer(TokioTimer::new()).header_read_timeout(HANDSHAKE).max_buf_size(HEADER_BYTES).half_close(true);
+    // Clients may end a connection at any time.
+    let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
 }
 
 async fn sample_each_second(sampler: Arc<Sampler>) {

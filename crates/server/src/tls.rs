@@ -43,7 +43,8 @@ fn read(chain: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     if certificates.is_empty() {
         return Err(bad(chain, "no certificate found".into()));
     }
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, error.to_string()))?;
+    let secret = penstock_storage::private::read_secret(key).map_err(|why| bad(key, why))?;
+    let private = PrivateKeyDer::from_pem_slice(&secret).map_err(|error| bad(key, error.to_string()))?;
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, private));

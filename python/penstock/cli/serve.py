@@ -7,52 +7,102 @@ import sys
 
 import typer
 
-from penstock.cli.terminal import at
+from penstock.cli.terminal import at, config_file
+
+COLD = typer.Option(..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket.")
+CACHE = typer.Option([], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated.")
+WRITE_BACK = typer.Option(
+    "",
+    "--write-back",
+    help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged when this folder has them, and sent to the cold store later. "
+    "Risk: until then, its drive has the only copy of at most so many bytes, and a later write by others to the cold store is overwritten.",
+)
+LISTEN = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port.")
+KEYS = typer.Option("", "--keys", help="A JSON file with access keys and their rights.")
+SIGNATURE_V2 = typer.Option(
+    False, "--signature-v2", help="Also take signatures of version 2, of old clients. They cover neither the host nor the body."
+)
+ANONYMOUS = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address.")
+TLS_CERTIFICATE = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS.")
+TLS_KEY = typer.Option("", "--tls-key", help="A PEM file with the private key.")
+STATUS = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101.")
+STATUS_TOKEN = typer.Option(
+    "", "--status-token", help="A file with a token that all of the status but /health needs, and that allows POST /purge."
+)
+STATUS_TLS = typer.Option(False, "--status-tls", help="Serve the status with the certificate, too.")
+ACCESS_LOG = typer.Option("", "--access-log", help="A file that gets a line of JSON for each request; - for the standard output.")
+DOMAIN = typer.Option([], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated.")
+REVALIDATE = typer.Option(
+    "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
+)
+STALE_IF_ERROR = typer.Option(
+    86400.0,
+    "--stale-if-error",
+    min=0.0,
+    help="While the cold store fails, serve what was confirmed at most so many seconds ago. The response has the headers Age and Warning.",
+)
+IMMUTABLE = typer.Option(
+    [], "--immutable", help="A prefix, as bucket/folder/, whose objects never change and are not asked for again. Can be repeated."
+)
+MEMORY = typer.Option(
+    1 << 30,
+    "--memory-bytes",
+    help="Memory for bodies that are being fetched or uploaded, and, in a quarter of it, for what is read often.",
+)
+CONNECTIONS = typer.Option(1024, "--connections", min=1, help="The most connections. More are answered with 503.")
+REQUESTS = typer.Option(
+    512, "--requests", min=1, help="The most requests at once, with those whose responses are being sent. More are answered with 503."
+)
+IDLE = typer.Option(60.0, "--idle-seconds", min=1.0, help="How long a connection may send or receive nothing.")
+LAME_DUCK = typer.Option(
+    None,
+    "--lame-duck",
+    min=0.0,
+    help="How many seconds connections are still accepted after SIGTERM, while /health says 503. 5 with --status, otherwise 0.",
+    show_default=False,
+)
+CONFIG = typer.Option(
+    "",
+    "--config",
+    is_eager=True,
+    callback=config_file.read,
+    help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table [option] for the store. Options given here win.",
+)
+CHECK = typer.Option(False, "--check", help="Check the options and the files that they name, and end. Nothing is served or created.")
+DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, help="How long requests may take to end after that.")
 
 
 # Over 6 parameters: each is an option of the command line.
 def serve(
-    cold: str = typer.Option(
-        ..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket."
-    ),
-    cache: list[str] = typer.Option([], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated."),
-    write_back: str = typer.Option(
-        "",
-        "--write-back",
-        help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged when this folder has them, and sent to the cold store later. "
-        "Risk: until then, its drive has the only copy of at most so many bytes, and a later write by others to the cold store is overwritten.",
-    ),
-    listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
-    keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
-    signature_v2: bool = typer.Option(
-        False, "--signature-v2", help="Also take signatures of version 2, of old clients. They cover neither the host nor the body."
-    ),
-    anonymous: bool = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address."),
-    tls_certificate: str = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS."),
-    tls_key: str = typer.Option("", "--tls-key", help="A PEM file with the private key."),
-    status: str = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101."),
-    access_log: str = typer.Option("", "--access-log", help="A file that gets a line of JSON for each request; - for the standard output."),
-    domain: list[str] = typer.Option(
-        [], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated."
-    ),
-    revalidate: str = typer.Option(
-        "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
-    ),
-    memory: int = typer.Option(
-        1 << 30,
-        "--memory-bytes",
-        help="Memory for bodies that are being fetched or uploaded, and, in a quarter of it, for what is read often.",
-    ),
-    connections: int = typer.Option(1024, "--connections", min=1, help="The most connections. More are answered with 503."),
-    requests: int = typer.Option(
-        512, "--requests", min=1, help="The most requests at once, with those whose responses are being sent. More are answered with 503."
-    ),
-    idle: float = typer.Option(60.0, "--idle-seconds", min=1.0, help="How long a connection may send or receive nothing."),
-    drain: float = typer.Option(30.0, "--drain-seconds", min=0.0, help="How long requests may take to end after SIGTERM."),
+    cold: str = COLD,
+    cache: list[str] = CACHE,
+    write_back: str = WRITE_BACK,
+    listen: str = LISTEN,
+    keys: str = KEYS,
+    signature_v2: bool = SIGNATURE_V2,
+    anonymous: bool = ANONYMOUS,
+    tls_certificate: str = TLS_CERTIFICATE,
+    tls_key: str = TLS_KEY,
+    status: str = STATUS,
+    status_token: str = STATUS_TOKEN,
+    status_tls: bool = STATUS_TLS,
+    access_log: str = ACCESS_LOG,
+    domain: list[str] = DOMAIN,
+    revalidate: str = REVALIDATE,
+    stale_if_error: float = STALE_IF_ERROR,
+    immutable: list[str] = IMMUTABLE,
+    memory: int = MEMORY,
+    connections: int = CONNECTIONS,
+    requests: int = REQUESTS,
+    idle: float = IDLE,
+    lame_duck: float | None = LAME_DUCK,
+    config: str = CONFIG,
+    check: bool = CHECK,
+    drain: float = DRAIN,
 ) -> None:
     """Serve objects by the protocol of S3, from a cache of local drives. Ends on SIGTERM or Ctrl-C, after the requests that are running.
 
-    SIGHUP reads keys and certificates again, and opens the access log again. Objects of datasets never change and are never asked for again. For all others, --revalidate says how old an answer may be.
+    SIGHUP reads keys and certificates again, and opens the access log again. For objects of datasets, which never change, the cold store is asked once an hour. For all others, --revalidate says how old an answer may be.
     """
     from penstock import _core
 
@@ -62,28 +112,40 @@ def serve(
     if bool(tls_certificate) != bool(tls_key):
         raise typer.BadParameter("give --tls-certificate and --tls-key together")
 
+    if status_tls and not tls_key:
+        raise typer.BadParameter("--status-tls needs --tls-certificate and --tls-key")
+
     def ready(address: str, status_address: str | None) -> None:
         scheme = "https" if tls_key else "http"
-        page = f", status at http://{status_address}" if status_address else ""
+        page = f", status at {'https' if status_tls else 'http'}://{status_address}" if status_address else ""
         print(f"serving {cold} at {scheme}://{address}{page}", file=sys.stderr, flush=True)
 
-    config = dict(
+    serving = dict(
         cold=cold,
         cache=",".join(cache) or None,
         write_back=write_back or None,
         listen=listen,
         status=status or None,
+        status_token=status_token or None,
+        status_tls=status_tls,
         keys=keys or None,
         signature_v2=signature_v2,
         tls=(tls_certificate, tls_key) if tls_key else None,
         access_log=access_log or None,
         domains=domain,
         revalidate=revalidate,
+        stale_if_error=stale_if_error,
+        immutable=immutable,
         memory_bytes=memory,
         connections=connections,
         requests=requests,
         idle_seconds=idle,
+        lame_duck=(5.0 if status else 0.0) if lame_duck is None else lame_duck,
         drain_seconds=drain,
         storage_options=at.storage_options,
     )
-    _core.serve(json.dumps(config), ready)
+    if check:
+        _core.check_serve(json.dumps(serving))
+        print("the options are valid")
+        return
+    _core.serve(json.dumps(serving), ready)

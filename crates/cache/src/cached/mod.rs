@@ -12,9 +12,10 @@ use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest,
 
 use crate::cache::Cached;
 use crate::evict;
-use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
+use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, object_of};
 use crate::fill::{Fill, only};
 use crate::room;
+use crate::upkeep;
 
 /// Number of objects that are read together, so that a read of many has few open files.
 const OBJECTS_AT_ONCE: usize = 64;
@@ -61,16 +62,48 @@ impl Cached {
         Ok(())
     }
 
-    /// Remove the cached parts of an object. Cost: a few calls for each of its extents.
+    /// Remove the cached parts of an object, whatever its version. Cost: a few calls for each of its extents.
     pub fn forget(&self, name: &str) {
         for number in 0.. {
             let key = self.key(name, number);
             let drive = self.drive_of(&key);
-            let Ok(Some(extent)) = drive.find(&key, None) else { return };
+            let Some(extent) = drive.find_any(&key).ok().flatten().filter(|extent| is_of(extent, name)) else { return };
             // A part that another operation uses is evicted later.
-            let _ = evict::remove(drive, &extent, |_| true);
+            let _ = upkeep::remove(drive, &extent);
         }
     }
+
+    /// Remove the cached parts of all objects of this store whose names are meant. Returns the bytes that were freed. Parts that another operation uses
+    /// remain, without their notes. Cost: opens each extent.
+    pub fn clear(&self, is_meant: impl Fn(&str) -> bool) -> std::io::Result<u64> {
+        let is_meant = |key: &Key| *key.store() == *self.store && is_meant(key.name());
+        self.drives().drives.iter().map(|drive| upkeep::clear(drive, &is_meant)).sum()
+    }
+
+    /// Keep a note beside the first part of a version of an object. Returns whether it is there: only if a page of the part is cached, and the note is not
+    /// too long. Cost: six calls.
+    pub fn annotate(&self, name: &str, note: &[u8]) -> bool {
+        let key = self.key(name, 0);
+        let drive = self.drive_of(&key);
+        let found = if drive.is_writable() { drive.find(&key, None) } else { Ok(None) };
+        let written = found.and_then(|extent| extent.map_or(Ok(false), |extent| room::annotate(drive, &extent, note)));
+        written.inspect_err(|error| drive.failed(error)).unwrap_or(false)
+    }
+
+    /// Return which version of an object is cached, in whole or in part, and its note. Cost: about eight calls, whatever the cache holds.
+    pub fn noted(&self, object: &str) -> Option<(String, Vec<u8>)> {
+        let key = self.key(object, 0);
+        let drive = self.drive_of(&key);
+        let found = if drive.is_usable() { drive.find_any(&key) } else { Ok(None) };
+        let extent = found.inspect_err(|error| drive.failed(error)).ok()??;
+        let note = extent.note().inspect_err(|error| drive.failed(error)).ok()??;
+        is_of(&extent, object).then(|| (extent.key().name().to_owned(), note))
+    }
+}
+
+/// Return whether an extent is of some version of an object. Another object may have the same place.
+fn is_of(extent: &Extent, name: &str) -> bool {
+    object_of(extent.key().name()) == object_of(name)
 }
 
 impl Storage for Cached {

@@ -107,6 +107,46 @@ fn each_byte_is_fetched_once() -> Result<()> {
 }
 
 #[test]
+fn one_version_of_an_object_is_cached_with_its_note() -> Result<()> {
+    let folder = folder()?;
+    let open = || {
+        let objects = [("d/a?1?x", 1), ("d/a?2?y", 2)].map(|(name, seed)| (name.to_owned(), Bytes::from(body(seed)))).into();
+        let spec = Spec::parse(&format!("{}:100MB", folder.path().display()))?;
+        Ok::<Cached, Error>(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
+    };
+    let read = |cached: &Cached, name: &str, seed| {
+        let range = RangeRequest::plain(name, 5000, 1_500_000, Some(OBJECT_BYTES));
+        let found = cached.fetch(vec![range]).remove(0)?;
+        assert!(found[0] == body(seed)[5000..1_505_000], "{name}");
+        Ok::<(), Error>(())
+    };
+    let cached = open()?;
+    assert!(cached.noted("d/a").is_none() && !cached.annotate("d/a?1?x", b"one"));
+    read(&cached, "d/a?1?x", 1)?;
+    assert!(cached.noted("d/a").is_none() && cached.annotate("d/a?1?x", b"one") && !cached.annotate("d/a?2?y", b"two"));
+    let one = totals(&cached)?.bytes;
+    // Another process finds it by the name of the object.
+    assert_eq!(open()?.noted("d/a"), Some(("d/a?1?x".to_owned(), b"one".to_vec())));
+    assert!(open()?.noted("d/b").is_none());
+    read(&cached, "d/a?2?y", 2)?;
+    assert!(cached.noted("d/a").is_none() && totals(&cached)?.bytes == one);
+    assert!(cached.annotate("d/a?2?y", &[b'n'; 9000]) && totals(&cached)?.bytes > one);
+    read(&cached, "d/a?1?x", 1)?;
+    assert_eq!(totals(&cached)?.bytes, one);
+    assert!(cached.annotate("d/a?1?x", b"again"));
+    cached.forget("d/a");
+    assert!(cached.noted("d/a").is_none() && totals(&cached)?.bytes == 0 && extents(folder.path()).is_empty());
+    for (name, seed) in [("d/a?1?x", 1), ("d/one", 1)] {
+        if cached.cold.exists(name)? {
+            read(&cached, name, seed)?;
+        }
+    }
+    assert_eq!(cached.clear(|name| name.starts_with("d/b")).ok(), Some(0));
+    assert!(cached.clear(|name| name.starts_with("d/a")).is_ok_and(|freed| freed > 1_500_000) && totals(&cached)?.bytes == 0);
+    Ok(())
+}
+
+#[test]
 fn random_reads_return_the_bytes_of_the_store() -> Result<()> {
     let folder = folder()?;
     let mut state = 7;

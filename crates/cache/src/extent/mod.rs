@@ -1,6 +1,6 @@
 //! An extent: a sparse file with the cached pages of up to 1 GiB of one object, at the same offsets as in the object.
 //!
-//! Behind the data are a checksum for each page (0: not cached), the time of last use for each block, the object's identity, and a footer.
+//! Behind the data are a checksum for each page (0: not cached), and the time of last use for each block. The end is described in `tail`.
 //! A page counts only if its checksum matches, so damage of any kind reads as "not cached". This file knows nothing of budgets and locks.
 
 use std::fs::File;
@@ -11,73 +11,19 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use penstock_storage::private;
+
 use crate::place::mix;
 
-/// The smallest piece that is fetched, kept and verified: one block of the file system, the unit in which space is freed.
-pub const PAGE_BYTES: u64 = 4096;
-/// The unit whose time of last use is known.
-pub const BLOCK_BYTES: u64 = 1 << 20;
-pub const EXTENT_BYTES: u64 = 1 << 30;
+mod tail;
+
+pub use tail::{BLOCK_BYTES, EXTENT_BYTES, Key, PAGE_BYTES, object_of};
+use tail::{FOOTER_BYTES, Layout, read_tail};
+
 pub const BLOCK_PAGES: u32 = (BLOCK_BYTES / PAGE_BYTES) as u32;
 
-const MAGIC: &[u8; 8] = b"PSEXT\0\0\x01";
-const FOOTER_BYTES: u64 = 32;
 /// Times of last use are written again only after this many seconds.
 const STAMP_SECONDS: u32 = 16;
-/// Limit on an identity: an S3 key has at most 1,024 bytes, and a store's root is a path or a URI.
-const MOST_IDENTITY_BYTES: u64 = 16 << 10;
-
-/// The identity of a part of an object: its store, name and version, and its place in the object.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Key {
-    /// Store, name and version, on a line each.
-    pub identity: String,
-    pub extent: u32,
-}
-
-impl Key {
-    pub fn new(store: &str, name: &str, version: &str, extent: u32) -> Key {
-        Key { identity: format!("{store}\n{name}\n{version}"), extent }
-    }
-
-    /// Return a hash for the place of the extent. Two keys with the same hash only push each other out, because the footer has the identity.
-    pub fn hash(&self) -> u64 {
-        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, self.identity.as_bytes()) ^ mix(u64::from(self.extent))
-    }
-
-    pub fn store(&self) -> &str {
-        self.identity.split('\n').next().unwrap_or_default()
-    }
-
-    pub fn name(&self) -> &str {
-        self.identity.split('\n').nth(1).unwrap_or_default()
-    }
-}
-
-/// Where the parts of an extent's file begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Layout {
-    data_bytes: u64,
-    table: u64,
-    stamps: u64,
-    identity: u64,
-    footer: u64,
-}
-
-impl Layout {
-    fn of(object_bytes: u64, extent: u32, identity_bytes: u64) -> Option<Layout> {
-        let data_bytes = object_bytes.checked_sub(u64::from(extent) * EXTENT_BYTES)?.min(EXTENT_BYTES);
-        let table = data_bytes.next_multiple_of(8);
-        let stamps = table + 4 * data_bytes.div_ceil(PAGE_BYTES);
-        let identity = stamps + 4 * data_bytes.div_ceil(BLOCK_BYTES);
-        let layout = Layout { data_bytes, table, stamps, identity, footer: identity + identity_bytes };
-        (data_bytes > 0 && identity_bytes <= MOST_IDENTITY_BYTES).then_some(layout)
-    }
-
-    fn file_bytes(&self) -> u64 {
-        self.footer + FOOTER_BYTES
-    }
-}
 
 /// An open extent.
 #[derive(Debug)]
@@ -108,26 +54,7 @@ impl Extent {
             }
             other => other?,
         };
-        let Some(footer_at) = file.metadata()?.len().checked_sub(FOOTER_BYTES) else { return Ok(None) };
-        let mut footer = [0; FOOTER_BYTES as usize];
-        if !is_read(file.read_exact_at(&mut footer, footer_at))? {
-            return Ok(None);
-        }
-        let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
-        let object_bytes = u64::from(number(8)) | u64::from(number(12)) << 32;
-        let (extent, identity_bytes, crc) = (number(16), u64::from(number(20)), number(28));
-        let Some(layout) = Layout::of(object_bytes, extent, identity_bytes).filter(|layout| layout.footer == footer_at) else {
-            return Ok(None);
-        };
-        let mut identity = vec![0; identity_bytes as usize];
-        if !is_read(file.read_exact_at(&mut identity, layout.identity))? {
-            return Ok(None);
-        }
-        if &footer[..8] != MAGIC || crc != crc_of_footer(&identity, &footer) {
-            return Ok(None);
-        }
-        let Ok(identity) = String::from_utf8(identity) else { return Ok(None) };
-        Ok(Some(Extent::with(file, layout, object_bytes, Key { identity, extent })))
+        Ok(read_tail(&file)?.map(|tail| Extent::with(file, tail.layout, tail.object_bytes, tail.key)))
     }
 
     fn with(file: File, layout: Layout, object_bytes: u64, key: Key) -> Extent {
@@ -138,17 +65,9 @@ impl Extent {
 
     /// Create the file of an extent, without any pages. The caller holds the extent's lock, and has reserved `overhead_bytes`.
     pub fn create(path: &Path, key: &Key, object_bytes: u64) -> io::Result<Extent> {
-        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        let mut tail = key.identity.as_bytes().to_vec();
-        let mut footer = Vec::with_capacity(FOOTER_BYTES as usize);
-        footer.extend_from_slice(MAGIC);
-        footer.extend_from_slice(&object_bytes.to_le_bytes());
-        footer.extend_from_slice(&key.extent.to_le_bytes());
-        footer.extend_from_slice(&(key.identity.len() as u32).to_le_bytes());
-        footer.extend_from_slice(&[0; 4]);
-        footer.extend_from_slice(&crc_of_footer(&tail, &footer).to_le_bytes());
-        tail.extend_from_slice(&footer);
-        let mut options = File::options();
+        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64, 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let tail = tail::tail(key, object_bytes, b"");
+        let mut options = private::options();
         let file = options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         file.write_all_at(&tail, layout.identity)?;
         Ok(Extent::with(file, layout, object_bytes, key.clone()))
@@ -175,10 +94,37 @@ impl Extent {
         self.layout.data_bytes.div_ceil(PAGE_BYTES) as u32
     }
 
-    /// Return the bytes that the file uses beside its pages, in whole blocks of the file system, with one for its folder.
+    /// Return the bytes that a new file uses beside its pages, in whole blocks of the file system, with one for its folder.
     pub fn overhead_bytes(object_bytes: u64, key: &Key) -> u64 {
-        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64);
-        layout.map_or(0, |layout| (layout.file_bytes() - layout.table).next_multiple_of(PAGE_BYTES) + 2 * PAGE_BYTES)
+        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64, 0);
+        layout.map_or(0, |layout| layout.overhead_bytes(layout.file_bytes()))
+    }
+
+    /// Return the same for an extent as it is now: another process may have changed its note.
+    pub fn overhead_now(&self) -> io::Result<u64> {
+        Ok(self.layout.overhead_bytes(self.file.metadata()?.len()))
+    }
+
+    /// Return the note as it is now. Returns None if there is none, or the extent was removed. Cost: three calls.
+    pub fn note(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(read_tail(&self.file)?.filter(|tail| tail.key == self.key && !tail.note.is_empty()).map(|tail| tail.note))
+    }
+
+    /// Return how many bytes more the file would use with a note of this length. A note only grows, so that nothing has to be cut.
+    pub fn growth_of_note(&self, bytes: usize) -> io::Result<u64> {
+        let new = self.layout.identity + self.key.identity.len() as u64 + bytes as u64 + FOOTER_BYTES;
+        Ok(self.layout.overhead_bytes(new).saturating_sub(self.overhead_now()?))
+    }
+
+    /// Write a note, padded with blanks to the length of the one before. The caller holds the extent's lock `FILE` and has reserved the growth. A reader
+    /// that comes in between finds a damaged footer.
+    pub fn set_note(&self, note: &[u8]) -> io::Result<()> {
+        let before = read_tail(&self.file)?.filter(|tail| tail.key == self.key).ok_or(io::ErrorKind::NotFound)?;
+        let mut note = note.to_vec();
+        note.resize(note.len().max(before.note.len()), b' ');
+        Layout::of(self.object_bytes, self.key.extent, self.key.identity.len() as u64, note.len() as u64)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        self.file.write_all_at(&tail::tail(&self.key, self.object_bytes, &note), self.layout.identity)
     }
 
     /// Return whether the file still has its name.
@@ -277,7 +223,7 @@ impl Extent {
     /// Free the space of pages that are not stored, if the file uses more than the stored ones need. The caller keeps all other operations out.
     pub fn free_rest(&self, table: &[u32]) -> io::Result<()> {
         let stored_bytes = table.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
-        if self.file.metadata()?.blocks() * 512 <= stored_bytes + Extent::overhead_bytes(self.object_bytes, &self.key) {
+        if self.file.metadata()?.blocks() * 512 <= stored_bytes + self.overhead_now()? {
             return Ok(());
         }
         let mut first = 0;
@@ -318,21 +264,6 @@ impl Extent {
         // 0 means that the page is not cached.
         (crc_fast::crc32_iscsi(data) ^ place).max(1)
     }
-}
-
-/// Return whether all bytes were read. Another process may have cut the file.
-fn is_read(read: io::Result<()>) -> io::Result<bool> {
-    match read {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        other => other.map(|()| true),
-    }
-}
-
-fn crc_of_footer(identity: &[u8], footer: &[u8]) -> u32 {
-    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-    digest.update(identity);
-    digest.update(&footer[..28]);
-    digest.finalize() as u32
 }
 
 /// Read bytes of a file that the kernel has in memory, and return how many there were. Bytes that would have to be read from the drive end

@@ -64,6 +64,49 @@ fn another_object_or_version_is_not_cached() -> io::Result<()> {
 }
 
 #[test]
+fn a_note_is_beside_the_pages_and_only_grows() -> io::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("extent");
+    let (extent, body) = (Extent::create(&path, &key(), OBJECT_BYTES)?, body());
+    extent.write(0, &body)?;
+    assert!(extent.note()?.is_none() && extent.growth_of_note(100)? == 0);
+    let long = vec![b'x'; 5000];
+    let before = extent.overhead_now()?;
+    let growth = extent.growth_of_note(long.len())?;
+    extent.set_note(&long)?;
+    // Another process that has the file open sees it, too.
+    let other = Extent::open(&path, &key(), Some(OBJECT_BYTES))?.ok_or(io::ErrorKind::NotFound)?;
+    assert_eq!((other.note()?, other.overhead_now()?), (Some(long.clone()), before + growth));
+    assert!(growth > 0 && growth.is_multiple_of(PAGE_BYTES));
+    other.set_note(b"short")?;
+    let found = extent.note()?.unwrap_or_default();
+    assert!(found.starts_with(b"short ") && found.len() == long.len() && pages(&extent)?.iter().flatten().count() == 4);
+    assert!(extent.set_note(&vec![0; 17 << 10]).is_err());
+    let whole = std::fs::read(&path)?;
+    // Any flipped bit behind the identity makes the note and the extent unreadable.
+    for at in whole.len() - 32 - long.len()..whole.len() {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1 << (at % 8);
+        std::fs::write(&path, &flipped)?;
+        assert!(extent.note()?.is_none(), "byte {at}");
+    }
+    Ok(())
+}
+
+#[test]
+fn versions_of_an_object_share_their_place() {
+    let of = |name: &str, extent| Key::new("s3://bucket", name, "", extent);
+    assert_eq!(of("a?1?x", 0).place(), of("a?2?y", 0).place());
+    assert_eq!(of("a?1?x", 0).place(), of("a", 0).place());
+    assert_ne!(of("a?1?x", 0).hash(), of("a?2?y", 0).hash());
+    for other in [of("a?1?x", 1), of("b?1?x", 0), Key::new("s3://bucket2", "a?1?x", "", 0), Key::new("s3", "bucket\na", "", 0)] {
+        assert_ne!(of("a?1?x", 0).place(), other.place());
+    }
+    // Without versions, both hashes are the same.
+    assert_eq!(key().place(), key().hash());
+}
+
+#[test]
 fn every_flipped_bit_reads_as_not_cached() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("extent");

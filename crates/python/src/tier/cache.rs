@@ -85,7 +85,9 @@ pub fn cache_pin(py: Python<'_>, cache: &str, store: &str, pinned: bool) -> PyRe
 #[pyo3(signature = (cache, store=None))]
 pub fn cache_evict(py: Python<'_>, cache: &str, store: Option<&str>) -> PyResult<u64> {
     let freed = py.detach(|| {
-        let of_drive = |drive: &Drive| upkeep::clear(drive, store).map_err(|error| failed(drive, error));
+        let of_drive = |drive: &Drive| {
+            upkeep::clear(drive, &|key| store.is_none_or(|store| key.store() == store)).map_err(|error| failed(drive, error))
+        };
         opened(cache)?.drives.iter().map(of_drive).sum::<penstock_error::Result<u64>>()
     });
     freed.or_raise(py)

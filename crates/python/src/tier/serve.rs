@@ -24,16 +24,21 @@ struct Serving {
     write_back: Option<String>,
     listen: String,
     status: Option<String>,
+    status_token: Option<PathBuf>,
+    status_tls: bool,
     keys: Option<PathBuf>,
     signature_v2: bool,
     tls: Option<(PathBuf, PathBuf)>,
     access_log: Option<PathBuf>,
     domains: Vec<String>,
     revalidate: String,
+    stale_if_error: f64,
+    immutable: Vec<String>,
     memory_bytes: u64,
     connections: usize,
     requests: usize,
     idle_seconds: f64,
+    lame_duck: f64,
     drain_seconds: f64,
     storage_options: BTreeMap<String, String>,
 }
@@ -47,17 +52,22 @@ impl Serving {
             write_back: self.write_back,
             listen: address(&self.listen)?,
             status: self.status.as_deref().map(address).transpose()?,
+            status_token: self.status_token,
+            status_tls: self.status_tls,
             keys: self.keys,
             takes_version_2: self.signature_v2,
             tls: self.tls,
             access_log: self.access_log,
             domains: self.domains,
             revalidate: policy(&self.revalidate)?,
-            is_immutable,
+            stale_if_error: Duration::from_secs_f64(self.stale_if_error.clamp(0.0, 1e9)),
+            marker_of: penstock_format::ids::marker_of,
+            immutable: self.immutable,
             memory_bytes: self.memory_bytes,
             connections: self.connections,
             requests: self.requests,
             idle: Duration::from_secs_f64(self.idle_seconds.clamp(0.1, 1e6)),
+            lame_duck: Duration::from_secs_f64(self.lame_duck.clamp(0.0, 1e6)),
             drain: Duration::from_secs_f64(self.drain_seconds.clamp(0.0, 1e6)),
         })
     }
@@ -82,14 +92,15 @@ pub fn serve(py: Python<'_>, config: &str, ready: Py<PyAny>) -> PyResult<()> {
     py.detach(|| penstock_server::serve(config, report, |text| eprintln!("{text}"))).or_raise(py)
 }
 
-fn address(text: &str) -> penstock_error::Result<SocketAddr> {
-    text.parse().map_err(|_| Error::new("invalid-argument", format!("cannot listen at `{text}`")).hint("write it as 127.0.0.1:9100"))
+/// Check the configuration of a server, in JSON, and the files that it names, without serving or creating anything.
+#[pyfunction]
+pub fn check_serve(py: Python<'_>, config: &str) -> PyResult<()> {
+    let config = parsed(config).and_then(Serving::config).or_raise(py)?;
+    py.detach(|| penstock_server::check(&config)).or_raise(py)
 }
 
-/// Return whether an object of a dataset never changes, wherever the dataset is in its bucket.
-fn is_immutable(key: &str) -> bool {
-    let begin = key.rmatch_indices('/').nth(1).map_or(0, |(at, _)| at + 1);
-    penstock_format::ids::is_immutable(&key[begin..])
+fn address(text: &str) -> penstock_error::Result<SocketAddr> {
+    text.parse().map_err(|_| Error::new("invalid-argument", format!("cannot listen at `{text}`")).hint("write it as 127.0.0.1:9100"))
 }
 
 fn policy(text: &str) -> penstock_error::Result<Revalidate> {

@@ -101,7 +101,7 @@ impl WriteBack {
             let text = format!("cannot read the objects in `{}` that are not sent yet: {error}", folder.display());
             penstock_error::Error::new("storage-failed", text)
         };
-        std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
+        penstock_storage::private::close_folder(folder).map_err(|error| failed(&error))?;
         let opened = Folder::open(folder)?;
         let of = opened.own(OF);
         match std::fs::read_to_string(&of) {

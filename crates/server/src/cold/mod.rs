@@ -3,7 +3,8 @@
 pub mod remote;
 pub mod source;
 
-use s3s::S3Request;
+use s3s::dto::ETag;
+use s3s::{S3Request, S3Result, s3_error};
 
 /// Build a request to a cold store.
 pub fn request<T>(input: T) -> S3Request<T> {
@@ -17,6 +18,16 @@ pub fn request<T>(input: T) -> S3Request<T> {
         region: None,
         service: None,
         trailing_headers: None,
+    }
+}
+
+/// Fail if a response has no object: a portal or a proxy in between may answer everything with 200 and a page of its own.
+pub fn check_is_object(etag: Option<&ETag>, content_type: Option<&String>) -> S3Result<()> {
+    let is_page = etag.is_none() && content_type.is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"));
+    if is_page {
+        Err(s3_error!(ServiceUnavailable, "the cold store sent a web page without an ETag instead of the object"))
+    } else {
+        Ok(())
     }
 }
 

@@ -37,16 +37,10 @@ pub struct Remote {
 impl Remote {
     /// Open `s3://bucket`, or `s3://` for all buckets. Returns the store, and a text that identifies it.
     pub async fn open(uri: &str, options: &Options, running: Level) -> Result<(Remote, String)> {
-        let bucket = uri.strip_prefix("s3://").unwrap_or_default().trim_end_matches('/');
-        if bucket.contains('/') {
-            return Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket")).hint(format!(
-                "serve the whole bucket, s3://{}, and give keys rights on a prefix",
-                bucket.split('/').next().unwrap_or_default()
-            )));
-        }
+        let bucket = bucket_of(uri)?;
         let (client, place) = client(options).await?;
         let account = Proxy::from(client);
-        let remote = Remote { account, bucket: (!bucket.is_empty()).then(|| bucket.to_owned()), running };
+        let remote = Remote { account, bucket: bucket.map(str::to_owned), running };
         Ok((remote, format!("serve {place}")))
     }
 
@@ -78,6 +72,16 @@ impl Remote {
             Some(CopySource::Bucket { bucket, .. }) => self.check(&bucket),
             _ => Err(s3_error!(InvalidArgument, "the source of the copy cannot be read as bucket/key")),
         }
+    }
+}
+
+/// Return the only bucket that a URI of a cold store names, or None if it names all.
+pub fn bucket_of(uri: &str) -> Result<Option<&str>> {
+    let bucket = uri.strip_prefix("s3://").unwrap_or_default().trim_end_matches('/');
+    match bucket.split_once('/') {
+        None => Ok(Some(bucket).filter(|bucket| !bucket.is_empty())),
+        Some((bucket, _)) => Err(Error::new("invalid-uri", format!("cannot serve `{uri}`: it names a folder of a bucket"))
+            .hint(format!("serve the whole bucket, s3://{bucket}, and give keys rights on a prefix"))),
     }
 }
 

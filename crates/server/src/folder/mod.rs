@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use penstock_error::{Error, Result};
+use penstock_storage::private;
 use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 
@@ -52,8 +53,9 @@ impl Folder {
         if !root.is_dir() {
             return Err(refused("it does not exist".into(), "create it first"));
         }
+        private::close_folder(&own).map_err(failed)?;
         for name in ["temporary", "uploads"] {
-            std::fs::create_dir_all(own.join(name)).map_err(failed)?;
+            private::create_folders(&own.join(name)).map_err(failed)?;
         }
         let lock = File::create(own.join("lock")).map_err(failed)?;
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {

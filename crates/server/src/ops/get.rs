@@ -4,13 +4,22 @@ use hyper::header::IF_RANGE;
 use s3s::dto::{GetObjectInput, GetObjectOutput};
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
+use crate::cold::check_is_object;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
 use crate::read::conditions::conditions;
+use crate::read::current::with_age;
 use crate::read::reader::body;
 
 /// How often an object that changes while it is read is looked up again, before a byte was sent.
 const LOOK_UPS: usize = 3;
+
+/// Read from the cold store itself.
+async fn passed(tier: &Tier, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+    let response = tier.cold.get_object(request).await?;
+    check_is_object(response.output.e_tag.as_ref(), response.output.content_type.as_ref())?;
+    Ok(response)
+}
 
 pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
     if request.headers.contains_key(IF_RANGE) {
@@ -19,18 +28,18 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
     }
     let input = &request.input;
     let is_plain = input.version_id.is_none() && input.part_number.is_none() && input.sse_customer_key.is_none();
-    let Some(blocks) = tier.blocks.as_ref().filter(|_| is_plain) else { return tier.cold.get_object(request).await };
+    let Some(blocks) = tier.blocks.as_ref().filter(|_| is_plain) else { return passed(tier, request).await };
     let object = Object::new(&input.bucket, &input.key);
     let conditions = conditions!(input);
     let mut look_ups = 0;
-    let (meta, range, sent) = loop {
+    let (meta, age, range, sent) = loop {
         look_ups += 1;
         let resolved = match blocks.resolve(&object, input.range).await {
             // Objects without a strong ETag pass by the cache.
-            Err(error) if *error.code() == S3ErrorCode::NotImplemented => return tier.cold.get_object(request).await,
+            Err(error) if *error.code() == S3ErrorCode::NotImplemented => return passed(tier, request).await,
             other => other?,
         };
-        let meta = resolved.0.clone();
+        let (meta, age) = (resolved.meta.clone(), resolved.age);
         conditions.check_read(&meta.etag, meta.head.last_modified.as_ref())?;
         let range = match &input.range {
             None => 0..meta.bytes,
@@ -40,10 +49,10 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
             return Err(s3_error!(InvalidRange, "the object is empty"));
         }
         match body(blocks, &object, resolved, range.clone()).await {
-            Ok(sent) => break (meta, range, sent),
+            Ok(sent) => break (meta, age, range, sent),
             Err(error) if matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey) => {
                 // The cold store no longer has the version that was known.
-                blocks.changed(&object);
+                blocks.forget(&object).await;
                 if look_ups == LOOK_UPS {
                     return Err(s3_error!(ServiceUnavailable, "the object changes while it is read; try again"));
                 }
@@ -65,5 +74,5 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
     }
     output.accept_ranges = Some("bytes".into());
     output.body = Some(sent);
-    Ok(S3Response::new(output))
+    Ok(with_age(S3Response::new(output), age))
 }

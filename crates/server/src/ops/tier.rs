@@ -19,22 +19,10 @@ pub struct Tier {
 impl Tier {
     /// Run a write, and forget what was known of the objects before it and after it.
     pub async fn write<T>(&self, objects: &[Object], write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
-        // A request may be dropped while it writes.
-        let _after = Finally(|| self.blocks.iter().for_each(|blocks| objects.iter().for_each(|object| drop(blocks.changed(object)))));
-        if let Some(blocks) = &self.blocks {
-            for object in objects {
-                blocks.forget(object).await;
-            }
-        }
+        let _writing = match &self.blocks {
+            Some(blocks) => Some(blocks.begin_write(objects).await),
+            None => None,
+        };
         write.await
-    }
-}
-
-/// Runs a function when it is dropped.
-struct Finally<F: Fn()>(F);
-
-impl<F: Fn()> Drop for Finally<F> {
-    fn drop(&mut self) {
-        self.0();
     }
 }

@@ -138,6 +138,11 @@ impl Hot {
         self.forget_if(|(held, _)| **held == *name);
     }
 
+    /// Forget the pieces of all versions whose names are meant.
+    pub fn forget_all(&self, is_meant: impl Fn(&str) -> bool) {
+        self.forget_if(|(held, _)| is_meant(held));
+    }
+
     fn forget_if(&self, is_gone: impl Fn(&Key) -> bool) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         let Held { pieces, order, bytes, .. } = &mut *held;

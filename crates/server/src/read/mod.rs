@@ -4,9 +4,13 @@ pub mod arena;
 pub mod blocks;
 pub mod buffers;
 pub mod conditions;
+pub mod current;
+pub mod flights;
 pub mod hot;
+pub mod immutable;
 #[cfg(target_os = "linux")]
 pub mod pages;
 pub mod ranges;
 pub mod reader;
+pub mod states;
 pub mod wire;

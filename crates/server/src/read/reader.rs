@@ -8,7 +8,8 @@ use bytes::Bytes;
 use s3s::S3Result;
 use s3s::dto::StreamingBlob;
 
-use super::blocks::{Blocks, FIRST_BYTES, Fetched, Resolved, copy};
+use super::blocks::{Blocks, FIRST_BYTES, Resolved};
+use super::flights::{Fetched, copy};
 use super::hot::PIECE_BYTES;
 use crate::body::with_length;
 use crate::memory::overloaded;
@@ -21,7 +22,7 @@ const WINDOWS_AHEAD: usize = 8;
 
 /// Return a range of a version. The first bytes are read before this returns, so that errors become responses.
 pub async fn body(blocks: &Arc<Blocks>, object: &Object, resolved: Resolved, range: Range<u64>) -> S3Result<StreamingBlob> {
-    let (meta, first) = resolved;
+    let Resolved { meta, early: first, .. } = resolved;
     let version = Version::new(object, &meta);
     let mut reader = Reader {
         blocks: blocks.clone(),

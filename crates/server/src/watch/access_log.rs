@@ -35,6 +35,9 @@ pub struct Line {
     pub path: String,
     pub range: Option<String>,
     pub status: u16,
+    /// The code of an error, such as `AccessDenied`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
     pub sent_bytes: u64,
     /// Whether the whole body was sent.
     pub is_whole: bool,
@@ -61,6 +64,7 @@ impl Line {
             path: request.uri().path().to_owned(),
             range: header(hyper::header::RANGE).map(str::to_owned),
             status: 0,
+            error: None,
             sent_bytes: 0,
             is_whole: false,
             first_ms: 0.0,
@@ -117,7 +121,7 @@ fn open(path: &Path) -> Result<std::fs::File> {
         // Messages of this process may go to the same file. They must not overwrite each other.
         std::io::stdout().as_fd().try_clone_to_owned().map(std::fs::File::from)
     } else {
-        std::fs::File::options().append(true).create(true).open(path)
+        penstock_storage::private::options().append(true).create(true).open(path)
     };
     file.map_err(|error| Error::new("storage-failed", format!("cannot write access log `{}`: {error}", path.display())))
 }

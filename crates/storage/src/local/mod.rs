@@ -4,6 +4,7 @@ mod disk;
 mod file_system;
 mod folder;
 mod journal;
+pub mod private;
 #[cfg_attr(not(target_os = "linux"), path = "no_ring.rs")]
 mod ring;
 mod uri;

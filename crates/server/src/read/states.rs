@@ -1,0 +1,154 @@
+//! What is known of objects: in memory, and beside their pages on the drives. A state that is read from a drive was kept there by this server or an
+//! earlier one; whether it is still true is decided in `current`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use penstock_cache::Cached;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::meta::{Meta, Object, Version};
+
+/// When the current version of an object is asked for again.
+#[derive(Debug, Clone, Copy)]
+pub enum Revalidate {
+    Never,
+    After(Duration),
+    Always,
+}
+
+/// Objects with the same hash share their locks and the count of their writes.
+const STRIPES: usize = 1024;
+/// About the memory of a state, to size the table in which states are kept.
+const STATE_BYTES: u64 = 2048;
+
+/// The states of objects.
+pub struct States {
+    known: Cache<Object, Arc<Meta>, Bytes>,
+    stripes: Vec<Stripe>,
+    cached: Cached,
+    /// Names the run of the machine.
+    boot: String,
+}
+
+#[derive(Default)]
+struct Stripe {
+    writes: Mutex<Writes>,
+    /// Held while a state on a drive is written or removed, and only by threads that may wait for drives.
+    on_drive: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Writes {
+    /// Changes when one of the objects is written, so that what was read before is not kept.
+    generation: u64,
+    /// Objects that are being written, and how many times. Nothing is kept of them.
+    running: HashMap<Object, usize>,
+}
+
+#[derive(Debug, Clone)]
+struct Bytes;
+
+impl Weighter<Object, Arc<Meta>> for Bytes {
+    fn weight(&self, object: &Object, meta: &Arc<Meta>) -> u64 {
+        (size_of::<Object>() + object.bucket.len() + object.key.len()) as u64 + meta.held_bytes()
+    }
+}
+
+impl States {
+    /// Keep states in this much memory, and beside the pages of a cache.
+    pub fn new(cached: Cached, bytes: u64) -> States {
+        let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
+        let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
+        // Without it, states of drives count as those of another run.
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+        States { known, stripes, cached, boot }
+    }
+
+    fn stripe(&self, object: &Object) -> &Stripe {
+        let hash = |text: &str| text.bytes().fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+        &self.stripes[(hash(&object.bucket) ^ hash(&object.key)) % STRIPES]
+    }
+
+    fn writes(&self, object: &Object) -> MutexGuard<'_, Writes> {
+        self.stripe(object).writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Return what memory has of an object.
+    pub fn get(&self, object: &Object) -> Option<Arc<Meta>> {
+        self.known.get(object)
+    }
+
+    /// Return a number that changes with each write of the object. `keep` takes it.
+    pub fn generation(&self, object: &Object) -> u64 {
+        self.writes(object).generation
+    }
+
+    /// Keep the state of an object in memory, unless it was written since `generation` or is being written.
+    pub fn keep(&self, object: &Object, generation: u64, meta: &Arc<Meta>) {
+        let writes = self.writes(object);
+        if writes.generation == generation && !writes.running.contains_key(object) {
+            self.known.insert(object.clone(), meta.clone());
+        }
+    }
+
+    /// Note that an object will be written, and return what memory had of it. Until `end_write`, nothing is kept of it.
+    pub fn begin_write(&self, object: &Object) -> Option<Arc<Meta>> {
+        *self.writes(object).running.entry(object.clone()).or_default() += 1;
+        self.changed(object)
+    }
+
+    /// Note that a write has ended, however it ended.
+    pub fn end_write(&self, object: &Object) {
+        let mut writes = self.writes(object);
+        writes.generation += 1;
+        if let Some(running) = writes.running.get_mut(object) {
+            *running -= 1;
+            if *running == 0 {
+                writes.running.remove(object);
+            }
+        }
+    }
+
+    /// Note that an object has changed, and return what memory had of it.
+    pub fn changed(&self, object: &Object) -> Option<Arc<Meta>> {
+        let mut writes = self.writes(object);
+        writes.generation += 1;
+        self.known.remove(object).map(|(_, meta)| meta)
+    }
+
+    /// Forget the objects whose `bucket/key` begins with a prefix, in memory. What is being read now is not kept.
+    pub fn purge(&self, prefix: &str) {
+        for stripe in &self.stripes {
+            stripe.writes.lock().unwrap_or_else(PoisonError::into_inner).generation += 1;
+        }
+        self.known.retain(|object, _| !object.begins_with(prefix));
+    }
+
+    /// Remove the cached pages of an object, and its state beside them. Waits for drives.
+    pub fn forget_pages(&self, object: &Object) {
+        let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cached.forget(&object.name());
+    }
+
+    /// Write the state of a version beside its pages, if memory still has it. Waits for drives.
+    pub fn note(&self, object: &Object, name: &str) {
+        let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = || self.get(object).filter(|meta| Version::new(object, meta).name() == name);
+        let Some(meta) = current() else { return };
+        if self.cached.annotate(name, &meta.note(&self.boot)) {
+            meta.was_noted();
+        }
+    }
+
+    /// Return the state of an object that a drive has. Waits for drives.
+    pub fn find(&self, object: &Object) -> Option<Meta> {
+        let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
+        let (name, note) = self.cached.noted(&object.name())?;
+        let meta = Meta::of_note(&note, &self.boot)?;
+        // The bytes beside it are those of this version.
+        (Version::new(object, &meta).name() == name).then_some(meta)
+    }
+}
