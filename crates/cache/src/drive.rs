@@ -194,13 +194,12 @@ impl Drive {
         Ok(found)
     }
 
-    /// Return the extent at the place of a key, of whatever version of the object. Cost: four calls the first time.
-    pub fn find_any(&self, key: &Key) -> io::Result<Option<Arc<Extent>>> {
-        let found = Extent::open_any(&self.path(key))?.map(Arc::new);
-        if let Some(extent) = &found {
-            self.keep_open(extent);
-        }
-        Ok(found)
+    /// Return the extent at the place of a key, of whatever version of the object, and its note. Cost: four calls.
+    pub fn find_any(&self, key: &Key) -> io::Result<Option<(Arc<Extent>, Vec<u8>)>> {
+        let Some((extent, note)) = Extent::open_noted(&self.path(key))? else { return Ok(None) };
+        let extent = Arc::new(extent);
+        self.keep_open(&extent);
+        Ok(Some((extent, note)))
     }
 
     /// Remove an extent's file and free its space, also if other processes have the file open. The caller holds its locks.

@@ -46,7 +46,9 @@ pub fn make(drive: &Drive, key: &Key, object_bytes: u64) -> io::Result<Option<Ar
     }
     drive.forget(key);
     // Another version of the object gives way, unless somebody uses it.
-    if let Some(other) = drive.find_any(key)?.filter(|other| other.key() != key) {
+    if key.is_versioned()
+        && let Some((other, _)) = drive.find_any(key)?.filter(|(other, _)| other.key() != key)
+    {
         evict::remove(drive, &other, |_| true)?;
     }
     let overhead = Extent::overhead_bytes(object_bytes, key);
@@ -68,17 +70,14 @@ pub fn make(drive: &Drive, key: &Key, object_bytes: u64) -> io::Result<Option<Ar
 fn make_file(drive: &Drive, key: &Key, object_bytes: u64, flight: &Flight) -> io::Result<Option<(Extent, bool)>> {
     let path = drive.path(key);
     // Versions of an object share their place, but not their locks.
-    if !flight.lock(key.hash(), FILE, FILE_PATIENCE)? || key.place() != key.hash() && !flight.try_lock(key.place(), FILE)? {
+    if !flight.lock(key.hash(), FILE, FILE_PATIENCE)? || key.is_versioned() && !flight.try_lock(key.place(), FILE)? {
         return Ok(None);
     }
-    if let Some(extent) = Extent::open(&path, key, Some(object_bytes))? {
-        return Ok(Some((extent, false)));
-    }
-    if let Some(other) = Extent::open_any(&path)?
-        && other.key().store() == key.store()
-        && other.key().place() == key.place()
-    {
-        return Ok(None); // Another version that somebody uses.
+    match Extent::open_any(&path)? {
+        Some(extent) if extent.key() == key && extent.object_bytes() == object_bytes => return Ok(Some((extent, false))),
+        // Another version that somebody uses.
+        Some(other) if key.is_versioned() && other.key() != key && other.key().place() == key.place() => return Ok(None),
+        _ => {}
     }
     // A damaged file, or that of another object with the same hash, gives way. A mark without a process makes the next one count again.
     if path.exists() {

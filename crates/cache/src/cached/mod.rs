@@ -67,7 +67,7 @@ impl Cached {
         for number in 0.. {
             let key = self.key(name, number);
             let drive = self.drive_of(&key);
-            let Some(extent) = drive.find_any(&key).ok().flatten().filter(|extent| is_of(extent, name)) else { return };
+            let Some((extent, _)) = drive.find_any(&key).ok().flatten().filter(|(extent, _)| is_of(extent, name)) else { return };
             // A part that another operation uses is evicted later.
             let _ = upkeep::remove(drive, &extent);
         }
@@ -90,14 +90,13 @@ impl Cached {
         written.inspect_err(|error| drive.failed(error)).unwrap_or(false)
     }
 
-    /// Return which version of an object is cached, in whole or in part, and its note. Cost: about eight calls, whatever the cache holds.
+    /// Return which version of an object is cached, in whole or in part, and its note. Cost: four calls, whatever the cache holds.
     pub fn noted(&self, object: &str) -> Option<(String, Vec<u8>)> {
         let key = self.key(object, 0);
         let drive = self.drive_of(&key);
         let found = if drive.is_usable() { drive.find_any(&key) } else { Ok(None) };
-        let extent = found.inspect_err(|error| drive.failed(error)).ok()??;
-        let note = extent.note().inspect_err(|error| drive.failed(error)).ok()??;
-        is_of(&extent, object).then(|| (extent.key().name().to_owned(), note))
+        let (extent, note) = found.inspect_err(|error| drive.failed(error)).ok()??;
+        (is_of(&extent, object) && !note.is_empty()).then(|| (extent.key().name().to_owned(), note))
     }
 }
 

@@ -48,13 +48,18 @@ impl Extent {
 
     /// Open the extent at a path, whatever object it is of.
     pub fn open_any(path: &Path) -> io::Result<Option<Extent>> {
+        Ok(Extent::open_noted(path)?.map(|(extent, _)| extent))
+    }
+
+    /// Open the extent at a path, whatever object it is of. Returns it and its note, which may be empty.
+    pub fn open_noted(path: &Path) -> io::Result<Option<(Extent, Vec<u8>)>> {
         let file = match File::options().read(true).write(true).open(path) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory) => {
                 return Ok(None);
             }
             other => other?,
         };
-        Ok(read_tail(&file)?.map(|tail| Extent::with(file, tail.layout, tail.object_bytes, tail.key)))
+        Ok(read_tail(&file)?.map(|tail| (Extent::with(file, tail.layout, tail.object_bytes, tail.key), tail.note)))
     }
 
     fn with(file: File, layout: Layout, object_bytes: u64, key: Key) -> Extent {

@@ -42,6 +42,11 @@ impl Key {
         self.hash_of(if unversioned.len() < self.identity.len() { &unversioned } else { &self.identity })
     }
 
+    /// Return whether the name has a version, so that other keys share its place.
+    pub fn is_versioned(&self) -> bool {
+        self.name().contains('?')
+    }
+
     fn hash_of(&self, identity: &str) -> u64 {
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, identity.as_bytes()) ^ mix(u64::from(self.extent))
     }

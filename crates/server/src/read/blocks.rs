@@ -123,11 +123,10 @@ impl Blocks {
 
     /// Forget the objects whose `bucket/key` begins with a prefix. Returns the bytes that were freed. Waits for drives. Cost: opens each extent.
     pub fn purge(&self, prefix: &str) -> std::io::Result<u64> {
+        let is_meant = |name: &str| Version::parse(name).is_some_and(|version| version.object.begins_with(prefix));
         self.states.purge(prefix);
-        if let Some(hot) = &self.hot {
-            hot.forget_all(|name| Version::parse(name).is_some_and(|version| version.object.begins_with(prefix)));
-        }
-        self.cached.clear(|name| Version::parse(name).is_some_and(|version| version.object.begins_with(prefix)))
+        self.hot.iter().for_each(|hot| hot.forget_all(is_meant));
+        self.cached.clear(is_meant)
     }
 
     /// Remove the pages of an object, and its state on a drive.
@@ -193,8 +192,7 @@ impl Blocks {
         let name = Version::new(object, &meta).name();
         if self.cached.has(&name, meta.bytes, begin..begin + length) {
             // The rest of the response is not received.
-            let (blocks, object) = (self.clone(), object.clone());
-            drop(tokio::task::spawn_blocking(move || blocks.states.note(&object, &name)));
+            self.note_again(object, &meta);
             return Ok((meta, None));
         }
         let mut bytes = BytesMut::with_capacity(length as usize);

@@ -162,7 +162,7 @@ impl Blocks {
     }
 
     /// Write a state beside its pages again. Nobody waits for it.
-    fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
+    pub(super) fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
         let (blocks, object, name) = (self.clone(), object.clone(), Version::new(object, meta).name());
         drop(tokio::task::spawn_blocking(move || blocks.states.note(&object, &name)));
     }
