@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import email.utils
-import hashlib
 import hmac
-import http.client
 import itertools
 import urllib.parse
 
@@ -15,6 +13,7 @@ import boto3
 import pytest
 import servers
 from botocore.config import Config
+from signed import Signer, answer
 
 SECRET_BODY = b"the secret of somebody else"
 
@@ -40,35 +39,9 @@ def client_of(server, version):
     )  # fmt: skip
 
 
-def answer(server, method, target, headers, body=b""):
-    """Send a request with exactly these headers. A dict's list gives a header several times."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
-    connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
-    given = {"host": f"127.0.0.1:{server.port}", "content-length": str(len(body)), **headers}
-    for name, values in given.items():
-        for value in values if isinstance(values, list) else [values]:
-            connection.putheader(name, value)
-    connection.endheaders(body)
-    response = connection.getresponse()
-    text = response.read()
-    connection.close()
-    return response.status, text
-
-
 def version_4(server, method, path, covered, headers):
     """Sign a request in its header, covering only these headers."""
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    headers = {"host": f"127.0.0.1:{server.port}", "x-amz-date": date, "x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers}
-    lines = "".join(f"{name}:{headers[name]}\n" for name in covered)
-    canonical = f"{method}\n{path}\n\n{lines}\n{';'.join(covered)}\nUNSIGNED-PAYLOAD"
-    scope = f"{date[:8]}/us-east-1/s3/aws4_request"
-    text = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-    key = b"AWS4" + servers.SECRET.encode()
-    for part in (*scope.split("/")[:3], "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    signature = hmac.digest(key, text.encode(), "sha256").hex()
-    value = f"AWS4-HMAC-SHA256 Credential={servers.KEY}/{scope}, SignedHeaders={';'.join(covered)}, Signature={signature}"
-    return {**headers, "authorization": value}
+    return Signer().headers(server, method, path, covered, **headers)
 
 
 def version_2(method, path, headers):

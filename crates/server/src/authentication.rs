@@ -2,6 +2,9 @@
 //!
 //! Checks must read what `s3s` verifies. So a request has one signature only, and its query is decoded as `s3s` decodes it.
 
+pub mod again;
+pub mod chunks;
+
 use std::borrow::Cow;
 
 use hyper::header::{AUTHORIZATION, DATE, HeaderName, HeaderValue};
@@ -64,7 +67,7 @@ pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
         if header.as_bytes().starts_with(b"AWS ") {
             return Ok(Form::Version2 { is_in_address: false });
         }
-        let list = header_list(header).ok_or_else(|| unreadable("the header Authorization"))?;
+        let [_, list, _] = parts_of(header).ok_or_else(|| unreadable("the header Authorization"))?;
         return Ok(Form::Version4 { covered: covered(list) });
     }
     match in_address {
@@ -77,14 +80,14 @@ pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
     }
 }
 
-/// Return the list of covered headers in a header of version 4, whose only parts are `Credential`, `SignedHeaders` and `Signature`, in this order.
-fn header_list(header: &HeaderValue) -> Option<&str> {
+/// Return the parts of a header of version 4: `Credential`, `SignedHeaders` and `Signature`, which must be all, in this order.
+fn parts_of(header: &HeaderValue) -> Option<[&str; 3]> {
     let (_, parts) = header.to_str().ok()?.split_once(' ')?;
     let mut parts = parts.split(',').map(str::trim);
-    parts.next()?.strip_prefix("Credential=")?;
+    let credential = parts.next()?.strip_prefix("Credential=")?;
     let list = parts.next()?.strip_prefix("SignedHeaders=")?;
-    parts.next()?.strip_prefix("Signature=")?;
-    parts.next().is_none().then_some(list)
+    let signature = parts.next()?.strip_prefix("Signature=")?;
+    parts.next().is_none().then_some([credential, list, signature])
 }
 
 fn unreadable(place: &str) -> Refusal {

@@ -1,5 +1,8 @@
 //! What happens to every request before and after its operation: its number, the limit on requests, counts, and the access log.
 
+mod answers;
+mod patient;
+
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,16 +10,24 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use answers::{code_of, explained, late, no_cors, overloaded, readable, with_error};
+use patient::{Patient, TooLong};
+
 use bytes::Bytes;
+use futures::StreamExt as _;
+use http_body_util::{BodyDataStream, StreamBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{EXPECT, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::authentication::again::sign_again;
+use crate::authentication::chunks::{self, Signed};
 use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
+use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
 use crate::read::ranges::drop_odd_range;
@@ -47,27 +58,27 @@ pub struct Front {
     log: Option<AccessLog>,
     limits: Limits,
     room: Arc<Semaphore>,
-    domains: Arc<Domains>,
-    taken: Taken,
+    gate: Gate,
     /// Distinguishes the numbers of requests of this process from those of others.
     process: u64,
     requests: AtomicU64,
 }
 
+/// What a request must have to be answered.
+pub struct Gate {
+    pub domains: Arc<Domains>,
+    pub taken: Taken,
+    /// None if everybody may do everything.
+    pub keys: Option<Keys>,
+}
+
 impl Front {
-    pub fn new(
-        service: S3Service,
-        metrics: Arc<Metrics>,
-        log: Option<AccessLog>,
-        limits: Limits,
-        domains: Arc<Domains>,
-        taken: Taken,
-    ) -> Front {
+    pub fn new(service: S3Service, metrics: Arc<Metrics>, log: Option<AccessLog>, limits: Limits, gate: Gate) -> Front {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
         let _ = getrandom::fill(&mut process);
         let room = Arc::new(Semaphore::new(limits.requests));
-        Front { service, metrics, log, limits, room, domains, taken, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
+        Front { service, metrics, log, limits, room, gate, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
     }
 
     /// Open the access log again.
@@ -81,7 +92,7 @@ impl Front {
         let id = RequestId(format!("{:016X}", self.process ^ self.requests.fetch_add(1, Relaxed)).into());
         let operation = self.operation(&request);
         // Clients that sent `Expect` before an empty body may wait for the 100 of a later request on the same connection.
-        let closes = request.headers().contains_key(hyper::header::EXPECT) && request.body().size_hint().exact() == Some(0);
+        let closes = request.headers().contains_key(EXPECT) && request.body().size_hint().exact() == Some(0);
         let mut line = self.log.as_ref().map(|_| Line::of(&request, peer, &id.0, operation));
         let room = self.room.clone().try_acquire_owned();
         if let Some(bytes) = request.body().size_hint().exact() {
@@ -90,6 +101,7 @@ impl Front {
         let (mut response, room) = match room {
             Err(_) => {
                 self.metrics.refused.inc();
+                patient::refuse(request);
                 (overloaded(), None)
             }
             Ok(_) if request.method() == Method::OPTIONS => (no_cors(&request), None),
@@ -97,7 +109,10 @@ impl Front {
                 request.extensions_mut().insert(id.clone());
                 let running = Counted::begin(&self.metrics.running);
                 let response = match self.form_of(&request) {
-                    Err((status, code, text)) => with_error(status, code, &text),
+                    Err((status, code, text)) => {
+                        patient::refuse(request);
+                        with_error(status, code, &text)
+                    }
                     Ok(form) => self.called(request, &form).await?,
                 };
                 (response, Some((room, running)))
@@ -133,22 +148,34 @@ impl Front {
             let bytes = request.body().size_hint().exact().unwrap_or(LIST_BYTES).min(LIST_BYTES);
             match self.limits.memory.take(bytes).await {
                 Ok(taken) => Some(taken),
-                Err(_) => return Ok(overloaded()),
+                Err(_) => {
+                    patient::refuse(request);
+                    return Ok(overloaded());
+                }
             }
         } else {
             None
         };
-        if self.taken == Taken::Unverified {
+        if self.gate.taken == Taken::Unverified {
             request.headers_mut().remove(hyper::header::AUTHORIZATION);
             if let Some(uri) = authentication::without_signature(request.uri()) {
                 *request.uri_mut() = uri;
             }
         }
+        let again = self.gate.keys.as_ref().and_then(|keys| sign_again(&mut request, |key| keys.secret_of(key)));
         drop_odd_range(&mut request, form.covers("range"));
+        let signed = Signed::of(&request, again);
         let idle = self.limits.idle;
-        let body = |body: Incoming| match body.is_end_stream() {
-            true => s3s::Body::empty(),
-            false => s3s::Body::http_body_unsync(Patient::new(body, idle)),
+        let long = TooLong::of(&request);
+        let own = long.clone();
+        let is_awaited = request.headers().contains_key(EXPECT);
+        let body = |body: Incoming| match (signed, body.is_end_stream()) {
+            (None, true) => s3s::Body::empty(),
+            (None, false) => s3s::Body::http_body_unsync(Patient::new(body, idle, is_awaited, own)),
+            (Some(signed), _) => {
+                let parts = BodyDataStream::new(Patient::new(body, idle, is_awaited, own));
+                s3s::Body::http_body_unsync(StreamBody::new(chunks::checked(parts, signed).map(|part| part.map(Frame::data))))
+            }
         };
         let call = self.service.call(request.map(body));
         let response = match is_read {
@@ -161,7 +188,7 @@ impl Front {
             if is_head && response.status() == StatusCode::OK && response.headers().contains_key(hyper::header::CONTENT_RANGE) {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             }
-            explained(response)
+            readable(explained(response, &long))
         })
     }
 
@@ -171,16 +198,19 @@ impl Front {
         if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT.".into()));
         }
-        if self.taken != Taken::Unverified {
+        if request.uri().path_and_query().is_some_and(|text| text.as_str().contains("%00")) {
+            return Err((StatusCode::BAD_REQUEST, "InvalidArgument", "Names cannot have the character U+0000: no list could show it.".into()));
+        }
+        if self.gate.taken != Taken::Unverified {
             let refused = |(code, text): Refusal| {
                 let is_denied = matches!(code, "AccessDenied" | "RequestTimeTooSkewed");
                 (if is_denied { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST }, code, text)
             };
             let form = authentication::form_of(request).map_err(refused)?;
-            authentication::check(&form, request, self.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
+            authentication::check(&form, request, self.gate.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
             return Ok(form);
         }
-        if !self.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
+        if !self.gate.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
             // A page in a browser may send requests to this machine.
             let text = "Without keys, this server answers only requests of this machine, by its address.";
             return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
@@ -196,7 +226,7 @@ impl Front {
     /// Return the name under which a request is counted.
     fn operation(&self, request: &Request<Incoming>) -> &'static str {
         let path = request.uri().path().trim_start_matches('/');
-        let key = if self.domains.bucket_of(host(request)).is_some() { path } else { path.split_once('/').map_or("", |(_, key)| key) };
+        let key = if self.gate.domains.bucket_of(host(request)).is_some() { path } else { path.split_once('/').map_or("", |(_, key)| key) };
         match (request.method().as_str(), !key.is_empty()) {
             ("GET", true) => "get",
             ("GET", false) => "list",
@@ -211,58 +241,6 @@ impl Front {
     }
 }
 
-/// A body whose sender must send this much in each `idle` time, or the rest. One that sends a byte now and then would hold a connection for ever.
-struct Patient {
-    body: Incoming,
-    idle: Duration,
-    until: Pin<Box<tokio::time::Sleep>>,
-    /// Bytes that came since `until` was set.
-    bytes: usize,
-}
-
-impl Patient {
-    const LEAST_BYTES: usize = 64 << 10;
-
-    fn new(body: Incoming, idle: Duration) -> Patient {
-        Patient { body, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0 }
-    }
-}
-
-impl Body for Patient {
-    type Data = Bytes;
-    type Error = StdError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
-        let next = Pin::new(&mut self.body).poll_frame(context);
-        if let Poll::Ready(frame) = &next {
-            self.bytes += frame.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>();
-            if self.bytes >= Patient::LEAST_BYTES {
-                let until = tokio::time::Instant::now() + self.idle;
-                self.until.as_mut().reset(until);
-                self.bytes = 0;
-            }
-            return next.map(|frame| frame.map(|frame| frame.map_err(StdError::from)));
-        }
-        match self.until.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Some(Err("the client sends too slowly".into()))),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// The response to a read for which the cold store or a drive takes too long.
-fn late() -> s3s::HttpResponse {
-    with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The object could not be read in time. Try again later.")
-}
-
 /// Return a header, or an empty text.
 fn text<'a>(request: &'a Request<Incoming>, name: &str) -> &'a str {
     request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
@@ -271,65 +249,6 @@ fn text<'a>(request: &'a Request<Incoming>, name: &str) -> &'a str {
 /// Return the host that a request names.
 fn host(request: &Request<Incoming>) -> &str {
     request.uri().host().unwrap_or_else(|| text(request, "host"))
-}
-
-fn with_error(status: StatusCode, code: &str, message: &str) -> s3s::HttpResponse {
-    let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
-    let mut response = Response::new(s3s::Body::from(text));
-    *response.status_mut() = status;
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
-    response
-}
-
-/// Messages of errors that the library of the protocol, or a cold store in its response to HEAD, sends without one.
-const MESSAGES: [(&str, &str); 10] = [
-    (
-        "SignatureDoesNotMatch",
-        "The signature does not fit the request. Check the secret key, and whether a proxy changes the path or headers.",
-    ),
-    ("InvalidURI", "The path of the request cannot be read. Encode it as a URL."),
-    ("InvalidBucketName", "Names of buckets have 3 to 63 lower-case letters, digits, dots and hyphens."),
-    ("KeyTooLongError", "Keys have at most 1,024 bytes."),
-    ("IncompleteBody", "The body is shorter or longer than its header says. Send it again."),
-    ("MethodNotAllowed", "This method cannot be used here. POST needs the bucket or the query of an operation."),
-    ("NoSuchBucket", "This bucket does not exist."),
-    ("NoSuchKey", "This object does not exist."),
-    ("PreconditionFailed", "A condition in the headers of the request does not hold."),
-    ("InvalidRange", "The range begins after the end of the object."),
-];
-
-/// Return the code of an error.
-fn code_of(response: &s3s::HttpResponse) -> Option<String> {
-    let text = response.body().bytes().filter(|_| !response.status().is_success())?;
-    let text = String::from_utf8_lossy(&text);
-    Some(text.split_once("<Code>")?.1.split_once("</Code>")?.0.to_owned())
-}
-
-/// Add a message to an error that has none.
-fn explained(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
-    let Some(code) = code_of(&response).filter(|_| response.status().is_client_error()) else { return response };
-    let has_message = response.body().bytes().is_some_and(|text| text.windows(9).any(|part| part == b"<Message>"));
-    let message = MESSAGES.iter().find(|(known, _)| *known == code).filter(|_| !has_message);
-    if let Some((code, message)) = message {
-        *response.body_mut() = with_error(response.status(), code, message).into_body();
-        response.headers_mut().remove(hyper::header::CONTENT_LENGTH);
-    }
-    response
-}
-
-fn overloaded() -> s3s::HttpResponse {
-    let mut response = with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The server answers as many requests as it may.");
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    response
-}
-
-/// Browsers ask whether pages of others may use the server.
-fn no_cors(request: &Request<Incoming>) -> s3s::HttpResponse {
-    if request.headers().contains_key(hyper::header::ORIGIN) {
-        with_error(StatusCode::FORBIDDEN, "AccessForbidden", "This server has no rules for other origins.")
-    } else {
-        with_error(StatusCode::BAD_REQUEST, "BadRequest", "The header Origin is missing.")
-    }
 }
 
 /// The body of a response. When it ends, its bytes are counted and logged.

@@ -133,6 +133,11 @@ impl Keys {
         self.get(key).map(|(_, rights)| rights).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
     }
 
+    /// Return the secret of a key, if it is known.
+    pub fn secret_of(&self, key: &str) -> Option<SecretKey> {
+        self.get(key).map(|(secret, _)| secret)
+    }
+
     fn get(&self, key: &str) -> Option<(SecretKey, Arc<Rights>)> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }

@@ -25,7 +25,7 @@ use crate::back::WriteBack;
 use crate::batch::Batch;
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
-use crate::front::{Front, LIST_BYTES, Limits};
+use crate::front::{Front, Gate, LIST_BYTES, Limits};
 use crate::hosts::{BucketNames, Domains, Hosts};
 use crate::keys::Keys;
 use crate::memory::Memory;
@@ -276,7 +276,8 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
         (Some(_), false) => Taken::Version4,
         (Some(_), true) => Taken::Both,
     };
-    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, domains, taken));
+    let gate = Gate { domains, taken, keys: keys.clone() };
+    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, gate));
     Ok(Parts { front, keys, certificates, sampler, blocks, back, arena })
 }
 

@@ -165,6 +165,11 @@ pub fn base64(bytes: &[u8]) -> String {
     base64_simd::STANDARD.encode_to_string(bytes)
 }
 
+/// Write bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Receive the body of a put or of a part, and write its length and checksums into the input.
 macro_rules! received {
     ($input:ident, $headers:expr, $trailing:expr, $memory:expr) => {{
@@ -224,7 +229,7 @@ pub async fn receive(body: Option<StreamingBlob>, expected: Expected, memory: &M
 
 /// A body that ends early or breaks its own rules is the client's.
 fn broken(error: StdError) -> S3Error {
-    let text = error.to_string();
+    let text = error.to_string().replace("AwsChunkedStreamError: ", "").replace("Underlying: ", "");
     let mut broken = S3Error::with_source(S3ErrorCode::IncompleteBody, error);
     broken.set_message(format!("the body could not be received: {text}"));
     broken

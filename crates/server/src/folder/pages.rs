@@ -56,7 +56,7 @@ impl Folder {
                 }
                 Found::Object(key, path) => (key, path),
             };
-            let record = match on_disk(|| std::fs::File::open(&path).and_then(|file| Record::read(&file))) {
+            let record = match on_disk(|| std::fs::File::open(&path).and_then(|file| Record::listed(&file))) {
                 // It was deleted in the meantime.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 other => other.map_err(failed)?,

@@ -1,17 +1,28 @@
 //! What is kept of an object beside its bytes, in an extended attribute of its file.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::{Duration, SystemTime};
 
+use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{Checksum, ChecksumType, ETag, Metadata, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3Result, s3_error};
 use serde::{Deserialize, Serialize};
 
+use crate::upload::hex;
+
 const ATTRIBUTE: &str = "user.penstock.object";
 /// File systems allow attributes of about 4 KiB.
 const MOST_BYTES: usize = 3800;
+
+/// How much later a file may change because its record is written, and because it comes to its place.
+const PLACED_SLACK: Duration = Duration::from_millis(100);
+const DRAFT_SLACK: Duration = Duration::from_secs(60);
+/// How often a record is written that took too long.
+const SETTLES: usize = 3;
+/// What is read of a file at once to compare it with its ETag.
+const READ_BYTES: u64 = 1 << 20;
 
 /// Fields that a client gives with an object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -148,6 +159,10 @@ pub struct Record {
     /// Length and time of the file when this was written. A file that was changed by other means has others.
     pub bytes: u64,
     pub modified_ns: i64,
+    /// The time at which something about the file was changed last, shortly before this was written.
+    pub changed_ns: i64,
+    /// Whether the file was in its place then.
+    pub is_placed: bool,
     pub given: Given,
     pub sums: Sums,
     /// The upload that made the object, and the lengths of its parts if they fit.
@@ -158,41 +173,111 @@ pub struct Record {
 }
 
 impl Record {
-    /// Read the record of a file. A file without one, or that was changed by other means, gets an ETag from its length and time.
+    /// Read the record of a file. A file without one, or that was changed by other means, gets an ETag from its length and times.
+    ///
+    /// A file that kept its length and time, but was changed in some way, is read and compared with its ETag.
     pub fn read(file: &File) -> io::Result<Record> {
+        let (found, own) = Record::find(file)?;
+        let Some(own) = own else { return Ok(Record::foreign(&found)) };
+        if own.is_fresh(&found) {
+            return Ok(own);
+        }
+        let is_same = own.is_of(file)?;
+        let now = file.metadata()?;
+        match is_same {
+            Some(true) if changed_ns(&now) == changed_ns(&found) => {
+                own.clone().settle(file);
+                Ok(own)
+            }
+            Some(_) => Ok(Record::foreign(&now)),
+            None => Ok(Record { given: own.given, ..Record::foreign(&now) }),
+        }
+    }
+
+    /// Read the record of a file without reading its bytes.
+    pub fn listed(file: &File) -> io::Result<Record> {
+        let (found, own) = Record::find(file)?;
+        Ok(own.unwrap_or_else(|| Record::foreign(&found)))
+    }
+
+    /// Return the record of a file if nothing has changed the file since it was written.
+    pub fn fresh(file: &File) -> Option<Record> {
+        let (found, own) = Record::find(file).ok()?;
+        own.filter(|own| own.is_fresh(&found))
+    }
+
+    fn find(file: &File) -> io::Result<(fs::Metadata, Option<Record>)> {
         let found = file.metadata()?;
-        let (bytes, modified_ns) = (found.len(), found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()));
         let mut text = vec![0; MOST_BYTES];
         let record = match rustix::fs::fgetxattr(file, ATTRIBUTE, &mut text[..]) {
             Ok(length) => serde_json::from_slice::<Record>(&text[..length]).ok(),
             Err(_) => None,
         };
-        let own = record.filter(|record| record.bytes == bytes && record.modified_ns == modified_ns);
-        Ok(own.unwrap_or_else(|| Record {
-            etag: format!("{:x}-{bytes:x}-{modified_ns:x}", found.ino()),
-            bytes,
-            modified_ns,
-            ..Record::default()
-        }))
+        let own = record.filter(|record| record.bytes == found.len() && record.modified_ns == modified_ns(&found));
+        Ok((found, own))
     }
 
-    /// Write the record of a file whose bytes are complete.
+    fn foreign(found: &fs::Metadata) -> Record {
+        let (bytes, modified_ns) = (found.len(), modified_ns(found));
+        let etag = format!("{:x}-{bytes:x}-{modified_ns:x}-{:x}", found.ino(), changed_ns(found));
+        Record { etag, bytes, modified_ns, ..Record::default() }
+    }
+
+    fn is_fresh(&self, found: &fs::Metadata) -> bool {
+        let slack = if self.is_placed { PLACED_SLACK } else { DRAFT_SLACK };
+        changed_ns(found).abs_diff(self.changed_ns) <= slack.as_nanos() as u64
+    }
+
+    /// Return whether the bytes of a file have this ETag, or None if that cannot be said.
+    fn is_of(&self, file: &File) -> io::Result<Option<bool>> {
+        let parts = match (self.etag.split_once('-'), &self.parts) {
+            (None, _) if self.etag.len() == 32 => return Ok(Some(hex(&md5_of(file, 0, self.bytes)?) == self.etag)),
+            (Some((_, count)), Some(parts)) if count.parse() == Ok(parts.len()) => parts,
+            _ => return Ok(None),
+        };
+        let (mut all, mut begin) = (Md5::new(), 0);
+        for bytes in parts {
+            all.update(&md5_of(file, begin, *bytes)?);
+            begin += bytes;
+        }
+        Ok(Some(format!("{}-{}", hex(all.finalize().as_ref()), parts.len()) == self.etag))
+    }
+
+    /// Write the record of a file whose bytes are complete. It counts for a minute, until the file is in its place.
     pub fn write(mut self, file: &File) -> S3Result<Record> {
         let found = file.metadata().map_err(failed)?;
-        (self.bytes, self.modified_ns) = (found.len(), found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()));
+        (self.bytes, self.modified_ns, self.changed_ns) = (found.len(), modified_ns(&found), changed_ns(&found));
+        self.is_placed = false;
+        self.put(file)?;
+        Ok(self)
+    }
+
+    /// Write the record of a file again, after the file came to its place or got another name.
+    pub fn settle(mut self, file: &File) {
+        for _ in 0..SETTLES {
+            let Ok(found) = file.metadata() else { return };
+            (self.changed_ns, self.is_placed) = (changed_ns(&found), true);
+            // If this fails, the file is read once more when somebody asks for it.
+            if self.put(file).is_err() || file.metadata().is_ok_and(|found| self.is_fresh(&found)) {
+                return;
+            }
+        }
+    }
+
+    fn put(&mut self, file: &File) -> S3Result<()> {
         let encode = |record: &Record| serde_json::to_vec(record).map_err(S3Error::internal_error);
-        let mut text = encode(&self)?;
+        let mut text = encode(self)?;
         if text.len() > MOST_BYTES {
             self.parts_sums = None;
-            text = encode(&self)?;
+            text = encode(self)?;
         }
         if text.len() > MOST_BYTES {
             self.parts = None;
-            text = encode(&self)?;
+            text = encode(self)?;
         }
         let written = (text.len() <= MOST_BYTES).then(|| rustix::fs::fsetxattr(file, ATTRIBUTE, &text, rustix::fs::XattrFlags::empty()));
         match written {
-            Some(Ok(())) => Ok(self),
+            Some(Ok(())) => Ok(()),
             None | Some(Err(rustix::io::Errno::TOOBIG)) => Err(s3_error!(MetadataTooLarge, "the metadata has more than 3,800 bytes")),
             Some(Err(error)) => Err(failed(error.into())),
         }
@@ -225,6 +310,26 @@ impl Record {
         let after = Duration::from_nanos(u64::try_from(self.modified_ns).unwrap_or_default());
         Timestamp::from(SystemTime::UNIX_EPOCH + after)
     }
+}
+
+fn modified_ns(found: &fs::Metadata) -> i64 {
+    found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec())
+}
+
+fn changed_ns(found: &fs::Metadata) -> i64 {
+    found.ctime().saturating_mul(1_000_000_000).saturating_add(found.ctime_nsec())
+}
+
+fn md5_of(file: &File, begin: u64, bytes: u64) -> io::Result<Vec<u8>> {
+    let (mut md5, mut read) = (Md5::new(), 0);
+    let mut piece = vec![0; READ_BYTES.min(bytes) as usize];
+    while read < bytes {
+        let piece = &mut piece[..READ_BYTES.min(bytes - read) as usize];
+        file.read_exact_at(piece, begin + read)?;
+        md5.update(piece);
+        read += piece.len() as u64;
+    }
+    Ok(md5.finalize().as_ref().to_vec())
 }
 
 /// Return whether files below this folder can have records.

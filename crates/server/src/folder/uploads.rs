@@ -15,9 +15,10 @@ use super::buckets::owner;
 use super::objects::refuse;
 use super::pages::{Texts, most};
 use super::record::{Given, Record, Sums, failed, fill_sums, given, sums};
-use super::write::{Draft, hex};
+use super::write::Draft;
 use super::{Folder, OWN, on_disk, sync_folder, unique};
 use crate::read::conditions::Conditions;
+use crate::upload::hex;
 
 const DESCRIPTION: &str = "upload.json";
 /// All parts but the last are at least this long, as in S3.

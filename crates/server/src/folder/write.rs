@@ -14,6 +14,7 @@ use super::names::{SELF, path_of};
 use super::record::{Record, failed};
 use super::{Folder, is_folder, on_disk, sync_folder};
 use crate::read::conditions::Conditions;
+use crate::upload::hex;
 
 /// How often a folder that another request removes is created again.
 const TRIES: usize = 100;
@@ -53,10 +54,6 @@ impl Draft {
     }
 }
 
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl Folder {
     /// Begin a file.
     pub fn draft(&self) -> S3Result<Draft> {
@@ -76,7 +73,10 @@ impl Folder {
         for _ in 0..TRIES {
             let moved = self.rename(&folder, &draft.path, &path);
             match moved {
-                Ok(()) => return Ok(record),
+                Ok(()) => {
+                    record.clone().settle(&draft.file);
+                    return Ok(record);
+                }
                 // Another request removed the folder, or made one of the file.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                     if !is_folder(&folder) {
@@ -130,12 +130,14 @@ impl Folder {
         }
         if folder.is_file() {
             // The file and the folder change places at once, so that the object is always there.
-            let twin = self.temporary();
+            let (twin, file) = (self.temporary(), File::open(folder)?);
+            let own = Record::fresh(&file);
             std::fs::create_dir(&twin)?;
             std::fs::hard_link(folder, twin.join(SELF))?;
             sync_folder(&twin)?;
             exchange(&twin, folder)?;
             std::fs::remove_file(&twin)?;
+            own.into_iter().for_each(|own| own.settle(&file));
         }
         sync_folder(above)
     }

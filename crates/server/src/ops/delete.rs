@@ -21,6 +21,9 @@ pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>
     if request.input.delete.objects.len() > MOST_OBJECTS {
         return Err(s3_error!(MalformedXML, "one request can delete {MOST_OBJECTS} objects"));
     }
+    if request.input.delete.objects.iter().any(|object| object.key.contains('\0')) {
+        return Err(s3_error!(MalformedXML, "names cannot have the character U+0000"));
+    }
     let (allowed, refused): (Vec<_>, Vec<_>) =
         std::mem::take(&mut request.input.delete.objects).into_iter().partition(|object| rights.allow(&bucket, &object.key));
     let refused = refused.into_iter().map(|object| Error {

@@ -13,7 +13,7 @@ pub fn drop_odd_range<B>(request: &mut Request<B>, is_signed: bool) {
 }
 
 /// Return whether a header names one range of bytes.
-fn is_plain_range(value: &str) -> bool {
+pub fn is_plain_range(value: &str) -> bool {
     let Some((begin, end)) = value.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-')) else { return false };
     let number = |text: &str| if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse::<u64>().ok() } else { None };
     match (begin.is_empty(), end.is_empty()) {

@@ -1,0 +1,224 @@
+//! Bodies in the chunks of S3 (`aws-chunked`), before `s3s` reads them: it holds each chunk in memory, and does not miss the last one.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt as _};
+use hyper::Request;
+use hyper::header::AUTHORIZATION;
+use s3s::StdError;
+use s3s::crypto::{Checksum as _, Sha256};
+
+use super::again::{Chain, hash_of};
+use crate::upload::hex;
+
+/// The longest signed chunk. It is held until its signature is compared.
+const CHUNK_BYTES: u64 = 16 << 20;
+/// The longest line before a chunk, and the longest text after the last one.
+const LINE_BYTES: usize = 1 << 10;
+const TAIL_BYTES: usize = 16 << 10;
+
+/// How the chunks of a body are signed.
+#[derive(Debug, Clone)]
+pub enum Signed {
+    /// Not at all.
+    No,
+    Yes,
+    /// They are signed again.
+    Again(Box<Chain>),
+}
+
+impl Signed {
+    /// Return how the body of a request is signed, or None if it is not in chunks.
+    pub fn of<B>(request: &Request<B>, again: Option<Chain>) -> Option<Signed> {
+        let kind = request.headers().get("x-amz-content-sha256")?.to_str().ok()?.strip_prefix("STREAMING-")?;
+        if !request.headers().contains_key(AUTHORIZATION) {
+            return None;
+        }
+        match (kind.starts_with("UNSIGNED-"), again) {
+            (true, _) => Some(Signed::No),
+            (false, None) => Some(Signed::Yes),
+            (false, Some(chain)) => Some(Signed::Again(Box::new(chain))),
+        }
+    }
+}
+
+type Parts = Pin<Box<dyn Stream<Item = Result<Bytes, StdError>> + Send>>;
+
+/// What comes next.
+enum Next {
+    Line,
+    /// Bytes of a chunk.
+    Data(u64),
+    /// The line end after a chunk.
+    End,
+    /// What follows the last chunk.
+    Tail,
+    Nothing,
+}
+
+struct Chunks {
+    parts: Parts,
+    /// What was received and not read.
+    received: Bytes,
+    next: Next,
+    signed: Signed,
+    /// The signature of a chunk that is signed again, and the chunk.
+    given: String,
+    held: Vec<Bytes>,
+    ready: VecDeque<Bytes>,
+}
+
+/// Pass a body on. It fails without a last chunk, with a signed chunk of over 16 MiB, and with a wrong signature if it is signed again. Chunks that are
+/// not signed become as short as they arrive.
+pub fn checked(
+    parts: impl Stream<Item = Result<Bytes, StdError>> + Send + 'static,
+    signed: Signed,
+) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
+    let (received, given, held, ready) = (Bytes::new(), String::new(), Vec::new(), VecDeque::new());
+    let chunks = Chunks { parts: Box::pin(parts), received, next: Next::Line, signed, given, held, ready };
+    futures::stream::unfold(chunks, |mut chunks| async move {
+        loop {
+            if let Some(bytes) = chunks.ready.pop_front() {
+                return Some((Ok(bytes), chunks));
+            }
+            if matches!(chunks.next, Next::Nothing) {
+                return None;
+            }
+            if let Err(error) = chunks.proceed().await {
+                chunks.next = Next::Nothing;
+                return Some((Err(error), chunks));
+            }
+        }
+    })
+}
+
+impl Chunks {
+    /// Read what comes next.
+    async fn proceed(&mut self) -> Result<(), StdError> {
+        self.next = match self.next {
+            Next::Line => self.begin().await?,
+            Next::Data(bytes) => {
+                self.expect().await?;
+                let part = self.received.split_to(self.received.len().min(usize::try_from(bytes)?));
+                let left = bytes - part.len() as u64;
+                match &self.signed {
+                    Signed::No => self.ready.extend([format!("{:x}\r\n", part.len()).into(), part, Bytes::from_static(b"\r\n")]),
+                    Signed::Yes => self.ready.push_back(part),
+                    Signed::Again(_) => self.held.push(part),
+                }
+                if left == 0 { Next::End } else { Next::Data(left) }
+            }
+            Next::End => {
+                let line = self.line().await?;
+                if &line[..] != b"\r\n" {
+                    return Err("a chunk of the body is longer than it says".into());
+                }
+                self.sign_chunk()?;
+                if !matches!(self.signed, Signed::No) {
+                    self.ready.push_back(line);
+                }
+                Next::Line
+            }
+            Next::Tail => {
+                let mut tail = BytesMut::new();
+                while self.receive().await? {
+                    tail.extend_from_slice(&std::mem::take(&mut self.received));
+                    if tail.len() > TAIL_BYTES {
+                        return Err("what follows the last chunk of the body is too long".into());
+                    }
+                }
+                let tail = self.sign_tail(tail.freeze())?;
+                self.ready.push_back(tail);
+                Next::Nothing
+            }
+            Next::Nothing => Next::Nothing,
+        };
+        Ok(())
+    }
+
+    /// Read the line before a chunk: its length in hexadecimal, and its signature.
+    async fn begin(&mut self) -> Result<Next, StdError> {
+        let line = self.line().await?;
+        let text = std::str::from_utf8(&line)?.trim_end();
+        let (bytes, signature) = text.split_once(";chunk-signature=").unwrap_or((text, ""));
+        let bytes = u64::from_str_radix(bytes, 16).map_err(|_| "the length of a chunk of the body cannot be read")?;
+        if bytes > CHUNK_BYTES && !matches!(self.signed, Signed::No) {
+            return Err("a signed chunk of the body has more than 16 MiB".into());
+        }
+        self.given = signature.to_owned();
+        let next = if bytes == 0 { Next::Tail } else { Next::Data(bytes) };
+        match (&self.signed, bytes) {
+            (Signed::Again(_), 0) => self.sign_chunk()?,
+            (Signed::Yes, _) | (Signed::No, 0) => self.ready.push_back(line),
+            _ => {}
+        }
+        Ok(next)
+    }
+
+    /// Compare the signature of a chunk, and let it pass with a new one, if it is signed again.
+    fn sign_chunk(&mut self) -> Result<(), StdError> {
+        let Signed::Again(chain) = &mut self.signed else { return Ok(()) };
+        let mut hash = Sha256::new();
+        self.held.iter().for_each(|part| hash.update(part));
+        let text = format!("{}\n{}", hash_of(b""), hex(hash.finalize().as_ref()));
+        let new = chain.next("AWS4-HMAC-SHA256-PAYLOAD", &text, &self.given).ok_or("the signature of a chunk does not match")?;
+        let bytes: usize = self.held.iter().map(Bytes::len).sum();
+        self.ready.push_back(format!("{bytes:x};chunk-signature={new}\r\n").into());
+        self.ready.extend(self.held.drain(..));
+        Ok(())
+    }
+
+    /// Compare the signature of what follows the last chunk, and return it with a new one, if it is signed again.
+    fn sign_tail(&mut self, tail: Bytes) -> Result<Bytes, StdError> {
+        const NAME: &str = "x-amz-trailer-signature";
+        let Signed::Again(chain) = &mut self.signed else { return Ok(tail) };
+        let lines = std::str::from_utf8(&tail)?.lines().filter(|line| !line.is_empty());
+        let named = lines.map(|line| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim())));
+        let mut fields = named.collect::<Option<Vec<_>>>().ok_or("what follows the last chunk of the body cannot be read")?;
+        let Some(at) = fields.iter().position(|(name, _)| name == NAME) else { return Ok(tail) };
+        let (_, given) = fields.remove(at);
+        fields.sort();
+        let text: String = fields.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
+        let new = chain.next("AWS4-HMAC-SHA256-TRAILER", &hash_of(text.as_bytes()), given);
+        let new = new.ok_or("the signature of what follows the body does not match")?;
+        Ok(format!("{}{NAME}:{new}\r\n\r\n", text.replace('\n', "\r\n")).into())
+    }
+
+    /// Wait for bytes, if none are left. Returns whether there are some: none come after the end of the body.
+    async fn receive(&mut self) -> Result<bool, StdError> {
+        while self.received.is_empty() {
+            match self.parts.next().await {
+                None => return Ok(false),
+                Some(part) => self.received = part?,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Wait for bytes that must come.
+    async fn expect(&mut self) -> Result<(), StdError> {
+        if self.receive().await? { Ok(()) } else { Err("the body ends before its last chunk".into()) }
+    }
+
+    /// Read a line with its end.
+    async fn line(&mut self) -> Result<Bytes, StdError> {
+        let mut line = BytesMut::new();
+        loop {
+            self.expect().await?;
+            let end = self.received.iter().position(|byte| *byte == b'\n');
+            let part = self.received.split_to(end.map_or(self.received.len(), |end| end + 1));
+            if line.len() + part.len() > LINE_BYTES {
+                return Err("a line between the chunks of the body is too long".into());
+            }
+            if line.is_empty() && end.is_some() {
+                return Ok(part);
+            }
+            line.extend_from_slice(&part);
+            if end.is_some() {
+                return Ok(line.freeze());
+            }
+        }
+    }
+}

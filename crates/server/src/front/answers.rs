@@ -1,0 +1,109 @@
+//! Responses of this server itself, and what it adds to those of the library of the protocol.
+
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderValue, ORIGIN, RETRY_AFTER};
+use hyper::{Request, Response, StatusCode};
+
+use super::patient::TooLong;
+
+/// The response to a read for which the cold store or a drive takes too long.
+pub fn late() -> s3s::HttpResponse {
+    with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The object could not be read in time. Try again later.")
+}
+
+pub fn with_error(status: StatusCode, code: &str, message: &str) -> s3s::HttpResponse {
+    let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
+    let mut response = Response::new(s3s::Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+    response
+}
+
+/// Messages of errors that the library of the protocol, or a cold store in its response to HEAD, sends without one.
+const MESSAGES: [(&str, &str); 11] = [
+    (
+        "SignatureDoesNotMatch",
+        "The signature does not fit the request. Check the secret key, and whether a proxy changes the path or headers.",
+    ),
+    ("InvalidURI", "The path of the request cannot be read. Encode it as a URL."),
+    ("MalformedXML", "The XML of the body cannot be read."),
+    ("InvalidBucketName", "Names of buckets have 3 to 63 lower-case letters, digits, dots and hyphens."),
+    ("KeyTooLongError", "Keys have at most 1,024 bytes."),
+    ("IncompleteBody", "The body is shorter or longer than its header says. Send it again."),
+    ("MethodNotAllowed", "This method cannot be used here. POST needs the bucket or the query of an operation."),
+    ("NoSuchBucket", "This bucket does not exist."),
+    ("NoSuchKey", "This object does not exist."),
+    ("PreconditionFailed", "A condition in the headers of the request does not hold."),
+    ("InvalidRange", "The range begins after the end of the object."),
+];
+
+/// Return the code of an error.
+pub fn code_of(response: &s3s::HttpResponse) -> Option<String> {
+    let text = response.body().bytes().filter(|_| !response.status().is_success())?;
+    let text = String::from_utf8_lossy(&text);
+    Some(text.split_once("<Code>")?.1.split_once("</Code>")?.0.to_owned())
+}
+
+/// Add a message to an error that has none.
+pub fn explained(mut response: s3s::HttpResponse, long: &TooLong) -> s3s::HttpResponse {
+    let Some(code) = code_of(&response) else { return response };
+    let has = |tag: &[u8]| response.body().bytes().is_some_and(|text| text.windows(tag.len()).any(|part| part == tag));
+    if has(b"<Message>") {
+        return response;
+    }
+    // The library names the request only if an operation was called. Before that, only the body of the request can have failed.
+    let is_of_body = code == "InternalError" && !has(b"<RequestId>");
+    let found = match (is_of_body, long.get()) {
+        (true, true) => Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have 8 MiB.")),
+        (true, false) => {
+            let text = "The body could not be received, or its length or hash is not that of its headers. Send it again.";
+            Some((StatusCode::BAD_REQUEST, "IncompleteBody", text))
+        }
+        _ => {
+            let known = MESSAGES.iter().find(|(known, _)| *known == code && response.status().is_client_error());
+            known.map(|(code, message)| (response.status(), *code, *message))
+        }
+    };
+    if let Some((status, code, message)) = found {
+        *response.body_mut() = with_error(status, code, message).into_body();
+        *response.status_mut() = status;
+        response.headers_mut().remove(CONTENT_LENGTH);
+    }
+    response
+}
+
+/// Write characters that XML cannot have as S3 does: names of objects may have them. The content of an object, which has an ETag, stays as it is.
+pub fn readable(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
+    let is_xml = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/xml");
+    if !is_xml || response.headers().contains_key(ETAG) {
+        return response;
+    }
+    let is_odd = |byte: &u8| *byte < b' ' && !matches!(byte, b'\t' | b'\n' | b'\r');
+    let Some(text) = response.body().bytes().filter(|text| text.iter().any(is_odd)) else { return response };
+    let mut written = Vec::with_capacity(text.len() + 64);
+    for byte in text {
+        match is_odd(&byte) {
+            true => written.extend_from_slice(format!("&#x{byte:x};").as_bytes()),
+            false => written.push(byte),
+        }
+    }
+    *response.body_mut() = s3s::Body::from(bytes::Bytes::from(written));
+    response.headers_mut().remove(CONTENT_LENGTH);
+    response
+}
+
+pub fn overloaded() -> s3s::HttpResponse {
+    let mut response = with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The server answers as many requests as it may.");
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+/// Browsers ask whether pages of others may use the server.
+pub fn no_cors(request: &Request<Incoming>) -> s3s::HttpResponse {
+    if request.headers().contains_key(ORIGIN) {
+        with_error(StatusCode::FORBIDDEN, "AccessForbidden", "This server has no rules for other origins.")
+    } else {
+        with_error(StatusCode::BAD_REQUEST, "BadRequest", "The header Origin is missing.")
+    }
+}
+

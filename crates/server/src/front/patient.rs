@@ -1,0 +1,120 @@
+//! Bodies of requests, whose senders must not be too slow.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::Request;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::EXPECT;
+use s3s::StdError;
+
+use super::LIST_BYTES;
+
+/// Whether a body is longer than a list may be. The library of the protocol stops to read then, and does not say why.
+#[derive(Debug, Clone)]
+pub struct TooLong(Arc<AtomicBool>);
+
+impl TooLong {
+    pub fn of(request: &Request<Incoming>) -> TooLong {
+        TooLong(Arc::new(AtomicBool::new(request.body().size_hint().lower() > LIST_BYTES)))
+    }
+
+    pub fn get(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+/// How long the rest of a body is received and dropped that is not wanted. Its sender would not see the response otherwise, but a broken connection.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Drop a request whose body is not wanted.
+pub fn refuse(request: Request<Incoming>) {
+    let is_awaited = request.headers().contains_key(EXPECT);
+    receive(request.into_body(), is_awaited);
+}
+
+/// Receive the rest of a body, unless its sender waits for 100 to send it.
+fn receive(body: Incoming, is_awaited: bool) {
+    if is_awaited || body.is_end_stream() {
+        return;
+    }
+    // Without a runtime, the server ends.
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(tokio::time::timeout(LINGER, async move {
+            let mut body = body;
+            while let Some(Ok(_)) = body.frame().await {}
+        }));
+    }
+}
+
+/// A body whose sender must send this much in each `idle` time, or the rest. One that sends a byte now and then would hold a connection for ever.
+pub struct Patient {
+    /// None after it was dropped.
+    body: Option<Incoming>,
+    /// Whether its sender waits for 100, which the first poll sends.
+    is_awaited: bool,
+    idle: Duration,
+    until: Pin<Box<tokio::time::Sleep>>,
+    /// Bytes that came since `until` was set.
+    bytes: usize,
+    /// Bytes of the whole body until now.
+    all_bytes: u64,
+    long: TooLong,
+}
+
+impl Patient {
+    const LEAST_BYTES: usize = 64 << 10;
+
+    pub fn new(body: Incoming, idle: Duration, is_awaited: bool, long: TooLong) -> Patient {
+        Patient { body: Some(body), is_awaited, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0, all_bytes: 0, long }
+    }
+}
+
+impl Body for Patient {
+    type Data = Bytes;
+    type Error = StdError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        self.is_awaited = false;
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let next = Pin::new(body).poll_frame(context);
+        if let Poll::Ready(frame) = &next {
+            let bytes = frame.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>();
+            self.bytes += bytes;
+            self.all_bytes += bytes as u64;
+            if self.all_bytes > LIST_BYTES {
+                self.long.0.store(true, Relaxed);
+            }
+            if self.bytes >= Patient::LEAST_BYTES {
+                let until = tokio::time::Instant::now() + self.idle;
+                self.until.as_mut().reset(until);
+                self.bytes = 0;
+            }
+            return next.map(|frame| frame.map(|frame| frame.map_err(StdError::from)));
+        }
+        match self.until.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Some(Err("the client sends too slowly".into()))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(SizeHint::default, Incoming::size_hint)
+    }
+}
+
+
+impl Drop for Patient {
+    fn drop(&mut self) {
+        self.body.take().into_iter().for_each(|body| receive(body, self.is_awaited));
+    }
+}

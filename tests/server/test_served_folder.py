@@ -1,0 +1,126 @@
+"""Files that other programs change below `penstock serve --cold FOLDER`, also if they restore the times of the files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+
+import pytest
+import servers
+from waiting import until
+
+PART = 5 << 20
+BODY = random.Random(3).randbytes(PART + 1000)
+
+
+@pytest.fixture(scope="module", params=["", "cache"])
+def served(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    server = servers.Penstock(folder, "", *(["--cache", f"{folder / 'cache'}:100MB"] if request.param else []))
+    yield server
+    server.stop()
+
+
+def put(served, key, body, in_parts=False):
+    """Put an object with metadata, and return its ETag and its file. Some time after that, so that a change can be told from the put."""
+    client = served.client()
+    if in_parts:
+        upload = client.create_multipart_upload(Bucket="penstock", Key=key, Metadata={"of": "this test"})["UploadId"]
+        parts = [
+            {
+                "PartNumber": i + 1,
+                **pick(client.upload_part(Bucket="penstock", Key=key, UploadId=upload, PartNumber=i + 1, Body=piece), "ETag"),
+            }
+            for i, piece in enumerate([body[:PART], body[PART:]])
+        ]
+        client.complete_multipart_upload(Bucket="penstock", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+    else:
+        client.put_object(Bucket="penstock", Key=key, Body=body, Metadata={"of": "this test"}, ChecksumAlgorithm="CRC32")
+    path = served.folder / "data" / "penstock" / key
+    until(lambda: clock_ns(path.parent) > path.stat().st_ctime_ns + 200_000_000, "a change would be seen")
+    found = client.get_object(Bucket="penstock", Key=key)
+    assert found["Body"].read() == body and found["Metadata"] == {"of": "this test"}
+    return found["ETag"], path
+
+
+def pick(answer, name):
+    return {name: answer[name]}
+
+
+def clock_ns(folder):
+    """Return the time of the file system."""
+    probe = folder / "%probe"
+    probe.touch()
+    now = probe.stat().st_ctime_ns
+    probe.unlink()
+    return now
+
+
+def touched(path, change):
+    """Change a file, and restore its times."""
+    before = path.stat()
+    change()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_rewrite_with_the_old_time_is_noticed(served, in_parts):
+    etag, path = put(served, f"rewritten-{in_parts}", BODY, in_parts)
+    other = BODY[:-7] + b"changed"
+    touched(path, lambda: path.write_bytes(other))
+    found = served.client().get_object(Bucket="penstock", Key=path.name)
+    assert found["Body"].read() == other and found["ETag"] != etag and found["Metadata"] == {}
+    # And once more, now that the file is not the server's.
+    until(lambda: clock_ns(path.parent) > path.stat().st_ctime_ns, "the clock goes on")
+    touched(path, lambda: path.write_bytes(BODY))
+    again = served.client().get_object(Bucket="penstock", Key=path.name)
+    assert again["Body"].read() == BODY and again["ETag"] != found["ETag"]
+
+
+def test_a_rewrite_is_noticed_before_a_conditional_put(served):
+    etag, path = put(served, "conditional", BODY)
+    touched(path, lambda: path.write_bytes(BODY[::-1]))
+    with pytest.raises(Exception, match="PreconditionFailed"):
+        served.client().put_object(Bucket="penstock", Key=path.name, Body=b"lost", IfMatch=etag)
+    assert path.read_bytes() == BODY[::-1]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("how", ["mode", "link", "name", "copy"])
+def test_other_changes_keep_the_etag_and_the_metadata(served, how, in_parts):
+    """A copy of the folder, a backup by links, or `chmod -R` changes every file, but none of its bytes."""
+    etag, path = put(served, f"same-{how}-{in_parts}", BODY, in_parts)
+
+    def change():
+        if how == "mode":
+            path.chmod(0o600)
+        elif how == "link":
+            os.link(path, path.parent / "%link")
+            (path.parent / "%link").unlink()
+        elif how == "name":
+            path.rename(path.parent / "%name")
+            (path.parent / "%name").rename(path)
+        else:
+            subprocess.run(["cp", "-a", path, path.parent / "%copy"], check=True)
+            shutil.move(path.parent / "%copy", path)
+
+    changed = path.stat().st_ctime_ns
+    change()
+    assert path.stat().st_ctime_ns > changed
+    for _ in range(2):
+        found = served.client().get_object(Bucket="penstock", Key=path.name)
+        assert found["Body"].read() == BODY and (found["ETag"], found["Metadata"]) == (etag, {"of": "this test"})
+    listed = served.client().list_objects_v2(Bucket="penstock", Prefix=path.name)["Contents"]
+    assert [entry["ETag"] for entry in listed] == [etag]
+
+
+def test_a_key_that_becomes_a_folder_keeps_its_etag_without_being_read(served):
+    etag, path = put(served, "both", b"body")
+    served.client().put_object(Bucket="penstock", Key="both/below", Body=b"")
+    assert path.is_dir()
+    found = served.client().get_object(Bucket="penstock", Key="both")
+    assert (found["ETag"], found["Body"].read()) == (etag, b"body") and etag == f'"{hashlib.md5(b"body").hexdigest()}"'
