@@ -22,6 +22,7 @@ keys = {}
 for section in config.sections():
     if config.has_option(section, "access_key"):
         keys[config.get(section, "access_key")] = config.get(section, "secret_key")
+(scratch / "keys.json").touch(0o600)
 (scratch / "keys.json").write_text(json.dumps({"keys": [{"access_key": key, "secret_key": secret} for key, secret in keys.items()]}))
 with (scratch / "s3tests.conf").open("w") as out:
     config.write(out)

@@ -74,13 +74,14 @@ def test_other_control_characters_are_written_as_s3_does(served):
     assert [found["Key"] for found in client.list_objects_v2(Bucket="penstock", Prefix="odd/")["Contents"]] == names
     target = "/penstock?list-type=2&prefix=odd%2F"
     status, text = answer(served, "GET", target, Signer().headers(served, "GET", target))
-    assert status == 200 and not re.search(rb"[\0-\x08\x0b\x0c\x0e-\x1f]", text)
+    assert status == 200 and not re.search(rb"[\0-\x08\x0b-\x1f]", text)
     found = re.findall(r"<Key>odd/(.*?)</Key>", text.decode(), re.S)
     assert [chr(int(name[3:-1], 16)) if name.startswith("&#x") else name for name in found] == [name[4:] for name in names]
-    xml.dom.minidom.parseString(re.sub(rb"&#x\w+;", b"?", text))
+    read = xml.dom.minidom.parseString(re.sub(rb"&#x(?!d;)\w+;", b"?", text))
+    assert [key.firstChild.data[4:] for key in read.getElementsByTagName("Key")].count("\r") == 1
     status, text = answer(served, "GET", "/penstock/none%01", Signer().headers(served, "GET", "/penstock/none%01"))
     assert status == 404 and b"none&#x1;" in text
-    served.client().delete_objects(Bucket="penstock", Delete={"Objects": [{"Key": name} for name in names]})
+    served.client().delete_objects(Bucket="penstock", Delete={"Objects": [{"Key": name} for name in names], "Quiet": True})
     # The content of an object stays as it is, also if it is said to be XML.
     client.put_object(Bucket="penstock", Key="own", Body=b"<a>\x01</a>", ContentType="application/xml")
     assert client.get_object(Bucket="penstock", Key="own")["Body"].read() == b"<a>\x01</a>"
