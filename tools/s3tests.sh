@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run ceph's s3-tests against `penstock serve` before a folder, and compare with tests/server/s3tests.txt.
 # Usage: tools/s3tests.sh CHECKOUT   a checkout of github.com/ceph/s3-tests at 8f0ae7b404a3a2fcf7038bf1e6bf29544fe9b6a3.
-# Fails if a test that passed before fails now. Tests that pass now but are not listed are printed.
+# Fails if a test fails that is not listed there with a reason. Tests that pass now but are not listed as passed are printed.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 checkout=$(realpath "${1:?name a checkout of ceph/s3-tests}")
@@ -46,6 +46,7 @@ for line in open(sys.argv[2]):
         word, name = line.split("\t")[:2]
         listed[name.strip()] = word
 broken = sorted(name for name, word in listed.items() if word == "passed" and found.get(name) != "PASSED")
+broken += sorted(name for name, word in found.items() if word in ("FAILED", "ERROR") and name not in listed)
 new = sorted(name for name, word in found.items() if word == "PASSED" and listed.get(name) != "passed")
 print(f"{sum(word == 'PASSED' for word in found.values())} passed of {len(found)} that ran; {len(broken)} broken, {len(new)} new")
 for name in broken:

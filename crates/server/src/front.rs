@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use answers::{code_of, explained, late, no_cors, overloaded, readable, with_error};
+use answers::{attributes, code_of, explained, late, no_cors, overloaded, readable, with_error};
 use patient::{Patient, TooLong};
 
 use bytes::Bytes;
@@ -177,6 +177,7 @@ impl Front {
                 s3s::Body::http_body_unsync(StreamBody::new(chunks::checked(parts, signed).map(|part| part.map(Frame::data))))
             }
         };
+        let asks_attributes = is_read && authentication::parameters(request.uri()).any(|(name, _)| name == "attributes");
         let call = self.service.call(request.map(body));
         let response = match is_read {
             false => call.await,
@@ -188,6 +189,7 @@ impl Front {
             if is_head && response.status() == StatusCode::OK && response.headers().contains_key(hyper::header::CONTENT_RANGE) {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             }
+            let response = if asks_attributes { attributes(response) } else { response };
             readable(explained(response, &long))
         })
     }
@@ -199,7 +201,11 @@ impl Front {
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT.".into()));
         }
         if request.uri().path_and_query().is_some_and(|text| text.as_str().contains("%00")) {
-            return Err((StatusCode::BAD_REQUEST, "InvalidArgument", "Names cannot have the character U+0000: no list could show it.".into()));
+            return Err((
+                StatusCode::BAD_REQUEST,
+                "InvalidArgument",
+                "Names cannot have the character U+0000: no list could show it.".into(),
+            ));
         }
         if self.gate.taken != Taken::Unverified {
             let refused = |(code, text): Refusal| {

@@ -41,9 +41,9 @@ struct Sent {
 /// What signs the requests of a key on a day.
 #[derive(Debug, Clone)]
 pub struct Signer {
-    key: Vec<u8>,
-    time: String,
-    scope: String,
+    pub(super) key: Vec<u8>,
+    pub(super) time: String,
+    pub(super) scope: String,
 }
 
 impl Signer {
@@ -82,12 +82,12 @@ impl Chain {
 /// Sign a request again if `s3s` would refuse it as it is. Returns what signs the chunks of its body again. A request that is not odd, or whose signature
 /// is wrong, stays as it is: `s3s` answers it.
 pub fn sign_again<B>(request: &mut Request<B>, secret_of: impl FnOnce(&str) -> Option<SecretKey>) -> Option<Chain> {
-    let sent = Sent::of(request)?;
-    let covers_range = sent.covered.iter().any(|name| name == "range");
-    let is_odd = covers_range && !request.headers().get(RANGE)?.to_str().is_ok_and(is_plain_range);
-    if !is_odd && !is_odd_region(&sent.region) {
+    let has_odd_range = request.headers().get(RANGE).is_some_and(|value| !value.to_str().is_ok_and(is_plain_range));
+    if !has_odd_range && !has_odd_region(request) {
         return None;
     }
+    let sent = Sent::of(request)?;
+    let is_odd = has_odd_range && sent.covered.iter().any(|name| name == "range");
     let secret = secret_of(&sent.access_key)?;
     let signers = [Signer::new(&secret, &sent, &sent.region)?, Signer::new(&secret, &sent, REGION)?];
     // Some clients sign the path as they send it.
@@ -109,9 +109,14 @@ pub fn sign_again<B>(request: &mut Request<B>, secret_of: impl FnOnce(&str) -> O
     Some(Chain { signers, last: [old, new.signature] })
 }
 
-/// Return whether `s3s` takes no such region.
-fn is_odd_region(region: &str) -> bool {
-    !region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+/// Return whether `s3s` does not take the region of a request.
+fn has_odd_region<B>(request: &Request<B>) -> bool {
+    let credential = match request.headers().get(AUTHORIZATION) {
+        Some(value) => parts_of(value).map(|[credential, ..]| Cow::from(credential)),
+        None => parameter(request.uri(), "X-Amz-Credential"),
+    };
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    credential.is_some_and(|credential| credential.rsplit('/').nth(2).is_some_and(|region| !region.bytes().all(is_plain)))
 }
 
 impl Sent {
@@ -122,9 +127,7 @@ impl Sent {
             Some(value) => Some(parts_of(value)?),
         };
         let [credential, list, signature, time] = match in_header {
-            Some([credential, list, signature]) => {
-                [credential.into(), list.into(), signature.into(), Cow::from(header("x-amz-date")?)]
-            }
+            Some([credential, list, signature]) => [credential.into(), list.into(), signature.into(), Cow::from(header("x-amz-date")?)],
             None => {
                 let of = |name| parameter(request.uri(), name);
                 [of("X-Amz-Credential")?, of("X-Amz-SignedHeaders")?, of("X-Amz-Signature")?, of("X-Amz-Date")?]

@@ -222,3 +222,86 @@ impl Chunks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::again::Signer;
+    use super::*;
+
+    /// Return a body in chunks that a chain signs.
+    fn signed(signer: &Signer, chunks: &[&[u8]], trailer: &str) -> Vec<u8> {
+        let (mut chain, mut body) = (chain_of(signer, signer), Vec::new());
+        let mut sign = |kind: &str, text: &str| {
+            let own = signer.sign(kind, &format!("{}\n{text}", chain.last[0]));
+            chain.next(kind, text, &own).map(str::to_owned).unwrap_or_default()
+        };
+        for chunk in chunks.iter().chain([&&b""[..]]) {
+            let signature = sign("AWS4-HMAC-SHA256-PAYLOAD", &format!("{}\n{}", hash_of(b""), hash_of(chunk)));
+            body.extend_from_slice(format!("{:x};chunk-signature={signature}\r\n", chunk.len()).as_bytes());
+            body.extend_from_slice(chunk);
+            body.extend_from_slice(if chunk.is_empty() { b"" } else { b"\r\n" });
+        }
+        let signature = sign("AWS4-HMAC-SHA256-TRAILER", &hash_of(format!("{trailer}\n").as_bytes()));
+        body.extend_from_slice(format!("{trailer}\r\nx-amz-trailer-signature:{signature}\r\n\r\n").as_bytes());
+        body
+    }
+
+    fn chain_of(own: &Signer, new: &Signer) -> Chain {
+        Chain { signers: [own.clone(), new.clone()], last: ["seed".into(), "seed".into()] }
+    }
+
+    fn signer(scope: &str) -> Signer {
+        Signer { key: scope.as_bytes().to_vec(), time: "now".into(), scope: scope.into() }
+    }
+
+    /// Pass on a body that arrives in parts of `most` bytes.
+    async fn passed(body: &[u8], most: usize, signed: Signed) -> Result<Vec<u8>, String> {
+        let parts: Vec<_> = body.chunks(most).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+        let mut all = Vec::new();
+        let mut parts = Box::pin(checked(futures::stream::iter(parts), signed));
+        while let Some(part) = parts.next().await {
+            all.extend_from_slice(&part.map_err(|error| error.to_string())?);
+        }
+        Ok(all)
+    }
+
+    #[tokio::test]
+    async fn bodies_pass_however_they_arrive_and_not_if_any_end_is_missing() -> Result<(), String> {
+        let [one, other] = [signer("one"), signer("other")];
+        let chunks: [&[u8]; 3] = [b"first\r\n", b"x", &[7; 300]];
+        let (body, wanted) = (signed(&one, &chunks, "x-amz-checksum-crc32:a"), signed(&other, &chunks, "x-amz-checksum-crc32:a"));
+        let again = || Signed::Again(Box::new(chain_of(&one, &other)));
+        for most in [1, 2, 3, 7, 64, 100, body.len()] {
+            assert_eq!(passed(&body, most, Signed::Yes).await?, body);
+            assert_eq!(passed(&body, most, again()).await?, wanted);
+            let reframed = passed(b"8\r\nabc\r\nefg\r\nB\r\n0123456789a\r\n0\r\na:b\r\n\r\n", most, Signed::No).await?;
+            // Each piece has a line of its own.
+            let (mut rest, mut data) = (&reframed[..], Vec::new());
+            loop {
+                let end = rest.iter().position(|byte| *byte == b'\n').ok_or("a line")?;
+                let bytes = usize::from_str_radix(std::str::from_utf8(&rest[..end]).map_err(|error| error.to_string())?.trim(), 16);
+                let bytes = bytes.map_err(|error| error.to_string())?;
+                rest = &rest[end + 1..];
+                if bytes == 0 {
+                    break;
+                }
+                data.extend_from_slice(&rest[..bytes]);
+                assert_eq!(&rest[bytes..bytes + 2], b"\r\n");
+                rest = &rest[bytes + 2..];
+            }
+            assert_eq!((&data[..], rest), (&b"abc\r\nefg0123456789a"[..], &b"a:b\r\n\r\n"[..]));
+        }
+        let tail = body.len() - body.windows(2).rposition(|two| two == b"0;").ok_or("the last chunk")?;
+        for kept in 0..body.len() - tail + 80 {
+            assert!(passed(&body[..kept], 100, Signed::Yes).await.is_err(), "{kept} bytes");
+            assert!(passed(&body[..kept], 100, again()).await.is_err(), "{kept} bytes");
+        }
+        let is_line_end = |at: &usize| matches!(body[*at], b'\r' | b'\n');
+        for changed in (0..body.len()).filter(|at| !is_line_end(at)) {
+            let mut body = body.clone();
+            body[changed] ^= 1;
+            assert_ne!(passed(&body, 100, again()).await, Ok(wanted.clone()), "byte {changed}");
+        }
+        Ok(())
+    }
+}

@@ -72,6 +72,15 @@ pub fn explained(mut response: s3s::HttpResponse, long: &TooLong) -> s3s::HttpRe
     response
 }
 
+/// Return the attributes of an object with an ETag that is not quoted, as S3 does in this response alone.
+pub fn attributes(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
+    let text = response.body().bytes().and_then(|text| String::from_utf8(text.to_vec()).ok());
+    let Some(text) = text.filter(|text| response.status().is_success() && text.contains("<ETag>\"")) else { return response };
+    *response.body_mut() = s3s::Body::from(text.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>"));
+    response.headers_mut().remove(CONTENT_LENGTH);
+    response
+}
+
 /// Write characters that XML cannot have as S3 does: names of objects may have them. The content of an object, which has an ETag, stays as it is.
 pub fn readable(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
     let is_xml = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/xml");
@@ -107,4 +116,3 @@ pub fn no_cors(request: &Request<Incoming>) -> s3s::HttpResponse {
         with_error(StatusCode::BAD_REQUEST, "BadRequest", "The header Origin is missing.")
     }
 }
-

@@ -112,7 +112,6 @@ impl Body for Patient {
     }
 }
 
-
 impl Drop for Patient {
     fn drop(&mut self) {
         self.body.take().into_iter().for_each(|body| receive(body, self.is_awaited));
