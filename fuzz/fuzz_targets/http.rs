@@ -53,6 +53,7 @@ fn served() -> &'static Served {
             stale_if_error: Duration::ZERO,
             marker_of: |_| None,
             immutable: Vec::new(),
+            quotas: Vec::new(),
             memory_bytes: 64 << 20,
             connections: 16,
             requests: 16,

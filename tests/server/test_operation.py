@@ -8,6 +8,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +17,7 @@ import urllib.request
 import botocore.exceptions
 import pytest
 import servers
+import trustme
 import yaml
 from waiting import until
 
@@ -90,6 +92,17 @@ def test_options_come_from_a_file_and_the_command_line_wins(files):
         ("cache = 'x'", "cache"),
         ("write-back = '/nowhere'", "cannot write back through"),
         ("domain = ['http://x']", "is not a domain"),
+        ("quotas = ['bucket=1GB']", "unknown key `quotas`; did you mean `quota`?"),
+        ("quota = ['bucket']", "cannot use quota `bucket`: it has no size"),
+        ("quota = ['bucket=1XB']", "`1XB` is not a size above 0"),
+        ("quota = ['B=1GB']", "`B` is not the name of a bucket"),
+        ("quota = ['bucket=1GB', 'bucket/=2GB']", "`bucket` has two sizes"),
+        ("cold = 's3://one'\nquota = ['two/a=1GB']", "only the bucket `one` is served"),
+        ("status-token = '/nowhere'", "--status-token needs --status"),
+        ("status-tls = true", "--status-tls needs --status"),
+        ("status = '127.0.0.1:0'\nstatus-tls = true", "--status-tls needs --tls-certificate"),
+        ("status = '127.0.0.1:0'\nstatus-token = '/nowhere'", "cannot use the token of"),
+        ("immutable = ['bucket/a']", "--immutable has no use without --cache"),
     ],
 )
 def test_wrong_configurations_are_refused_by_name(files, text, says):
@@ -138,11 +151,11 @@ def test_the_recipe_of_the_image_is_sound():
     assert found["COPY"].split()[0] == "dist/*.whl" and "dist" in (DEPLOY.parent / "tools" / "wheel.sh").read_text()
 
 
-def status_of(url, token="", kind="Bearer", method="GET"):
+def status_of(url, token="", kind="Bearer", method="GET", context=None):
     """Return the status and the body of an answer."""
     headers = {"Authorization": f"{kind} {token}"} if token else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=300) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers, method=method), timeout=300, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -207,17 +220,24 @@ def test_the_board_and_the_alerts_name_counts_that_exist(tmp_path, minio):
     folder = tmp_path / "served"
     folder.mkdir()
     port = servers.free_port()
-    options = ("--cache", f"{folder / 'cache'}:50MB", "--status", f"127.0.0.1:{port}", "--write-back", f"{folder / 'pending'}:1MB")
+    options = ["--cache", f"{folder / 'cache'}:50MB", "--status", f"127.0.0.1:{port}", "--write-back", f"{folder / 'pending'}:1MB"]
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+    servers.write_secret(tmp_path / "key.pem", issued.private_key_pem.bytes().decode())
+    options += ["--tls-certificate", str(tmp_path / "chain.pem"), "--tls-key", str(tmp_path / "key.pem"), "--quota", "penstock=1GB"]
     server = servers.Penstock(folder, "s3://", *options, environment=minio.environment)
     try:
-        server.client().head_bucket(Bucket="penstock")
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+        assert status_of(f"https://127.0.0.1:{server.port}/penstock", context=trusted)[0] == 403
         counts = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300).read().decode()
     finally:
         server.stop()
     known = {re.split(r"[{ ]", line)[0] for line in counts.splitlines() if not line.startswith("#")}
     board = json.loads((DEPLOY / "grafana.json").read_text())
     named = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"penstock_\w+", target["expr"])}
-    assert len(board["panels"]) == 10 and len(named) > 18
+    assert len(board["panels"]) == 12 and len(named) > 18
     rules = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
     assert all(rule["alert"] and rule["annotations"]["summary"] and rule["labels"]["severity"] in ("page", "ticket") for rule in rules)
     named |= {name for rule in rules for name in re.findall(r"penstock_\w+", rule["expr"])}

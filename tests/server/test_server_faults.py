@@ -458,45 +458,6 @@ def test_kill_at_many_moments_loses_no_acknowledged_write(served, tmp_path, mini
         killed_rounds(served, tmp_path, 250, cold, environment, is_written_back)
 
 
-def test_a_folder_without_space_or_rights_refuses_writes(served):
-    server = served()
-    client = boto(server)
-    client.put_object(Bucket="penstock", Key="kept", Body=b"kept")
-    small = server.folder / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("root without the right to mount")
-    try:
-        (small / "penstock").mkdir()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "serve", "--cold", str(small), "--keys", str(server.folder / "keys.json"), "--listen",
-             f"127.0.0.1:{(port := servers.free_port())}"], stderr=subprocess.PIPE, text=True
-        )  # fmt: skip
-        line = process.stderr.readline()
-        if "keeps no attributes" in line:
-            process.wait()
-            pytest.skip("tmpfs has no attributes here")
-        other = server.client(endpoint=f"http://127.0.0.1:{port}")
-        other.put_object(Bucket="penstock", Key="fits", Body=bytes(MIB))
-        with pytest.raises(botocore.exceptions.ClientError) as raised:
-            boto_at(port).put_object(Bucket="penstock", Key="fits", Body=bytes(8 * MIB))
-        assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
-        assert other.get_object(Bucket="penstock", Key="fits")["Body"].read() == bytes(MIB)
-        assert list((small / ".penstock-serve" / "temporary").iterdir()) == []
-        process.terminate()
-        assert process.wait(300) == 0
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
-
-
-def boto_at(port):
-    class At:
-        endpoint = f"http://127.0.0.1:{port}"
-
-    return boto(At)
-
-
 def test_the_access_log_and_messages_may_share_a_file(tmp_path):
     (tmp_path / "served" / "bucket").mkdir(parents=True)
     port, path = servers.free_port(), tmp_path / "output"

@@ -30,7 +30,7 @@ pub use extent::Key;
 pub use plan::belady::NEVER;
 pub use plan::units::{Future, Member, Need, Object, Uses};
 pub use plan::{Foreseen, Plan};
-pub use spec::{DriveSpec, Spec};
+pub use spec::{DriveSpec, Spec, size_bytes};
 pub use usage::Counts;
 
 /// The variable that names a cache for all stores that are reached over a network.

@@ -64,6 +64,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tier::serve::serve, module)?)?;
     module.add_function(wrap_pyfunction!(tier::serve::check_serve, module)?)?;
     module.add_function(wrap_pyfunction!(tier::serve::load, module)?)?;
+    module.add_function(wrap_pyfunction!(tier::serve::warm_objects, module)?)?;
     module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
     module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
     module.add_function(wrap_pyfunction!(media::image_sizes, module)?)?;

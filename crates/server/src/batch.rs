@@ -67,7 +67,9 @@ impl S3Route for Batch {
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
         let rights = match &self.keys {
             None => Arc::new(Rights::ALL),
-            Some(keys) => keys.rights_of(request.credentials.as_ref().map(|credentials| credentials.access_key.as_str()))?,
+            Some(keys) => {
+                keys.admit(request.credentials.as_ref().map(|credentials| credentials.access_key.as_str()), &request.extensions)?
+            }
         };
         request.extensions.insert(rights);
         Ok(())

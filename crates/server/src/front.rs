@@ -28,6 +28,7 @@ use crate::authentication::chunks::{self, Signed};
 use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
 use crate::keys::Keys;
+use crate::limits::rate::{Pace, Slot};
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
 use crate::read::ranges::drop_odd_range;
@@ -95,6 +96,7 @@ impl Front {
         let closes = request.headers().contains_key(EXPECT) && request.body().size_hint().exact() == Some(0);
         let mut line = self.log.as_ref().map(|_| Line::of(&request, peer, &id.0, operation));
         let room = self.room.clone().try_acquire_owned();
+        let slot = self.gate.keys.as_ref().filter(|keys| keys.have_rates()).map(|_| Slot::new(&self.metrics));
         if let Some(bytes) = request.body().size_hint().exact() {
             self.metrics.received_bytes.inc_by(bytes);
         }
@@ -107,6 +109,7 @@ impl Front {
             Ok(_) if request.method() == Method::OPTIONS => (no_cors(&request), None),
             Ok(room) => {
                 request.extensions_mut().insert(id.clone());
+                slot.iter().for_each(|slot| drop(request.extensions_mut().insert(slot.clone())));
                 let running = Counted::begin(&self.metrics.running);
                 let response = match self.form_of(&request) {
                     Err((status, code, text)) => {
@@ -136,7 +139,8 @@ impl Front {
             line.error = code_of(&response);
             line.first_ms = began.elapsed().as_secs_f64() * 1e3;
         }
-        Ok(response.map(|body| Answer { body, front: self, line, began, sent_bytes: 0, is_whole: false, _held: room }))
+        let pace = slot.as_ref().and_then(Slot::of_response);
+        Ok(response.map(|body| Answer { body, front: self, pace, line, began, sent_bytes: 0, is_whole: false, _held: room }))
     }
 }
 
@@ -166,14 +170,15 @@ impl Front {
         drop_odd_range(&mut request, form.covers("range"));
         let signed = Signed::of(&request, again);
         let idle = self.limits.idle;
+        let pace = request.extensions().get::<Slot>().cloned().map(Pace::new);
         let long = TooLong::of(&request);
         let own = long.clone();
         let is_awaited = request.headers().contains_key(EXPECT);
         let body = |body: Incoming| match (signed, body.is_end_stream()) {
             (None, true) => s3s::Body::empty(),
-            (None, false) => s3s::Body::http_body_unsync(Patient::new(body, idle, is_awaited, own)),
+            (None, false) => s3s::Body::http_body_unsync(Patient::new(body, idle, is_awaited, own, pace)),
             (Some(signed), _) => {
-                let parts = BodyDataStream::new(Patient::new(body, idle, is_awaited, own));
+                let parts = BodyDataStream::new(Patient::new(body, idle, is_awaited, own, pace));
                 s3s::Body::http_body_unsync(StreamBody::new(chunks::checked(parts, signed).map(|part| part.map(Frame::data))))
             }
         };
@@ -261,6 +266,7 @@ fn host(request: &Request<Incoming>) -> &str {
 pub struct Answer {
     body: s3s::Body,
     front: Arc<Front>,
+    pace: Option<Pace>,
     line: Option<Line>,
     began: Instant,
     sent_bytes: u64,
@@ -274,10 +280,14 @@ impl Body for Answer {
     type Error = StdError;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        if let Some(pace) = &mut self.pace {
+            std::task::ready!(pace.poll_turn(context));
+        }
         let next = Pin::new(&mut self.body).poll_frame(context);
         match &next {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+                self.pace.iter_mut().for_each(|pace| pace.took(bytes as usize));
                 self.sent_bytes += bytes;
                 self.front.metrics.sent_bytes.inc_by(bytes);
                 self.is_whole = self.body.is_end_stream();

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use hyper::Uri;
@@ -12,6 +13,7 @@ use s3s::path::S3Path;
 use s3s::{S3Result, s3_error};
 
 use crate::authentication::parameter;
+use crate::limits::rate::{Rates, Slot};
 use serde::Deserialize;
 
 /// Operations that change nothing.
@@ -103,47 +105,77 @@ struct KeyEntry {
     #[serde(default)]
     read_only: bool,
     prefixes: Option<Vec<String>>,
+    requests_per_second: Option<serde_json::Value>,
+    bytes_per_second: Option<serde_json::Value>,
 }
 
-type ByKey = HashMap<String, (SecretKey, Arc<Rights>)>;
+/// What is known of a key.
+#[derive(Clone)]
+struct Known {
+    secret: SecretKey,
+    rights: Arc<Rights>,
+    rates: Option<Arc<Rates>>,
+}
+
+type ByKey = HashMap<String, Known>;
 
 /// The keys of a file. Clones share them.
 #[derive(Clone)]
 pub struct Keys {
     path: PathBuf,
     known: Arc<RwLock<Arc<ByKey>>>,
+    /// Whether any key has a rate.
+    have_rates: Arc<AtomicBool>,
 }
 
 impl Keys {
     /// Read a file of keys.
     pub fn open(path: &Path) -> Result<Keys> {
-        Ok(Keys { path: path.into(), known: Arc::new(RwLock::new(Arc::new(read(path)?))) })
+        let known = read(path, &ByKey::new())?;
+        let have_rates = Arc::new(AtomicBool::new(has_rates(&known)));
+        Ok(Keys { path: path.into(), known: Arc::new(RwLock::new(Arc::new(known))), have_rates })
     }
 
     /// Read the file again. If it is not valid, the keys stay as they are.
     pub fn reload(&self) -> Result<()> {
-        let known = Arc::new(read(&self.path)?);
+        let before = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = Arc::new(read(&self.path, &before)?);
+        self.have_rates.store(has_rates(&known), Relaxed);
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
         Ok(())
     }
 
-    /// Return the rights of a key. Fails without one, or if it is not known.
-    pub fn rights_of(&self, key: Option<&str>) -> S3Result<Arc<Rights>> {
+    /// Return the rights of the key that has signed a request. Fails without one, if it is not known, or if it sends too many requests.
+    pub fn admit(&self, key: Option<&str>, extensions: &hyper::http::Extensions) -> S3Result<Arc<Rights>> {
         let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
-        self.get(key).map(|(_, rights)| rights).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
+        let known = self.get(key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))?;
+        if let (Some(rates), Some(slot)) = (&known.rates, extensions.get::<Slot>()) {
+            slot.admit(rates)?;
+        }
+        Ok(known.rights)
     }
 
     /// Return the secret of a key, if it is known.
     pub fn secret_of(&self, key: &str) -> Option<SecretKey> {
-        self.get(key).map(|(secret, _)| secret)
+        self.get(key).map(|known| known.secret)
     }
 
-    fn get(&self, key: &str) -> Option<(SecretKey, Arc<Rights>)> {
+    /// Return whether any key has a rate.
+    pub fn have_rates(&self) -> bool {
+        self.have_rates.load(Relaxed)
+    }
+
+    fn get(&self, key: &str) -> Option<Known> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 }
 
-fn read(path: &Path) -> Result<ByKey> {
+fn has_rates(known: &ByKey) -> bool {
+    known.values().any(|known| known.rates.is_some())
+}
+
+/// Read a file of keys. Rates that are the same as before are kept, with what was used of them.
+fn read(path: &Path, before: &ByKey) -> Result<ByKey> {
     let bad = |why: String| {
         Error::new("invalid-argument", format!("cannot use keys of `{}`: {why}", path.display()))
             .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"]}]}")
@@ -155,8 +187,20 @@ fn read(path: &Path) -> Result<ByKey> {
         if entry.access_key.is_empty() || entry.secret_key.len() < 8 {
             return Err(bad(format!("key `{}` needs a name and a secret of at least 8 characters", entry.access_key)));
         }
+        let number = |name: &str, value: Option<serde_json::Value>| match value {
+            None => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .filter(|number| *number > 0)
+                .map(Some)
+                .ok_or_else(|| bad(format!("`{name}` of key `{}` is {value}, expected a whole number of 1 or more", entry.access_key))),
+        };
+        let requests = number("requests_per_second", entry.requests_per_second)?;
+        let rates = Rates::new(requests, number("bytes_per_second", entry.bytes_per_second)?).map(Arc::new);
+        let kept = before.get(&entry.access_key).and_then(|known| known.rates.clone());
+        let rates = rates.map(|rates| kept.filter(|kept| kept.is_same(&rates)).unwrap_or(rates));
         let rights = Arc::new(Rights { read_only: entry.read_only, prefixes: entry.prefixes });
-        if known.insert(entry.access_key.clone(), (SecretKey::from(entry.secret_key), rights)).is_some() {
+        if known.insert(entry.access_key.clone(), Known { secret: SecretKey::from(entry.secret_key), rights, rates }).is_some() {
             return Err(bad(format!("key `{}` appears twice", entry.access_key)));
         }
     }
@@ -169,14 +213,15 @@ fn read(path: &Path) -> Result<ByKey> {
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        self.get(access_key).map(|(secret, _)| secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
+        self.get(access_key).map(|known| known.secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
     }
 }
 
 #[async_trait::async_trait]
 impl S3Access for Keys {
     async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
-        let rights = self.rights_of(context.credentials().map(|credentials| credentials.access_key.as_str()))?;
+        let key = context.credentials().map(|credentials| credentials.access_key.clone());
+        let rights = self.admit(key.as_deref(), context.extensions_mut())?;
         let number = |name| parameter(context.uri(), name).and_then(|text| text.parse::<u64>().ok());
         if number("X-Amz-Expires").is_some_and(|seconds| seconds > MOST_EXPIRES_SECONDS) {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
@@ -232,5 +277,30 @@ mod tests {
         for operation in ["PutObject", "DeleteObject", "CopyObject", "UploadPart", "PutBucketPolicy"] {
             assert!(rights.check_operation(operation, &S3Path::object("pets", "a"), &uri("/pets")).is_err());
         }
+    }
+
+    #[test]
+    fn a_reload_gives_no_fresh_burst_to_rates_that_stay() -> std::result::Result<(), Box<dyn std::error::Error>> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("keys.json");
+        let write = |rate: u64, secret: &str| {
+            let text = format!(r#"{{"keys": [{{"access_key": "a", "secret_key": "{secret}", "requests_per_second": {rate}}}]}}"#);
+            std::fs::write(&path, text).and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)))
+        };
+        write(1, "a-long-secret")?;
+        let keys = Keys::open(&path)?;
+        let mut extensions = hyper::http::Extensions::new();
+        extensions.insert(Slot::new(&Arc::new(crate::metrics::Metrics::new())));
+        let admitted = |keys: &Keys| (0..5).filter(|_| keys.admit(Some("a"), &extensions).is_ok()).count();
+        assert!(keys.have_rates() && admitted(&keys) == 1);
+        // Another secret leaves the rate as it is used.
+        write(1, "another-secret")?;
+        keys.reload()?;
+        assert_eq!(admitted(&keys), 0);
+        write(3, "another-secret")?;
+        keys.reload()?;
+        assert_eq!(admitted(&keys), 3);
+        Ok(())
     }
 }

@@ -14,6 +14,7 @@ mod folder;
 mod front;
 mod hosts;
 mod keys;
+mod limits;
 pub mod load;
 mod memory;
 mod meta;

@@ -44,6 +44,16 @@ pub struct DriveLabels {
     pub drive: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct QuotaLabels {
+    pub quota: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CertificateLabels {
+    pub file: String,
+}
+
 /// All counts of a server.
 #[derive(Debug)]
 pub struct Metrics {
@@ -75,6 +85,14 @@ pub struct Metrics {
     pub running: Level,
     /// 1 while the server ends.
     pub draining: Level,
+    pub quota_used_bytes: Family<QuotaLabels, Level>,
+    pub quota_limit_bytes: Family<QuotaLabels, Level>,
+    pub quota_refusals: Family<QuotaLabels, Count>,
+    pub quota_listings: Family<QuotaLabels, Count>,
+    pub quota_failures: Family<QuotaLabels, Count>,
+    pub rate_refusals: Count,
+    pub rate_waits: Count,
+    pub certificate_expires: Family<CertificateLabels, Level>,
     /// Of each drive, refreshed when they are read.
     pub drive_hits: Family<DriveLabels, Count>,
     pub drive_misses: Family<DriveLabels, Count>,
@@ -116,6 +134,14 @@ impl Metrics {
             connections: Level::default(),
             running: Level::default(),
             draining: Level::default(),
+            quota_used_bytes: Family::default(),
+            quota_limit_bytes: Family::default(),
+            quota_refusals: Family::default(),
+            quota_listings: Family::default(),
+            quota_failures: Family::default(),
+            rate_refusals: Count::default(),
+            rate_waits: Count::default(),
+            certificate_expires: Family::default(),
             drive_hits: Family::default(),
             drive_misses: Family::default(),
             drive_cold_bytes: Family::default(),
@@ -154,6 +180,7 @@ impl Metrics {
         );
         registry.register("draining", "1 while the server ends and takes no connections", metrics.draining.clone());
         metrics.register_cold();
+        metrics.register_limits();
         metrics.register_drives();
         metrics
     }
@@ -172,6 +199,20 @@ impl Metrics {
             self.cold_waits.clone(),
         );
         registry.register("cold_running", "Requests to the cold store that have no response yet", self.cold_running.clone());
+    }
+
+    fn register_limits(&mut self) {
+        let registry = &mut self.registry;
+        let used = "Bytes that count for a quota: of objects, open uploads and running writes";
+        registry.register_with_unit("quota_used", used, Unit::Bytes, self.quota_used_bytes.clone());
+        registry.register_with_unit("quota_limit", "Bytes that a quota allows", Unit::Bytes, self.quota_limit_bytes.clone());
+        registry.register("quota_refusals", "Writes that a quota refused", self.quota_refusals.clone());
+        registry.register("quota_listings", "Listings for quotas", self.quota_listings.clone());
+        registry.register("quota_failures", "Listings for quotas that failed", self.quota_failures.clone());
+        registry.register("rate_refusals", "Requests that were refused because of the rate of their key", self.rate_refusals.clone());
+        registry.register("rate_waits", "Waits of bodies because of the rate of their key", self.rate_waits.clone());
+        let expires = "When the first certificate of the chain expires, in seconds since 1970";
+        registry.register_with_unit("certificate_expires", expires, Unit::Seconds, self.certificate_expires.clone());
     }
 
     fn register_drives(&mut self) {

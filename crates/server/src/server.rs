@@ -28,6 +28,7 @@ use crate::folder::Folder;
 use crate::front::{Front, Gate, LIST_BYTES, Limits};
 use crate::hosts::{BucketNames, Domains, Hosts};
 use crate::keys::Keys;
+use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::metrics::{Counted, Metrics};
 use crate::ops::tier::Tier;
@@ -41,7 +42,7 @@ use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
 use crate::watch::admin::{self, Admin};
 use crate::watch::sampler::Sampler;
-use config::{check_limits, failed, not_served, pending_folder, token};
+use config::{check_limits, failed, not_served, pending_folder, quotas, token};
 
 mod config;
 
@@ -146,7 +147,8 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
         tokio::spawn(show_status(listener, Arc::new(admin), parts.certificates.clone().filter(|_| config.status_tls)));
     }
     tokio::spawn(sample_each_second(parts.sampler.clone()));
-    tokio::spawn(reload_on(hangup, parts.keys.clone(), parts.certificates.clone(), parts.front.clone(), note));
+    parts.certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
+    tokio::spawn(reload_on(hangup, (parts.keys.clone(), parts.certificates.clone()), parts.front.clone(), metrics.clone(), note));
     ready(addresses);
     let graceful = GracefulShutdown::new();
     let mut accepting = Box::pin(accept(&listener, &config, &parts, &metrics, &graceful));
@@ -234,6 +236,7 @@ where
 }
 
 async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
+    let limits = quotas(config)?;
     let (mut cold, identity) = open_cold(config, metrics, note).await?;
     let back = match &config.write_back {
         None => None,
@@ -264,12 +267,13 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             Some(Arc::new(Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())))
         }
     };
-    let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone()));
+    let quotas = Quotas::open(limits, cold.clone(), metrics, note);
+    let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone(), quotas.clone()));
     let keys = config.keys.as_deref().map(Keys::open).transpose()?;
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
     let domains = Arc::new(Domains::new(&config.domains)?);
-    let service = service(Tier { cold, blocks: blocks.clone(), memory: memory.clone() }, keys.clone(), &domains);
+    let service = service(Tier { cold, blocks: blocks.clone(), memory: memory.clone(), quotas }, keys.clone(), &domains);
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
     let taken = match (&keys, config.takes_version_2) {
         (None, _) => Taken::Unverified,
@@ -389,12 +393,19 @@ async fn sample_each_second(sampler: Arc<Sampler>) {
 }
 
 /// Read keys and certificates again on each SIGHUP.
-async fn reload_on(mut hangup: Signal, keys: Option<Keys>, certificates: Option<Arc<Certificates>>, front: Arc<Front>, note: fn(&str)) {
+async fn reload_on(
+    mut hangup: Signal,
+    (keys, certificates): (Option<Keys>, Option<Arc<Certificates>>),
+    front: Arc<Front>,
+    metrics: Arc<Metrics>,
+    note: fn(&str),
+) {
     while hangup.recv().await.is_some() {
         let results = [keys.as_ref().map(Keys::reload), certificates.as_ref().map(|certificates| certificates.reload())];
         for error in results.into_iter().flatten().filter_map(Result::err) {
             note(&format!("{}; it stays as it was", error.message()));
         }
+        certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
         front.reopen_log();
     }
 }

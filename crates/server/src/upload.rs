@@ -40,6 +40,13 @@ impl Broken {
     }
 }
 
+/// Return the length of a body, as its headers say it.
+pub fn length(content_length: Option<i64>, headers: &hyper::HeaderMap) -> Option<u64> {
+    // A body in chunks says how long its content is in a header of its own.
+    let decoded = headers.get("x-amz-decoded-content-length").and_then(|value| value.to_str().ok()?.parse().ok());
+    decoded.or_else(|| content_length.and_then(|bytes| u64::try_from(bytes).ok()))
+}
+
 /// What a body is compared with.
 pub struct Expected {
     pub bytes: u64,
@@ -60,10 +67,8 @@ impl Expected {
         headers: &hyper::HeaderMap,
         trailing: Option<TrailingHeaders>,
     ) -> S3Result<Expected> {
-        // A body in chunks says how long its content is in a header of its own.
-        let decoded = headers.get("x-amz-decoded-content-length").and_then(|value| value.to_str().ok()?.parse().ok());
-        let bytes = decoded.or_else(|| content_length.and_then(|bytes| u64::try_from(bytes).ok()));
-        let bytes = bytes.ok_or_else(|| s3_error!(MissingContentLength, "the request does not say how long its body is"))?;
+        let bytes = length(content_length, headers)
+            .ok_or_else(|| s3_error!(MissingContentLength, "the request does not say how long its body is"))?;
         if bytes > MOST_BYTES {
             return Err(s3_error!(EntityTooLarge, "one request can upload 5 GiB; use a multipart upload"));
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -80,21 +81,38 @@ def status(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
 # Over 6 parameters: each is an option of the command line.
 @app.command()
 def warm(
-    uri: str = typer.Argument(help="A dataset."),
+    uri: str = typer.Argument(help="A dataset; or s3://bucket/prefix, to read all objects there through a node of `penstock serve`."),
     branch: str = at.BRANCH,
     snapshot: str = at.SNAPSHOT,
     tag: str = at.TAG,
     as_of: str = at.AS_OF,
     cache: str = CACHE,
+    workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Objects that are read at once. Not for datasets."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Read all data files of a snapshot into a cache. Ends with 1 if they do not fit."""
+    """Read all data files of a snapshot into a cache. Ends with 1 if they do not fit.
+
+    If s3://bucket/prefix is not a dataset, read each object whose key begins with the prefix once, through the endpoint of `penstock --option endpoint_url=…`. The node there then has them. Ends with 1 if some could not be read.
+    """
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     from penstock import _core
     from penstock.cli.terminal import show
+    from penstock.errors import NotFoundError
 
+    chosen = bool(snapshot or tag or as_of or branch != "main" or cache)
+    if uri.startswith("s3://") and not chosen:
+        try:
+            at.opened(uri, cache="")
+        except NotFoundError as error:
+            if error.code != "dataset-not-found":
+                raise
+            return _warm_objects(uri, workers, as_json)
+        if not os.environ.get("PENSTOCK_CACHE"):
+            raise typer.BadParameter(
+                f"{uri} is a dataset: give --cache, or set PENSTOCK_CACHE; to read its data files through a node, name {uri.rstrip('/')}/d/"
+            )
     dataset = at.opened(uri, snapshot, tag, as_of, branch, _cache(cache))
     console = Console(stderr=True)
     total = dataset.structure()["data_bytes"]
@@ -113,6 +131,41 @@ def warm(
         )
     if sum(kept) < read_bytes:
         print("hint: the cache has no room for the rest: give it a larger size, or evict another dataset", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _warm_objects(uri: str, workers: int, as_json: bool) -> None:
+    """Read each object below a prefix once, through the endpoint."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+    from penstock import _core
+    from penstock.cli.terminal import show
+
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise typer.BadParameter(f"`{uri}`: write it as s3://bucket/prefix")
+    config = json.dumps(dict(bucket=bucket, prefix=prefix, workers=workers, storage_options=at.storage_options))
+    console = Console(stderr=True)
+    # How many objects there are is only known at the end.
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+        task = progress.add_task("warming", total=None)
+
+        def see(objects: int, done: int) -> None:
+            progress.update(task, completed=done, description=f"warming, {show.count(objects, 'object')}")
+
+        objects, read_bytes, failed, failures = _core.warm_objects(config, see)
+    if as_json:
+        named = [{"key": key, "error": why} for key, why in failures]
+        show.print_json({"uri": uri, "objects": objects, "bytes": read_bytes, "failed": failed, "failures": named})
+    else:
+        print(f"read {show.count(objects, 'object')}, {show.size_text(read_bytes)}; {failed:,} failed")
+    for key, why in failures:
+        print(f"cannot read `{show.printable(key)}`: {show.printable(why)}", file=sys.stderr)
+    if failed > len(failures):
+        print(f"and {failed - len(failures):,} more", file=sys.stderr)
+    if failed:
         raise typer.Exit(1)
 
 

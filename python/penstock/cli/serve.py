@@ -44,6 +44,12 @@ STALE_IF_ERROR = typer.Option(
 IMMUTABLE = typer.Option(
     [], "--immutable", help="A prefix, as bucket/folder/, whose objects never change and are not asked for again. Can be repeated."
 )
+QUOTA = typer.Option(
+    [],
+    "--quota",
+    help="The most bytes of a bucket or a prefix, such as bucket=1TB or bucket/folder/=100GB. A write beyond it is refused with 403, "
+    "QuotaExceeded. Can be repeated.",
+)
 MEMORY = typer.Option(
     1 << 30,
     "--memory-bytes",
@@ -91,6 +97,7 @@ def serve(
     revalidate: str = REVALIDATE,
     stale_if_error: float = STALE_IF_ERROR,
     immutable: list[str] = IMMUTABLE,
+    quota: list[str] = QUOTA,
     memory: int = MEMORY,
     connections: int = CONNECTIONS,
     requests: int = REQUESTS,
@@ -106,14 +113,17 @@ def serve(
     """
     from penstock import _core
 
-    if anonymous == bool(keys):
-        raise typer.BadParameter("give either --keys FILE or --anonymous")
-
-    if bool(tls_certificate) != bool(tls_key):
-        raise typer.BadParameter("give --tls-certificate and --tls-key together")
-
-    if status_tls and not tls_key:
-        raise typer.BadParameter("--status-tls needs --tls-certificate and --tls-key")
+    contradictions = (
+        (anonymous == bool(keys), "give either --keys FILE or --anonymous"),
+        (bool(tls_certificate) != bool(tls_key), "give --tls-certificate and --tls-key together"),
+        (bool(status_token) and not status, "--status-token needs --status, the address of the status"),
+        (status_tls and not status, "--status-tls needs --status, the address of the status"),
+        (status_tls and not tls_key, "--status-tls needs --tls-certificate and --tls-key"),
+        (signature_v2 and anonymous, "--signature-v2 has no use with --anonymous, which takes no signatures"),
+        (bool(immutable) and not cache, "--immutable has no use without --cache, which keeps objects"),
+    )
+    if said := next((text for is_wrong, text in contradictions if is_wrong), ""):
+        raise typer.BadParameter(said)
 
     def ready(address: str, status_address: str | None) -> None:
         scheme = "https" if tls_key else "http"
@@ -136,6 +146,7 @@ def serve(
         revalidate=revalidate,
         stale_if_error=stale_if_error,
         immutable=immutable,
+        quotas=quota,
         memory_bytes=memory,
         connections=connections,
         requests=requests,

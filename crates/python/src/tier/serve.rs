@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_error::Error;
-use penstock_server::load::{Line, Load};
+use penstock_server::load::{Line, Load, Warm, Warmed};
 use penstock_server::{Addresses, Config, Revalidate};
 use penstock_storage::{Io, Options};
 use pyo3::prelude::*;
@@ -34,6 +34,7 @@ struct Serving {
     revalidate: String,
     stale_if_error: f64,
     immutable: Vec<String>,
+    quotas: Vec<String>,
     memory_bytes: u64,
     connections: usize,
     requests: usize,
@@ -63,6 +64,7 @@ impl Serving {
             stale_if_error: Duration::from_secs_f64(self.stale_if_error.clamp(0.0, 1e9)),
             marker_of: penstock_format::ids::marker_of,
             immutable: self.immutable,
+            quotas: self.quotas,
             memory_bytes: self.memory_bytes,
             connections: self.connections,
             requests: self.requests,
@@ -96,7 +98,7 @@ pub fn serve(py: Python<'_>, config: &str, ready: Py<PyAny>) -> PyResult<()> {
 #[pyfunction]
 pub fn check_serve(py: Python<'_>, config: &str) -> PyResult<()> {
     let config = parsed(config).and_then(Serving::config).or_raise(py)?;
-    py.detach(|| penstock_server::check(&config)).or_raise(py)
+    py.detach(|| penstock_server::check(&config, |text| eprintln!("{text}"))).or_raise(py)
 }
 
 fn address(text: &str) -> penstock_error::Result<SocketAddr> {
@@ -183,6 +185,41 @@ pub fn load(py: Python<'_>, config: &str, tune: bool, see: Py<PyAny>) -> PyResul
     match failed {
         Some(error) => Err(error),
         None => done.or_raise(py),
+    }
+}
+
+/// What `warm_objects` is given, in JSON.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Warming {
+    bucket: String,
+    prefix: String,
+    workers: usize,
+    storage_options: BTreeMap<String, String>,
+}
+
+impl Warming {
+    fn warm(self) -> penstock_error::Result<Warm> {
+        let options = Options::new(self.storage_options, Io::Auto)?;
+        Ok(Warm { options, bucket: self.bucket, prefix: self.prefix, workers: self.workers })
+    }
+}
+
+/// Read all objects below a prefix of an S3 endpoint, as the configuration in JSON says. Calls `see(objects, bytes)` several times a second. Returns
+/// how many objects were read, and their bytes. Then how many were not, and the first keys of these with the reasons.
+#[pyfunction]
+pub fn warm_objects(py: Python<'_>, config: &str, see: Py<PyAny>) -> PyResult<(u64, u64, u64, Vec<(String, String)>)> {
+    let warm = parsed(config).and_then(Warming::warm).or_raise(py)?;
+    let mut failed = None;
+    let done = py.detach(|| {
+        penstock_server::load::warm(&warm, &mut |warmed: &Warmed| {
+            failed = Python::attach(|py| see.call1(py, (warmed.objects, warmed.bytes)).err());
+            if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => done.map(|warmed| (warmed.objects, warmed.bytes, warmed.failed, warmed.failures)).or_raise(py),
     }
 }
 

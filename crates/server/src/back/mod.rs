@@ -18,6 +18,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::request;
 use crate::folder::Folder;
+use crate::folder::record::NO_SPACE;
 use crate::meta::Object;
 use crate::metrics::Metrics;
 use pending::{Need, Pending, Writing, held, md5_of};
@@ -223,7 +224,7 @@ impl WriteBack {
 
     /// A put that failed may have been written, and would be sent after a restart. So it is sent now, before later ones.
     async fn may_be_written(&self, writing: Writing<'_>, object: &Object, error: &S3Error) {
-        if matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::AccessDenied) {
+        if matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::AccessDenied) || is_full(error) {
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
@@ -244,7 +245,7 @@ impl WriteBack {
                     Err(error) => self.may_be_written(writing, &object, error).await,
                 }
                 self.count();
-                return written.map(|response| response.output).map_err(not_of_rights);
+                return written.map(|response| response.output).map_err(of_the_folder);
             }
         }
         self.settle(conditional!(input)).await?;
@@ -252,9 +253,15 @@ impl WriteBack {
     }
 }
 
-/// A folder that cannot be written has nothing to do with the rights of a client.
-fn not_of_rights(error: S3Error) -> S3Error {
+/// Return whether the drive of the folder is full.
+fn is_full(error: &S3Error) -> bool {
+    error.code().as_str() == NO_SPACE
+}
+
+/// A folder that cannot be written has nothing to do with the rights of a client. When the put is sent again, it goes to the cold store.
+fn of_the_folder(error: S3Error) -> S3Error {
     match error.code() {
+        S3ErrorCode::Custom(_) if is_full(&error) => s3_error!(ServiceUnavailable, "the folder of --write-back is full"),
         S3ErrorCode::AccessDenied => s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written")),
         _ => error,
     }

@@ -7,11 +7,13 @@ use std::time::{Duration, SystemTime};
 
 use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{Checksum, ChecksumType, ETag, Metadata, Timestamp, TimestampFormat};
-use s3s::{S3Error, S3Result, s3_error};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use serde::{Deserialize, Serialize};
 
 use crate::upload::hex;
 
+/// The code of a drive that is full. Sending the request again would not help.
+pub const NO_SPACE: &str = "InsufficientStorage";
 const ATTRIBUTE: &str = "user.penstock.object";
 /// File systems allow attributes of about 4 KiB.
 const MOST_BYTES: usize = 3800;
@@ -351,7 +353,7 @@ pub fn date_of(text: &str) -> Option<Timestamp> {
 pub fn failed(error: io::Error) -> S3Error {
     let answer = match error.kind() {
         io::ErrorKind::NotFound => s3_error!(NoSuchKey, "the object does not exist"),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => s3_error!(ServiceUnavailable, "the folder has no space left"),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => no_space(),
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             s3_error!(AccessDenied, "the folder cannot be written: {error}")
         }
@@ -360,4 +362,11 @@ pub fn failed(error: io::Error) -> S3Error {
     let mut answer = answer;
     answer.set_source(Box::new(error));
     answer
+}
+
+fn no_space() -> S3Error {
+    let text = "the drive of the served folder is full; free space on it, or delete objects";
+    let mut error = S3Error::with_message(S3ErrorCode::Custom(NO_SPACE.into()), text);
+    error.set_status_code(hyper::StatusCode::INSUFFICIENT_STORAGE);
+    error
 }

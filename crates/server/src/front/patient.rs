@@ -14,6 +14,7 @@ use hyper::header::EXPECT;
 use s3s::StdError;
 
 use super::LIST_BYTES;
+use crate::limits::rate::Pace;
 
 /// Whether a body is longer than a list may be. The library of the protocol stops to read then, and does not say why.
 #[derive(Debug, Clone)]
@@ -65,13 +66,14 @@ pub struct Patient {
     /// Bytes of the whole body until now.
     all_bytes: u64,
     long: TooLong,
+    pace: Option<Pace>,
 }
 
 impl Patient {
     const LEAST_BYTES: usize = 64 << 10;
 
-    pub fn new(body: Incoming, idle: Duration, is_awaited: bool, long: TooLong) -> Patient {
-        Patient { body: Some(body), is_awaited, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0, all_bytes: 0, long }
+    pub fn new(body: Incoming, idle: Duration, is_awaited: bool, long: TooLong, pace: Option<Pace>) -> Patient {
+        Patient { body: Some(body), is_awaited, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0, all_bytes: 0, long, pace }
     }
 }
 
@@ -81,10 +83,19 @@ impl Body for Patient {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
         self.is_awaited = false;
+        if let Some(pace) = &mut self.pace {
+            // The client cannot send while the server waits.
+            let waited = std::task::ready!(pace.poll_turn(context));
+            let until = self.until.deadline() + waited;
+            if !waited.is_zero() {
+                self.until.as_mut().reset(until);
+            }
+        }
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let next = Pin::new(body).poll_frame(context);
         if let Poll::Ready(frame) = &next {
             let bytes = frame.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>();
+            self.pace.iter_mut().for_each(|pace| pace.took(bytes));
             self.bytes += bytes;
             self.all_bytes += bytes as u64;
             if self.all_bytes > LIST_BYTES {

@@ -4,6 +4,7 @@ mod line;
 mod measure;
 mod see;
 mod tune;
+mod warm;
 mod worker;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub use line::{Line, Load};
 use measure::measure;
 use see::See;
 pub use tune::Tuned;
+pub use warm::{Warm, Warmed, warm};
 use worker::Workers;
 
 /// How long objects are deleted after a load that failed or was stopped.

@@ -12,11 +12,16 @@ pub type See<'a> = dyn FnMut(&[Line]) -> ControlFlow<()> + 'a;
 
 /// Wait for `work`, and call `see` in the meantime. Returns None if it breaks.
 pub async fn seen<T>(work: impl Future<Output = T>, see: &mut See<'_>) -> Option<T> {
+    seen_each(work, || see(&[])).await
+}
+
+/// Wait for `work`, and call `see` several times a second in the meantime. Returns None if it breaks.
+pub async fn seen_each<T>(work: impl Future<Output = T>, mut see: impl FnMut() -> ControlFlow<()>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     loop {
         match tokio::time::timeout(Duration::from_millis(200), &mut work).await {
             Ok(done) => return Some(done),
-            Err(_) if see(&[]).is_break() => return None,
+            Err(_) if see().is_break() => return None,
             Err(_) => {}
         }
     }

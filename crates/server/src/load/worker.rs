@@ -226,7 +226,7 @@ fn next(state: &mut u64) -> u64 {
 }
 
 /// Return what the server said, or an error and its causes.
-fn failed<E: ProvideErrorMetadata + std::error::Error + 'static>(error: &SdkError<E>) -> String {
+pub fn failed<E: ProvideErrorMetadata + std::error::Error + 'static>(error: &SdkError<E>) -> String {
     if let Some(code) = error.code() {
         return error.message().map_or_else(|| code.to_owned(), |message| format!("{code}: {message}"));
     }

@@ -3,11 +3,11 @@
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result};
 
-use super::copy::check_source;
+use super::copy::{check_source, copied_bytes};
 use crate::cold::request as cold_request;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
-use crate::upload::{Body, Broken, encoding, received};
+use crate::upload::{Body, Broken, encoding, length, received};
 
 pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
     request.input.content_encoding = request.input.content_encoding.as_deref().and_then(encoding);
@@ -15,6 +15,12 @@ pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInp
 }
 
 pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+    let bytes = length(request.input.content_length, &request.headers).unwrap_or(0);
+    let (bucket, key, id) = (request.input.bucket.clone(), request.input.key.clone(), request.input.upload_id.clone());
+    tier.quotas.count_part((&bucket, &key, &id), bytes, upload_counted(tier, request)).await
+}
+
+async fn upload_counted(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
     let S3Request { mut input, headers, trailing_headers, .. } = request;
     let body = received!(input, &headers, trailing_headers, &tier.memory);
     let (stream, broken) = match body {
@@ -27,19 +33,37 @@ pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Resul
 
 pub async fn copy(tier: &Tier, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
     check_source(&request.input.copy_source, &request.extensions)?;
-    tier.cold.upload_part_copy(request).await
+    let input = &request.input;
+    let (bucket, key, id) = (input.bucket.clone(), input.key.clone(), input.upload_id.clone());
+    let bytes = match input.copy_source_range.as_deref().and_then(range_bytes) {
+        _ if !tier.quotas.cover(&bucket, &key) => 0,
+        Some(bytes) => bytes,
+        None => copied_bytes!(tier, request.input),
+    };
+    tier.quotas.count_part((&bucket, &key, &id), bytes, tier.cold.upload_part_copy(request)).await
+}
+
+/// Return the length of a copied range such as `bytes=0-9`.
+fn range_bytes(text: &str) -> Option<u64> {
+    let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
+    last.parse::<u64>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
 }
 
 pub async fn complete(
     tier: &Tier,
     request: S3Request<CompleteMultipartUploadInput>,
 ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
-    let object = Object::new(&request.input.bucket, &request.input.key);
-    tier.write(&[object], tier.cold.complete_multipart_upload(request)).await
+    let (bucket, key, id) = (request.input.bucket.clone(), request.input.key.clone(), request.input.upload_id.clone());
+    let objects = [Object::new(&bucket, &key)];
+    let write = tier.write(&objects, tier.cold.complete_multipart_upload(request));
+    tier.quotas.complete((&bucket, &key, &id), write).await
 }
 
 pub async fn abort(tier: &Tier, request: S3Request<AbortMultipartUploadInput>) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
-    tier.cold.abort_multipart_upload(request).await
+    let (bucket, key, id) = (request.input.bucket.clone(), request.input.key.clone(), request.input.upload_id.clone());
+    let aborted = tier.cold.abort_multipart_upload(request).await?;
+    tier.quotas.forget((&bucket, &key, &id));
+    Ok(aborted)
 }
 
 pub async fn list_parts(tier: &Tier, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {

@@ -9,12 +9,18 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result};
 use crate::cold::request as cold_request;
 use crate::meta::{Object, copied};
 use crate::ops::tier::Tier;
-use crate::upload::{Body, encoding, received};
+use crate::upload::{Body, encoding, length, received};
 
 /// Waits before a put is sent again, after the cold store failed.
 const WAITS_MS: [u64; 3] = [100, 400, 1600];
 
 pub async fn put(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+    let bytes = length(request.input.content_length, &request.headers).unwrap_or(0);
+    let (bucket, key) = (request.input.bucket.clone(), request.input.key.clone());
+    tier.quotas.count(&bucket, &key, bytes, put_counted(tier, request)).await
+}
+
+async fn put_counted(tier: &Tier, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
     let S3Request { mut input, headers, trailing_headers, .. } = request;
     let body = received!(input, &headers, trailing_headers, &tier.memory);
     input.content_encoding = input.content_encoding.as_deref().and_then(encoding);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use s3s::{S3, S3Result};
 
+use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::meta::Object;
 use crate::read::blocks::Blocks;
@@ -14,6 +15,7 @@ pub struct Tier {
     /// None if nothing is cached.
     pub blocks: Option<Arc<Blocks>>,
     pub memory: Memory,
+    pub quotas: Arc<Quotas>,
 }
 
 impl Tier {

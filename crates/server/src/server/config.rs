@@ -11,6 +11,8 @@ use penstock_storage::Options;
 use crate::cold::remote::bucket_of;
 use crate::hosts::Domains;
 use crate::keys::Keys;
+use crate::limits::quota::Limit;
+use crate::metrics::Metrics;
 use crate::read::immutable::MarkerOf;
 use crate::read::states::Revalidate;
 use crate::tls::Certificates;
@@ -52,6 +54,8 @@ pub struct Config {
     pub marker_of: MarkerOf,
     /// Beginnings of `bucket/key` of objects that never change.
     pub immutable: Vec<String>,
+    /// The most bytes of buckets and prefixes, such as `bucket/folder/=100GB`.
+    pub quotas: Vec<String>,
     pub memory_bytes: u64,
     pub connections: usize,
     /// Requests that are answered at once.
@@ -80,15 +84,17 @@ pub fn check_limits(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Check a configuration and the files that it names, without serving or creating anything.
-pub fn check(config: &Config) -> Result<()> {
+/// Check a configuration and the files that it names, without serving or creating anything. Calls `note` with what an operator should know.
+pub fn check(config: &Config, note: fn(&str)) -> Result<()> {
     check_limits(config)?;
     Domains::new(&config.domains)?;
     config.keys.as_deref().map(Keys::open).transpose()?;
-    config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?;
+    let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?;
+    certificates.iter().for_each(|certificates| certificates.watch(&Metrics::new(), note));
     config.cache.as_deref().map(Spec::parse).transpose()?;
     config.status_token.as_deref().map(token).transpose()?;
     config.write_back.as_deref().map(pending_folder).transpose()?;
+    quotas(config)?;
     if config.cold.starts_with("s3://") {
         return bucket_of(&config.cold).map(drop);
     }
@@ -97,6 +103,12 @@ pub fn check(config: &Config) -> Result<()> {
         Some(path) => Err(failed(&path.display().to_string(), "it is not a folder").hint("create it first")),
         None => Err(not_served(&config.cold)),
     }
+}
+
+/// Parse the quotas of a configuration.
+pub fn quotas(config: &Config) -> Result<Vec<Limit>> {
+    let only = if config.cold.starts_with("s3://") { bucket_of(&config.cold)? } else { None };
+    Limit::parse_all(&config.quotas, only)
 }
 
 /// Read the token of the status page.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::limits::quota::Quotas;
 use crate::metrics::{DriveLabels, Metrics};
 use crate::read::blocks::Blocks;
 
@@ -40,6 +41,15 @@ pub struct Sample {
     pub processor: f64,
     pub network: Option<f64>,
     pub drives: Vec<DriveSample>,
+    pub quotas: Vec<QuotaSample>,
+}
+
+/// A quota, and what counts for it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct QuotaSample {
+    pub name: String,
+    pub used_bytes: u64,
+    pub limit_bytes: u64,
 }
 
 /// One drive of the cache.
@@ -71,15 +81,16 @@ struct Counted {
 pub struct Sampler {
     metrics: Arc<Metrics>,
     blocks: Option<Arc<Blocks>>,
+    quotas: Arc<Quotas>,
     began: Instant,
     last: Mutex<(Instant, Counted)>,
     sample: Mutex<Sample>,
 }
 
 impl Sampler {
-    pub fn new(metrics: Arc<Metrics>, blocks: Option<Arc<Blocks>>) -> Sampler {
+    pub fn new(metrics: Arc<Metrics>, blocks: Option<Arc<Blocks>>, quotas: Arc<Quotas>) -> Sampler {
         let now = Instant::now();
-        Sampler { metrics, blocks, began: now, last: Mutex::new((now, Counted::default())), sample: Mutex::default() }
+        Sampler { metrics, blocks, quotas, began: now, last: Mutex::new((now, Counted::default())), sample: Mutex::default() }
     }
 
     /// Return the newest sample.
@@ -128,6 +139,7 @@ impl Sampler {
             processor: (counted.processor_seconds - last.1.processor_seconds) / seconds / threads,
             network: link_bytes().map(|bytes| sent.max(received) / bytes),
             drives,
+            quotas: self.quotas.levels().map(|(name, used_bytes, limit_bytes)| QuotaSample { name, used_bytes, limit_bytes }).collect(),
             ..Sample::default()
         };
         for drive in &mut sample.drives {
