@@ -2,6 +2,7 @@
 
 pub mod remote;
 pub mod source;
+mod taking;
 
 use s3s::dto::ETag;
 use s3s::{S3Request, S3Result, s3_error};

@@ -1,5 +1,6 @@
 //! An account of S3, or of a store that speaks its protocol, by the SDK of AWS.
 
+use std::any::Any;
 use std::time::Duration;
 
 use aws_config::retry::RetryConfig;
@@ -17,17 +18,24 @@ use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
+use super::taking::Taking;
 use super::{each_operation, request};
 use crate::metrics::{Counted, Level};
 
 /// Tries of a request that fails for a reason that may pass.
 const TRIES: u32 = 4;
+/// How long it may take to connect.
+const CONNECTS: Duration = Duration::from_secs(10);
 /// Connections that stay open while they have nothing to do.
 const IDLE_CONNECTIONS: usize = 256;
 
 /// A cold store of this account: all of its buckets, or one.
 pub struct Remote {
     account: Proxy,
+    /// The same account, for bodies that may take long to arrive.
+    uploads: Proxy,
+    /// How long the account may neither take bytes nor answer.
+    timeout: Duration,
     /// The only bucket that is served.
     bucket: Option<String>,
     /// Requests that have no response yet.
@@ -39,8 +47,10 @@ impl Remote {
     pub async fn open(uri: &str, options: &Options, running: Level) -> Result<(Remote, String)> {
         let bucket = bucket_of(uri)?;
         let (client, place) = client(options).await?;
-        let account = Proxy::from(client);
-        let remote = Remote { account, bucket: bucket.map(str::to_owned), running };
+        let timeout = options.timeout()?;
+        let no_limit = TimeoutConfig::builder().connect_timeout(CONNECTS).disable_read_timeout().build();
+        let uploads = aws_sdk_s3::Client::from_conf(client.config().to_builder().timeout_config(no_limit).build());
+        let remote = Remote { account: client.into(), uploads: uploads.into(), timeout, bucket: bucket.map(str::to_owned), running };
         Ok((remote, format!("serve {place}")))
     }
 
@@ -104,7 +114,7 @@ pub async fn client(options: &Options) -> Result<(aws_sdk_s3::Client, String)> {
     let shared = loader.load().await;
     let mut config = aws_sdk_s3::config::Builder::from(&shared)
         .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
-        .timeout_config(TimeoutConfig::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.timeout()?).build());
+        .timeout_config(TimeoutConfig::builder().connect_timeout(CONNECTS).read_timeout(options.timeout()?).build());
     let region = options.get("region").or_else(|| shared.region().map(ToString::to_string)).unwrap_or_else(|| "us-east-1".into());
     config = config.region(aws_sdk_s3::config::Region::new(region.clone()));
     let endpoint = options.get("endpoint_url").or_else(|| shared.endpoint_url().map(str::to_owned));
@@ -176,16 +186,30 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     })
 }
 
+/// Let the body of an upload be watched. Other requests have none.
+fn watched(input: &mut dyn Any) -> Option<Taking> {
+    let body = match input.downcast_mut::<PutObjectInput>() {
+        Some(put) => &mut put.body,
+        None => &mut input.downcast_mut::<UploadPartInput>()?.body,
+    };
+    let taking = Taking::new();
+    *body = body.take().map(|body| taking.body(body));
+    Some(taking)
+}
+
 /// Pass operations on to the account. Operations that are not listed are refused by `s3s`.
 macro_rules! pass {
     ($($operation:ident($input:ident) -> $output:ident;)*) => {
         #[async_trait::async_trait]
         impl S3 for Remote {
-            $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+            $(async fn $operation(&self, mut request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.check(&request.input.bucket)?;
                 self.check_source(request.headers.get("x-amz-copy-source"))?;
                 let _running = Counted::begin(&self.running);
-                passed(self.account.$operation(request).await)
+                match watched(&mut request.input) {
+                    None => passed(self.account.$operation(request).await),
+                    Some(taking) => passed(taking.within(self.timeout, self.uploads.$operation(request)).await),
+                }
             })*
 
             async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
