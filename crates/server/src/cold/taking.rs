@@ -21,6 +21,16 @@ enum State {
     Given(Instant),
 }
 
+impl State {
+    /// Return when to look again, or None if the store has done nothing for `most`.
+    fn until(self, now: Instant, most: Duration) -> Option<Instant> {
+        match self {
+            State::Waits => Some(now + most),
+            State::Given(at) => Some(at + most).filter(|until| *until > now),
+        }
+    }
+}
+
 /// Watches the body of an upload. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Taking(Arc<Mutex<State>>);
@@ -54,11 +64,10 @@ impl Taking {
             if let Ok(done) = tokio::time::timeout_at(until, &mut call).await {
                 return done;
             }
-            until = match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-                State::Waits => Instant::now() + most,
-                State::Given(at) if at + most > Instant::now() => at + most,
-                State::Given(_) => return Err(s3_error!(ServiceUnavailable, "the cold store took no bytes for {} s", most.as_secs_f64())),
-            };
+            let state = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            until = state.until(Instant::now(), most).ok_or_else(|| {
+                s3_error!(ServiceUnavailable, "the cold store neither took bytes nor answered for {} s", most.as_secs_f64())
+            })?;
         }
     }
 }
@@ -68,47 +77,34 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    const MOST: Duration = Duration::from_secs(60);
-
-    fn body(pause: Duration) -> StreamingBlob {
-        let parts = futures::stream::iter(0..3).then(move |_| async move {
-            tokio::time::sleep(pause).await;
-            Ok(Bytes::from_static(b"x"))
-        });
-        with_length(parts, 3)
+    #[test]
+    fn only_a_store_that_was_given_bytes_can_be_late() {
+        let (now, most) = (Instant::now(), Duration::from_secs(60));
+        assert_eq!(State::Waits.until(now, most), Some(now + most));
+        assert_eq!(State::Given(now).until(now, most), Some(now + most));
+        assert_eq!(State::Given(now).until(now + most / 2, most), Some(now + most));
+        assert_eq!(State::Given(now).until(now + most, most), None);
     }
 
-    async fn taken(mut body: StreamingBlob) -> S3Result<usize> {
-        let mut bytes = 0;
-        while let Some(part) = body.next().await {
-            bytes += part.map_or(0, |part| part.len());
-        }
-        Ok(bytes)
+    #[tokio::test]
+    async fn a_body_says_whose_turn_it_is() {
+        let (send, parts) = futures::channel::mpsc::unbounded::<Result<Bytes, s3s::StdError>>();
+        let taking = Taking::new();
+        let waits = || matches!(*taking.0.lock().unwrap_or_else(PoisonError::into_inner), State::Waits);
+        let mut body = taking.body(with_length(parts, 2));
+        assert_eq!(body.remaining_length().exact(), Some(2));
+        assert!(!waits() && futures::poll!(body.next()).is_pending() && waits());
+        assert!(send.unbounded_send(Ok(Bytes::from_static(b"ab"))).is_ok());
+        assert!(futures::poll!(body.next()).is_ready() && !waits());
+        assert!(futures::poll!(body.next()).is_pending() && waits());
+        drop(send);
+        assert!(body.next().await.is_none() && !waits());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_slow_client_is_not_the_fault_of_the_store() {
-        let taking = Taking::new();
-        let body = taking.body(body(MOST * 3));
-        assert_eq!(body.remaining_length().exact(), Some(3));
-        assert_eq!(taking.within(MOST, taken(body)).await.ok(), Some(3));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_store_that_takes_nothing_or_does_not_answer_fails() {
-        let taking = Taking::new();
-        let held = taking.body(body(Duration::ZERO));
-        let never = async {
-            let _held = held;
-            std::future::pending::<S3Result<()>>().await
-        };
-        assert!(taking.within(MOST, never).await.is_err_and(|error| error.message().is_some_and(|text| text.contains("took no bytes"))));
-        let taking = Taking::new();
-        let whole = taking.body(body(Duration::ZERO));
-        let silent = async {
-            taken(whole).await?;
-            std::future::pending::<S3Result<()>>().await
-        };
-        assert!(taking.within(MOST, silent).await.is_err());
+    #[tokio::test]
+    async fn a_store_that_does_not_answer_fails() {
+        let never = std::future::pending::<S3Result<()>>();
+        let failed = Taking::new().within(Duration::ZERO, never).await;
+        assert!(failed.is_err_and(|error| error.message().is_some_and(|text| text.contains("neither took bytes nor answered"))));
     }
 }

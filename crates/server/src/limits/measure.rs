@@ -6,16 +6,8 @@ use std::sync::Arc;
 use s3s::dto::{ListMultipartUploadsInput, ListObjectsV2Input, ListPartsInput};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 
-use super::usage::{MOST_UPLOADS, Upload};
+use super::usage::{Found, MOST_UPLOADS, Upload};
 use crate::cold::request;
-
-/// What a listing found.
-#[derive(Debug, Default)]
-pub struct Found {
-    pub bytes: u64,
-    /// Open uploads whose parts were counted. Others were too many, and are measured when they are completed.
-    pub uploads: HashSet<Upload>,
-}
 
 /// Measure what is below a prefix of a bucket. Some stores do not list uploads by a prefix, so those that are `known` are asked for by name.
 /// Uploads come first: one that is completed meanwhile is then found twice, and not missed.

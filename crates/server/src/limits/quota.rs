@@ -9,8 +9,8 @@ use penstock_error::{Error, Result};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result};
 use tokio::sync::watch;
 
-use super::measure::{self, Found};
-use super::usage::{Upload, Usage};
+use super::measure;
+use super::usage::{Found, Upload, Usage};
 use crate::hosts::is_bucket_name;
 use crate::metrics::{Level, Metrics, QuotaLabels};
 

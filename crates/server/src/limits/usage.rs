@@ -2,13 +2,19 @@
 
 use std::collections::HashSet;
 
-use super::measure::Found;
-
 /// Open uploads that are known by name. More are measured when they are completed.
 pub const MOST_UPLOADS: usize = 10_000;
 
 /// An upload in parts: its key and its id.
 pub type Upload = (String, String);
+
+/// What a listing found.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub bytes: u64,
+    /// Open uploads whose parts were counted. Others were too many, and are measured when they are completed.
+    pub uploads: HashSet<Upload>,
+}
 
 /// What a quota counts. A byte may be counted twice until the next listing, but never not at all.
 #[derive(Debug, Default)]
