@@ -123,8 +123,9 @@ def test_bodies_wait_and_are_not_cut(start):
     got = lambda begin: client.get_object(Bucket="penstock", Key="a", Range=f"bytes={begin}-{begin + 29_999}")["Body"].read()  # noqa: E731
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         assert list(threads.map(got, range(0, 90_000, 30_000))) == [body[begin : begin + 30_000] for begin in range(0, 90_000, 30_000)]
-    # A burst, the rate, and the last frames, which are paid for afterwards.
-    assert 2 * len(body) + 90_000 <= rate * (1 + time.monotonic() - began) + 90_000
+    # A burst, the rate, and the last frames, which are paid for afterwards. A slow machine only allows more.
+    allowed_bytes = rate * (1 + time.monotonic() - began) + 90_000
+    assert 2 * len(body) + 90_000 <= allowed_bytes
     assert node.count("rate_waits_total") > waits
     lines = [json.loads(line) for line in node.log.read_text().splitlines()]
     assert all(line["is_whole"] and line["status"] in (200, 206) for line in lines if line["key"] == "one")

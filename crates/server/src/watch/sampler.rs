@@ -90,7 +90,9 @@ pub struct Sampler {
 impl Sampler {
     pub fn new(metrics: Arc<Metrics>, blocks: Option<Arc<Blocks>>, quotas: Arc<Quotas>) -> Sampler {
         let now = Instant::now();
-        Sampler { metrics, blocks, quotas, began: now, last: Mutex::new((now, Counted::default())), sample: Mutex::default() }
+        // What the process used before is not of the first second.
+        let counted = Counted { processor_seconds: processor_seconds(), ..Counted::default() };
+        Sampler { metrics, blocks, quotas, began: now, last: Mutex::new((now, counted)), sample: Mutex::default() }
     }
 
     /// Return the newest sample.
