@@ -205,10 +205,13 @@ impl Warming {
     }
 }
 
+/// How many objects were read, their bytes, how many were not, and the first keys of these with the reasons.
+type WarmedObjects = (u64, u64, u64, Vec<(String, String)>);
+
 /// Read all objects below a prefix of an S3 endpoint, as the configuration in JSON says. Calls `see(objects, bytes)` several times a second. Returns
 /// how many objects were read, and their bytes. Then how many were not, and the first keys of these with the reasons.
 #[pyfunction]
-pub fn warm_objects(py: Python<'_>, config: &str, see: Py<PyAny>) -> PyResult<(u64, u64, u64, Vec<(String, String)>)> {
+pub fn warm_objects(py: Python<'_>, config: &str, see: Py<PyAny>) -> PyResult<WarmedObjects> {
     let warm = parsed(config).and_then(Warming::warm).or_raise(py)?;
     let mut failed = None;
     let done = py.detach(|| {
