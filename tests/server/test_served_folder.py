@@ -25,7 +25,7 @@ def served(request, tmp_path_factory):
 
 
 def put(served, key, body, in_parts=False):
-    """Put an object with metadata, and return its ETag and its file. Some time after that, so that a change can be told from the put."""
+    """Put an object with metadata, and return its ETag and its file. Some time after that, so that a change does not seem to be the put."""
     client = served.client()
     if in_parts:
         upload = client.create_multipart_upload(Bucket="penstock", Key=key, Metadata={"of": "this test"})["UploadId"]
@@ -74,7 +74,7 @@ def test_a_rewrite_with_the_old_time_is_noticed(served, in_parts):
     touched(path, lambda: path.write_bytes(other))
     found = served.client().get_object(Bucket="penstock", Key=path.name)
     assert found["Body"].read() == other and found["ETag"] != etag and found["Metadata"] == {}
-    # And once more, now that the file is not the server's.
+    # And again, now that the file is not the server's.
     until(lambda: clock_ns(path.parent) > path.stat().st_ctime_ns, "the clock goes on")
     touched(path, lambda: path.write_bytes(BODY))
     again = served.client().get_object(Bucket="penstock", Key=path.name)

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use answers::{attributes, code_of, explained, late, no_cors, overloaded, readable, with_error};
+pub use patient::LIST_BYTES;
 use patient::{Patient, TooLong};
 
 use bytes::Bytes;
@@ -39,9 +40,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
 /// The version of batches, by which clients see that the server has them.
 const BATCH: HeaderName = HeaderName::from_static("x-penstock-batch");
-
-/// The longest list in the body of a request, such as the parts of an upload.
-pub const LIST_BYTES: u64 = 8 << 20;
 
 /// Limits of requests.
 pub struct Limits {

@@ -46,7 +46,7 @@ impl Signed {
 
 type Parts = Pin<Box<dyn Stream<Item = Result<Bytes, StdError>> + Send>>;
 
-/// What comes next.
+/// The next part of a body.
 enum Next {
     Line,
     /// Bytes of a chunk.
@@ -95,7 +95,7 @@ pub fn checked(
 }
 
 impl Chunks {
-    /// Read what comes next.
+    /// Read the next part.
     async fn proceed(&mut self) -> Result<(), StdError> {
         self.next = match self.next {
             Next::Line => self.begin().await?,

@@ -259,7 +259,7 @@ impl Record {
         for _ in 0..SETTLES {
             let Ok(found) = file.metadata() else { return };
             (self.changed_ns, self.is_placed) = (changed_ns(&found), true);
-            // If this fails, the file is read once more when somebody asks for it.
+            // If this fails, the file is read again when somebody asks for it.
             if self.put(file).is_err() || file.metadata().is_ok_and(|found| self.is_fresh(&found)) {
                 return;
             }

@@ -13,8 +13,10 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::EXPECT;
 use s3s::StdError;
 
-use super::LIST_BYTES;
 use crate::limits::rate::Pace;
+
+/// The longest list in the body of a request, such as the parts of an upload.
+pub const LIST_BYTES: u64 = 8 << 20;
 
 /// Whether a body is longer than a list may be. The library of the protocol stops to read then, and does not say why.
 #[derive(Debug, Clone)]
