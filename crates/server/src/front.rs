@@ -30,6 +30,7 @@ use crate::hosts::Domains;
 use crate::keys::Keys;
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
+use crate::read::conditions::mend_dates;
 use crate::read::ranges::drop_odd_range;
 use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
@@ -164,6 +165,7 @@ impl Front {
         }
         let again = self.gate.keys.as_ref().and_then(|keys| sign_again(&mut request, |key| keys.secret_of(key)));
         drop_odd_range(&mut request, form.covers("range"));
+        mend_dates(&mut request, |name| form.covers(name));
         let signed = Signed::of(&request, again);
         let idle = self.limits.idle;
         let long = TooLong::of(&request);
