@@ -39,6 +39,8 @@ class State:
         self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # The delay before each ranged reply.
         self.ranged = 0  # The number of ranges requested so far.
+        # What was asked for of objects: the method, the name, and the first and last byte (None: the whole object).
+        self.asked: list[tuple[str, str, tuple[int, int] | None]] = []
         self.how = HALF
         # Called with the object name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts that arrive
         # during the call do not trigger another call.
@@ -126,6 +128,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.state.reads_to_refuse -= 1
             return self.refuse(403, "AccessDenied")
         if wanted is None:
+            self.state.asked.append((self.command, self.name, None))
             self.state.whole += not head
             spoilt = not head and self.state.whole == self.state.spoilt_whole
             return self.reply(200, body[:-1] + bytes([body[-1] ^ 1]) if spoilt else body, head, **common)
@@ -133,6 +136,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(self.state.delay_seconds)  # Simulates a slow store.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
+        self.state.asked.append((self.command, self.name, (begin, end)))
         common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"
         part = body[begin : end + 1]
         if "/d/" in self.name and self.state.shorten > 0 and len(part) > 10:

@@ -55,6 +55,8 @@ class Served:
         bucket, taken = f"b{uuid.uuid4().hex}", []
         self.client.create_bucket(Bucket=bucket)
         for key in keys:
+            if self.cold and key.startswith("/"):
+                continue  # MinIO takes it for the key without the slash.
             # AWS's client sends no requests for keys of blanks.
             if self.cold and (not key.strip() or not is_done(self.cold.put_object, Bucket=bucket, Key=key, Body=body_of(key))):
                 assert not is_done(self.client.put_object, Bucket=bucket, Key=key, Body=b""), key
@@ -236,16 +238,19 @@ def test_every_key_is_listed_in_every_way(served):
     bucket, keys = served.bucket(alphabet())
     choose = random.Random(3)
     queries = [{}, {"delimiter": "/"}]
-    for key in keys:
-        cut = choose.randrange(len(key) + 1)
-        queries += [{"prefix": key}, {"after": key}, {"prefix": key[:cut], "delimiter": choose.choice(FRAGMENTS)},
-                    {"prefix": key[:cut], "delimiter": "/", "after": choose.choice(keys)}]  # fmt: skip
+    for number, key in enumerate(keys):
+        begin = key[: choose.randrange(len(key) + 1)]
+        # Each fragment has two keys, and so all of these.
+        if number % 2:
+            queries += [{"prefix": key}, {"prefix": begin, "delimiter": choose.choice(FRAGMENTS)}]
+        else:
+            queries += [{"after": key, "prefix": begin[:1]}, {"prefix": begin, "delimiter": "/", "after": choose.choice(keys)}]
     for number, query in enumerate(queries):
         operation, after_name = LISTINGS[number % 3]
         names = {"prefix": "Prefix", "delimiter": "Delimiter", "after": "after"}
         asked = {
             "Bucket": bucket,
-            "PaginationConfig": {"PageSize": choose.choice([2, 7, 1000])},
+            "PaginationConfig": {"PageSize": choose.choice([3, 20, 1000])},
             **{names[name]: value for name, value in query.items()},
         }
         found = listed(served.client, operation, after_name, **asked)
