@@ -146,7 +146,7 @@ def blocks_of(pages):
 
 def test_a_dataset_asks_again_for_what_gave_way_only(dataset):
     positions = [0, 2, 4, 6]
-    [tail] = dataset.read(budget=":3500KB")
+    [tail] = dataset.read(budget=":2600KB")
     pages = {position: dataset.read(position)[0] for position in positions}
     assert all(len(pages[position]) * PAGE_BYTES >= len(dataset.blobs[position]) for position in positions)
     assert dataset.read(*positions) == dataset.read() == [set()]
@@ -163,7 +163,7 @@ def test_a_dataset_asks_again_for_what_gave_way_only(dataset):
     [pressed] = dataset.read(7)
     assert pressed and pressed.isdisjoint(cached - blocks_in(order[:-1], cached))
     found = counts(dataset.cache)
-    assert found["bytes"] <= found["budget_bytes"] == 3_500_000
+    assert found["bytes"] <= found["budget_bytes"] == 2_600_000
     by_block = {block: {page for page in cached if page * PAGE_BYTES // BLOCK_BYTES == block} for block in blocks}
     gone = in_order({block: number for number, block in enumerate(order)}, by_block, found["evicted_bytes"])
     lost = set().union(*(by_block[block] for block in gone))
