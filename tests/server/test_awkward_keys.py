@@ -208,7 +208,7 @@ def rolled(keys, prefix="", delimiter="", after=""):
         rest = key[len(prefix) :]
         if delimiter and delimiter in rest:
             common = prefix + rest[: rest.index(delimiter) + len(delimiter)]
-            # A common prefix that a page ended with stands for all of its keys.
+            # A page that ended with a common prefix has listed all of its keys.
             if common != after and common not in prefixes:
                 prefixes.append(common)
         else:
