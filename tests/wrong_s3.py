@@ -41,6 +41,8 @@ class State:
         self.ranged = 0  # The number of ranges requested so far.
         # What was asked for of objects: the method, the name, and the first and last byte (None: the whole object).
         self.asked: list[tuple[str, str, tuple[int, int] | None]] = []
+        # If set, the next ranged reply waits for it. The reply has what the object was when it was asked for.
+        self.hold: threading.Event | None = None
         self.how = HALF
         # Called with the object name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts that arrive
         # during the call do not trigger another call.
@@ -136,7 +138,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(self.state.delay_seconds)  # Simulates a slow store.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
+        hold, self.state.hold = self.state.hold, None
         self.state.asked.append((self.command, self.name, (begin, end)))
+        if hold:
+            hold.wait(300)
         common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"
         part = body[begin : end + 1]
         if "/d/" in self.name and self.state.shorten > 0 and len(part) > 10:

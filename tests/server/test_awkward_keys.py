@@ -27,7 +27,7 @@ LONG = ["k" * 1024, "ü" * 512, "%" * 1024, "a" * 300 + "/" + "b" * 300, "/".joi
 
 
 def alphabet():
-    """Return all keys, of which no two are equal when they are decoded once more or less."""
+    """Return all keys, of which no two are equal when they are decoded again or not at all."""
     keys = [form.replace("{}", fragment) for fragment in FRAGMENTS for form in ("{}", "x{}/m{}n/{}y")]
     return list(dict.fromkeys([*keys, *PLAIN_PARTS, *OURS, *LONG]))
 

@@ -12,6 +12,7 @@ import urllib.request
 import uuid
 
 import botocore.exceptions
+import counting
 import penstock as ps
 import pytest
 import servers
@@ -316,6 +317,31 @@ def test_no_read_is_older_than_an_acknowledged_put(serve, policy):
             [reader.result() for reader in readers]
         served.again()
         client = served.node.client()
+
+
+def test_a_read_after_a_put_does_not_join_a_read_before_it(tmp_path):
+    """The cold store answers the first read with the old object, long after the put was acknowledged."""
+    node = counting.Node(tmp_path / "node", "50MB")
+    get = lambda: urllib.request.urlopen(f"{node.server.endpoint}/bucket/a", timeout=300).read()  # noqa: E731
+    try:
+        node.state.objects["bucket/a"] = b"old"
+        node.state.hold = held = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            try:
+                early = threads.submit(get)
+                until(lambda: len(node.state.asked) == 1, "the first read has asked the cold store")
+                put = urllib.request.Request(f"{node.server.endpoint}/bucket/a", data=b"new", method="PUT")
+                urllib.request.urlopen(put, timeout=300).close()
+                late = threads.submit(get)
+                until(lambda: len(node.state.asked) == 2, "the second read asks on its own", seconds=60)
+                assert late.result() == b"new"
+            finally:
+                held.set()
+            assert early.result() == b"old"
+        # What the first read brought is not kept.
+        assert get() == b"new" and node.state.objects["bucket/a"] == b"new"
+    finally:
+        node.stop()
 
 
 def test_a_version_that_is_gone_is_looked_up_again(serve):
