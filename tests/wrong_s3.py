@@ -41,6 +41,8 @@ class State:
         self.ranged = 0  # The number of ranges requested so far.
         # What was asked for of objects: the method, the name, and the first and last byte (None: the whole object).
         self.asked: list[tuple[str, str, tuple[int, int] | None]] = []
+        # More headers of each object.
+        self.headers: dict[str, str] = {}
         # If set, the next ranged reply waits for it. The reply has what the object was when it was asked for.
         self.hold: threading.Event | None = None
         self.how = HALF
@@ -124,7 +126,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.state.objects.get(self.name)
         if body is None:
             return self.reply(404, head=True) if head else self.refuse(404, "NoSuchKey")
-        common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"'}
+        common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"', **self.state.headers}
         wanted = self.headers.get("Range")
         if wanted is None and not head and "/log/" in self.name and self.state.reads_to_refuse > 0:
             self.state.reads_to_refuse -= 1

@@ -108,25 +108,28 @@ def test_what_was_cached_is_not_fetched_again(serve, policy, requests):
         served.again()
 
 
-def test_memory_for_few_states_is_enough(serve):
+def test_memory_for_few_states_is_enough(tmp_path):
     """The least memory holds about 2,200 states with much metadata. The others are found on the drive."""
-    served = serve("--revalidate", "never", "--memory-bytes", str(64 << 20), "--anonymous")
-    keys = [f"{n % 7}/{n}" for n in range(2600)]
-    # Signatures would take most of the time of this test.
-    connection = http.client.HTTPConnection("127.0.0.1", served.node.port, timeout=300)
+    node = counting.Node(tmp_path / "node", "200MB", "--memory-bytes", str(64 << 20))
+    try:
+        node.state.headers["x-amz-meta-text"] = "x" * 1900
+        keys = [f"{n % 7}/{n}" for n in range(2600)]
+        node.state.objects.update({f"bucket/{key}": key.encode() * 10 for key in keys})
+        connection = http.client.HTTPConnection("127.0.0.1", node.server.port, timeout=300)
 
-    def ask(method, key, body=b"", headers=None):
-        connection.request(method, f"/{served.bucket}/{key}", body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        def get(key):
+            connection.request("GET", f"/bucket/{key}")
+            answer = connection.getresponse()
+            assert answer.headers["x-amz-meta-text"] == "x" * 1900
+            return answer.read()
 
-    for key in keys:
-        assert ask("PUT", key, key.encode() * 10, {"x-amz-meta-text": "x" * 1900})[0] == 200
-    for expected in ((len(keys), 10 * sum(map(len, keys))), (0, 0)):
-        served.counts()
-        assert all(ask("GET", key) == (200, key.encode() * 10) for key in keys)
-        assert served.counts() == expected
-    connection.close()
+        for asked in (len(keys), 0):
+            del node.state.asked[:]
+            assert all(get(key) == key.encode() * 10 for key in keys)
+            assert len(node.state.asked) == asked
+        connection.close()
+    finally:
+        node.stop()
 
 
 def test_foreign_names_like_those_of_datasets_are_not_immutable(serve):
