@@ -158,6 +158,11 @@ class Minio(S3Server):
 
         until(is_live, "MinIO is live")
 
+    def stop(self) -> None:
+        # SIGTERM would wait 20 seconds for connections that clients keep open.
+        self.process.kill()
+        super().stop()
+
 
 class VersityGateway(S3Server):
     """Versity's S3 gateway, which stores objects in a folder."""

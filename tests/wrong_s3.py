@@ -39,6 +39,12 @@ class State:
         self.whole, self.spoilt_whole = 0, 0
         self.delay_seconds = 0.0  # The delay before each ranged reply.
         self.ranged = 0  # The number of ranges requested so far.
+        # What was asked for of objects: the method, the name, and the first and last byte (None: the whole object).
+        self.asked: list[tuple[str, str, tuple[int, int] | None]] = []
+        # More headers of each object.
+        self.headers: dict[str, str] = {}
+        # If set, the next ranged reply waits for it. The reply has what the object was when it was asked for.
+        self.hold: threading.Event | None = None
         self.how = HALF
         # Called with the object name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts that arrive
         # during the call do not trigger another call.
@@ -120,12 +126,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.state.objects.get(self.name)
         if body is None:
             return self.reply(404, head=True) if head else self.refuse(404, "NoSuchKey")
-        common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"'}
+        common = {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "ETag": f'"{hash(body):x}"', **self.state.headers}
         wanted = self.headers.get("Range")
         if wanted is None and not head and "/log/" in self.name and self.state.reads_to_refuse > 0:
             self.state.reads_to_refuse -= 1
             return self.refuse(403, "AccessDenied")
         if wanted is None:
+            self.state.asked.append((self.command, self.name, None))
             self.state.whole += not head
             spoilt = not head and self.state.whole == self.state.spoilt_whole
             return self.reply(200, body[:-1] + bytes([body[-1] ^ 1]) if spoilt else body, head, **common)
@@ -133,6 +140,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(self.state.delay_seconds)  # Simulates a slow store.
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last or len(body) - 1), len(body) - 1)
+        hold, self.state.hold = self.state.hold, None
+        self.state.asked.append((self.command, self.name, (begin, end)))
+        if hold:
+            hold.wait(300)
         common["Content_Range"] = f"bytes {begin}-{end}/{len(body)}"
         part = body[begin : end + 1]
         if "/d/" in self.name and self.state.shorten > 0 and len(part) > 10:

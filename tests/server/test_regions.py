@@ -79,6 +79,21 @@ def test_an_odd_range_is_ignored_whether_it_is_signed_or_not(served, odd):
         assert (response.status, response.read()) == (200, BODY[:100])
 
 
+@pytest.mark.parametrize("region", ["us-east-1", "US"])
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_dates_of_conditions_are_read_as_http_writes_them(served, region, is_signed):
+    """All three forms of dates count, and what is none is ignored: RFC 9110, sections 5.6.7, 13.1.3 and 13.1.4."""
+    served.client().put_object(Bucket="penstock", Key="dated", Body=b"abc")
+    old = ["Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"]
+    cases = [("if-unmodified-since", date, 412) for date in old] + [("if-modified-since", date, 200) for date in old]
+    cases += [(name, odd, 200) for name in ("if-modified-since", "if-unmodified-since") for odd in ("yesterday", "0", "1994-11-06")]
+    for name, date, status in cases:
+        covered = ["host", *[name][:is_signed], "x-amz-content-sha256", "x-amz-date"]
+        # The signature has single spaces.
+        headers = Signer(region).headers(served, "GET", "/penstock/dated", covered, **{name: " ".join(date.split())})
+        assert answer(served, "GET", "/penstock/dated", {**headers, name: date})[0] == status, (name, date)
+
+
 KINDS = ["STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"]
 
 

@@ -24,7 +24,7 @@ use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::authentication::again::sign_again;
+use crate::authentication::again::mend_and_sign;
 use crate::authentication::chunks::{self, Signed};
 use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
@@ -32,7 +32,6 @@ use crate::keys::Keys;
 use crate::limits::rate::{Pace, Slot};
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
-use crate::read::ranges::drop_odd_range;
 use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
 
@@ -164,8 +163,7 @@ impl Front {
                 *request.uri_mut() = uri;
             }
         }
-        let again = self.gate.keys.as_ref().and_then(|keys| sign_again(&mut request, |key| keys.secret_of(key)));
-        drop_odd_range(&mut request, form.covers("range"));
+        let again = mend_and_sign(&mut request, form, |key| self.gate.keys.as_ref()?.secret_of(key));
         let signed = Signed::of(&request, again);
         let idle = self.limits.idle;
         let pace = request.extensions().get::<Slot>().cloned().map(Pace::new);

@@ -11,6 +11,7 @@ use penstock_error::{Error, Result};
 use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest, Recycled, RequestCost, Storage, Then, Turn};
 
 use crate::cache::Cached;
+use crate::drive::now_seconds;
 use crate::evict;
 use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, object_of};
 use crate::fill::{Fill, only};
@@ -57,7 +58,7 @@ impl Cached {
         let absent = extent.table(0..extent.pages())?.iter().filter(|crc| **crc == 0).count() as u64;
         let reserved = absent * PAGE_BYTES;
         if room::reserve(drive, &self.store, reserved)? {
-            extent.write(0, body).inspect_err(|_| drop(drive.usage.release(&self.store, reserved, 0)))?;
+            extent.write(0, body, now_seconds()).inspect_err(|_| drop(drive.usage.release(&self.store, reserved, 0)))?;
         }
         Ok(())
     }

@@ -209,11 +209,16 @@ impl Extent {
         Ok(())
     }
 
-    /// Store whole pages, first the data and then the checksums. The caller holds the lock on these pages and has reserved their bytes.
-    pub fn write(&self, first: u32, data: &[u8]) -> io::Result<()> {
+    /// Store whole pages, first the data and then the checksums, and note that their blocks are used now. Otherwise, what was just fetched would be the
+    /// first to be evicted. The caller holds the lock on these pages and has reserved their bytes.
+    pub fn write(&self, first: u32, data: &[u8], now_seconds: u32) -> io::Result<()> {
         self.file.write_all_at(data, u64::from(first) * PAGE_BYTES)?;
         let crcs = data.chunks(PAGE_BYTES as usize).zip(first..).flat_map(|(page, number)| self.crc(number, page).to_le_bytes());
-        self.file.write_all_at(&crcs.collect::<Vec<u8>>(), self.layout.table + 4 * u64::from(first))
+        let crcs: Vec<u8> = crcs.collect();
+        self.file.write_all_at(&crcs, self.layout.table + 4 * u64::from(first))?;
+        let end = first + (crcs.len() / 4) as u32;
+        (first / BLOCK_PAGES..end.div_ceil(BLOCK_PAGES)).for_each(|block| self.stamp(block, now_seconds));
+        Ok(())
     }
 
     /// Forget pages and free their space, first the checksums and then the data. The caller holds the lock on these pages.

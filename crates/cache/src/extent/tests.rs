@@ -30,12 +30,14 @@ fn an_extent_has_what_was_written() -> io::Result<()> {
     assert!(Extent::open(&path, &key(), None)?.is_none());
     let (extent, body) = (Extent::create(&path, &key(), OBJECT_BYTES)?, body());
     assert_eq!(pages(&extent)?, [None, None, None, None]);
-    extent.write(1, &body[4096..8192])?;
-    extent.write(3, &body[12288..])?;
+    extent.write(1, &body[4096..8192], 500)?;
+    extent.write(3, &body[12288..], 500)?;
     let again = Extent::open(&path, &key(), Some(OBJECT_BYTES))?.ok_or(io::ErrorKind::NotFound)?;
     let expected = [None, Some(body[4096..8192].to_vec()), None, Some(body[12288..].to_vec())];
     assert_eq!(pages(&again)?, expected);
     assert_eq!((again.object_bytes(), again.key(), again.pages()), (OBJECT_BYTES, &key(), 4));
+    // What was just stored is not the oldest.
+    assert_eq!(extent.stamps()?, [500]);
     again.stamp(0, 1000);
     again.stamp(0, 1001);
     assert_eq!(extent.stamps()?, [1000]);
@@ -68,7 +70,7 @@ fn a_note_is_beside_the_pages_and_only_grows() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("extent");
     let (extent, body) = (Extent::create(&path, &key(), OBJECT_BYTES)?, body());
-    extent.write(0, &body)?;
+    extent.write(0, &body, 500)?;
     assert!(extent.note()?.is_none() && extent.growth_of_note(100)? == 0);
     let long = vec![b'x'; 5000];
     let before = extent.overhead_now()?;
@@ -111,7 +113,7 @@ fn every_flipped_bit_reads_as_not_cached() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("extent");
     let (extent, body) = (Extent::create(&path, &key(), OBJECT_BYTES)?, body());
-    extent.write(0, &body)?;
+    extent.write(0, &body, 500)?;
     let whole = std::fs::read(&path)?;
     let file = File::options().write(true).open(&path)?;
     let expected: Vec<Vec<u8>> = body.chunks(PAGE_BYTES as usize).map(<[u8]>::to_vec).collect();
@@ -143,7 +145,7 @@ fn a_page_at_a_wrong_place_is_not_cached() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("extent");
     let (extent, page) = (Extent::create(&path, &key(), OBJECT_BYTES)?, vec![5; 4096]);
-    extent.write(0, &page)?;
+    extent.write(0, &page, 500)?;
     let crc = extent.table(0..1)?[0];
     extent.file.write_all_at(&page, 4096)?;
     let mut out = vec![0; 4096];
@@ -156,7 +158,7 @@ fn a_truncated_file_is_not_cached() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("extent");
     let extent = Extent::create(&path, &key(), OBJECT_BYTES)?;
-    extent.write(0, &body())?;
+    extent.write(0, &body(), 500)?;
     let whole = std::fs::metadata(&path)?.len();
     for bytes in [0, 1, 31, 32, 4096, whole - 1, whole + 1] {
         File::options().write(true).open(&path)?.set_len(bytes)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::drive::Drive;
+use crate::drive::{Drive, now_seconds};
 use crate::extent::{BLOCK_PAGES, Extent, Key, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::room;
@@ -212,7 +212,7 @@ impl<'a> Part<'a> {
     pub fn took(&mut self, pages: Range<u32>, begin: u64, bytes: Bytes, keep: bool) {
         let stored = match self.extent.as_ref().filter(|_| keep) {
             None => Ok(false),
-            Some(extent) => extent.write(pages.start, &bytes).map(|()| true).inspect_err(|_| {
+            Some(extent) => extent.write(pages.start, &bytes, now_seconds()).map(|()| true).inspect_err(|_| {
                 // Space without a checksum would not be counted.
                 let _ = extent.clear(pages.clone());
             }),

@@ -1,18 +1,19 @@
-//! Requests that S3 takes and `s3s` refuses although their signature of version 4 is right: with a region that has capitals, or with a signed range that
-//! S3 ignores. Their signature is verified here. Then they are signed again without what is odd, and `s3s` verifies the new signature.
+//! Requests that S3 takes and `s3s` refuses although their signature of version 4 is right: with a region that has capitals, or with a signed range or
+//! date that S3 ignores. Their signature is verified here. Then they are signed again without what is odd, and `s3s` verifies the new signature.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
 
 use aws_sigv4::sign::v4::{calculate_signature, generate_signing_key};
-use hyper::header::{AUTHORIZATION, HeaderValue, RANGE};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE};
 use hyper::{Request, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use s3s::auth::SecretKey;
 use s3s::crypto::{Checksum as _, Sha256};
 
-use super::{date_of, parameter, parameters, parts_of};
-use crate::read::ranges::is_plain_range;
+use super::{Form, date_of, parameter, parameters, parts_of};
+use crate::read::conditions::{has_odd_dates, mend_dates};
+use crate::read::ranges::{drop_odd_range, has_odd_range};
 use crate::upload::hex;
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
@@ -79,15 +80,24 @@ impl Chain {
     }
 }
 
-/// Sign a request again if `s3s` would refuse it as it is. Returns what signs the chunks of its body again. A request that is not odd, or whose signature
-/// is wrong, stays as it is: `s3s` answers it.
-pub fn sign_again<B>(request: &mut Request<B>, secret_of: impl FnOnce(&str) -> Option<SecretKey>) -> Option<Chain> {
-    let has_odd_range = request.headers().get(RANGE).is_some_and(|value| !value.to_str().is_ok_and(is_plain_range));
-    if !has_odd_range && !has_odd_region(request) {
+/// Change headers that S3 ignores or reads, and `s3s` does not.
+fn mend(headers: &mut HeaderMap) {
+    drop_odd_range(headers);
+    mend_dates(headers);
+}
+
+/// Mend what `s3s` would refuse of a request, and sign the request again if its signature covers that. Returns what signs the chunks of its body again.
+/// A request whose signature is wrong keeps what it covers: `s3s` refuses it.
+pub fn mend_and_sign<B>(request: &mut Request<B>, form: &Form, secret_of: impl FnOnce(&str) -> Option<SecretKey>) -> Option<Chain> {
+    let has_odd_headers = has_odd_range(request.headers()) || has_odd_dates(request.headers());
+    let covers = [RANGE, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE].iter().any(|name| form.covers(name.as_str()));
+    if has_odd_headers && !covers {
+        mend(request.headers_mut());
+    }
+    if !(has_odd_headers && covers) && !has_odd_region(request) {
         return None;
     }
     let sent = Sent::of(request)?;
-    let is_odd = has_odd_range && sent.covered.iter().any(|name| name == "range");
     let secret = secret_of(&sent.access_key)?;
     let signers = [Signer::new(&secret, &sent, &sent.region)?, Signer::new(&secret, &sent, REGION)?];
     // Some clients sign the path as they send it.
@@ -98,10 +108,8 @@ pub fn sign_again<B>(request: &mut Request<B>, secret_of: impl FnOnce(&str) -> O
         return None;
     }
     let mut new = Sent { region: REGION.into(), ..sent };
-    if is_odd {
-        request.headers_mut().remove(RANGE);
-        new.covered.retain(|name| name != "range");
-    }
+    mend(request.headers_mut());
+    new.covered.retain(|name| request.headers().contains_key(name.as_str()));
     let old = std::mem::take(&mut new.signature);
     new.write(request)?;
     new.signature = signers[1].sign(ALGORITHM, &new.canonical(request, &path)?);

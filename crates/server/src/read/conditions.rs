@@ -1,6 +1,7 @@
 //! Conditional requests. Source: RFC 9110, section 13.2.2.
 
-use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::Method;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3Result, s3_error};
 
@@ -28,11 +29,72 @@ pub struct Conditions<'a> {
     pub unmodified_since: Option<&'a Timestamp>,
 }
 
+/// Conditions that are dates.
+const DATES: [HeaderName; 2] = [IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+
+/// Write dates of conditions as `s3s` reads them, and remove what is not a date. A client must expect both. Source: RFC 9110, sections 5.6.7, 13.1.3
+/// and 13.1.4.
+pub fn mend_dates(headers: &mut HeaderMap) {
+    for name in &DATES {
+        if !is_odd_date(headers, name) {
+            continue;
+        }
+        let parsed = headers.get(name).and_then(|given| httpdate::parse_http_date(given.to_str().ok()?).ok());
+        match parsed.and_then(|time| HeaderValue::try_from(httpdate::fmt_http_date(time)).ok()) {
+            Some(date) => drop(headers.insert(name, date)),
+            None => drop(headers.remove(name)),
+        };
+    }
+}
+
+/// Return whether a date of a condition is one that `s3s` does not read.
+pub fn has_odd_dates(headers: &HeaderMap) -> bool {
+    DATES.iter().any(|name| is_odd_date(headers, name))
+}
+
+fn is_odd_date(headers: &HeaderMap, name: &HeaderName) -> bool {
+    let is_plain = |given: &HeaderValue| {
+        given.to_str().is_ok_and(|text| httpdate::parse_http_date(text).is_ok_and(|time| httpdate::fmt_http_date(time) == text))
+    };
+    headers.get(name).is_some_and(|given| !is_plain(given))
+}
+
+/// Refuse a write with a condition that its operation does not check. Otherwise, a copy with `If-None-Match: *` would replace an object.
+pub fn check_known(operation: &str, method: &Method, headers: &HeaderMap) -> S3Result<()> {
+    let checked: &[HeaderName] = match operation {
+        _ if matches!(*method, Method::GET | Method::HEAD) => return Ok(()),
+        "put_object" | "complete_multipart_upload" => &[IF_MATCH, IF_NONE_MATCH],
+        "delete_object" => &[IF_MATCH],
+        _ => &[],
+    };
+    let all = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+    match all.iter().find(|name| headers.contains_key(*name) && !checked.contains(name)) {
+        Some(name) => Err(s3_error!(NotImplemented, "this operation does not check the condition `{name}`; send it without")),
+        None => Ok(()),
+    }
+}
+
 fn is_same(condition: &ETagCondition, etag: &ETag, compare: fn(&ETag, &ETag) -> bool) -> bool {
     match condition {
         ETagCondition::Any => true,
-        ETagCondition::ETag(given) => compare(given, etag),
+        ETagCondition::ETag(given) => compare(given, etag) || listed(given).iter().any(|one| compare(one, etag)),
     }
+}
+
+/// Return the ETags of a list. `s3s` takes it for one ETag, from the first quotation mark to the last.
+fn listed(given: &ETag) -> Vec<ETag> {
+    let text = given.value();
+    if !text.contains('"') {
+        return Vec::new();
+    }
+    let whole = format!("{}\"{text}\"", if matches!(given, ETag::Weak(_)) { "W/" } else { "" });
+    let (mut rest, mut found) = (whole.as_str(), Vec::new());
+    while let Some((before, (text, after))) = rest.split_once('"').and_then(|(before, rest)| Some((before, rest.split_once('"')?))) {
+        let is_weak = before.trim_start_matches([',', ' ', '\t']) == "W/";
+        found.push(if is_weak { ETag::Weak(text.to_owned()) } else { ETag::Strong(text.to_owned()) });
+        rest = after;
+    }
+    found
 }
 
 /// A response without a body, but with the headers of the version that the client has.
@@ -91,6 +153,25 @@ impl Conditions<'_> {
                 Err(s3_error!(PreconditionFailed, "the object has another ETag than If-Match"))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_etag_of_a_list_counts() {
+        let strong = |text: &str| ETag::Strong(text.to_owned());
+        for (header, expected) in [
+            ("\"a\", \"b\"", vec![strong("a"), strong("b")]),
+            ("W/\"a\",\"b\",W/\"c\"", vec![ETag::Weak("a".into()), strong("b"), ETag::Weak("c".into())]),
+            ("\"a, b\"", vec![]),
+            ("\"\" , \"a\"", vec![strong(""), strong("a")]),
+        ] {
+            let Ok(given) = ETag::parse_http_header(header.as_bytes()) else { panic!("{header}") };
+            assert_eq!(listed(&given), expected, "{header}");
         }
     }
 }

@@ -1,19 +1,22 @@
 //! Ranges that S3 ignores.
 
-use hyper::Request;
-use hyper::header::RANGE;
+use hyper::header::{HeaderMap, RANGE};
 
 /// Remove a range that a client must not rely on: other units, several ranges, and those whose end is before their begin. The response is then the
-/// whole object, as HTTP allows. A range that is signed cannot be removed, and is refused.
-pub fn drop_odd_range<B>(request: &mut Request<B>, is_signed: bool) {
-    let is_plain = request.headers().get(RANGE).is_none_or(|value| value.to_str().is_ok_and(is_plain_range));
-    if !is_plain && !is_signed {
-        request.headers_mut().remove(RANGE);
+/// whole object, as HTTP allows.
+pub fn drop_odd_range(headers: &mut HeaderMap) {
+    if has_odd_range(headers) {
+        headers.remove(RANGE);
     }
 }
 
+/// Return whether a range is one that S3 ignores.
+pub fn has_odd_range(headers: &HeaderMap) -> bool {
+    headers.get(RANGE).is_some_and(|value| !value.to_str().is_ok_and(is_plain_range))
+}
+
 /// Return whether a header names one range of bytes.
-pub fn is_plain_range(value: &str) -> bool {
+fn is_plain_range(value: &str) -> bool {
     let Some((begin, end)) = value.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-')) else { return false };
     let number = |text: &str| if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse::<u64>().ok() } else { None };
     match (begin.is_empty(), end.is_empty()) {
