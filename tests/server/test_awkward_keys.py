@@ -271,7 +271,7 @@ def test_listings_are_encoded_only_if_that_is_asked_for(served):
     for operation, _ in LISTINGS:
         name = "Versions" if "versions" in operation else "Contents"
         found = getattr(plain, operation)(Bucket=bucket, EncodingType="url")[name]
-        assert [urllib.parse.unquote(entry["Key"]) for entry in found] == expected
+        assert [urllib.parse.unquote_plus(entry["Key"]) for entry in found] == expected
         assert all(entry["Key"].isascii() and " " not in entry["Key"] and "\n" not in entry["Key"] for entry in found)
         found = getattr(plain, operation)(Bucket=bucket)[name]
         assert [entry["Key"] for entry in found] == expected
@@ -336,7 +336,7 @@ class Limited:
             self.upload = {**asked, "UploadId": limited.root.create_multipart_upload(**asked)["UploadId"]}
 
     def __init__(self, kind, folder, minio):
-        self.bucket = f"b{uuid.uuid4().hex}"
+        self.bucket, self.half = f"b{uuid.uuid4().hex}", int(kind == "minio")
         keys = [{"access_key": servers.KEY, "secret_key": servers.SECRET}]
         for number, fragment in enumerate(FRAGMENTS):
             for name, is_reader in ((f"key-{number}", False), (f"reader-{number}", True)):
@@ -367,7 +367,8 @@ def neighbours(fragment):
 
 def test_rights_on_awkward_prefixes_allow_what_they_say_and_nothing_else(limited):
     turn = 0
-    for at, fragment in enumerate(FRAGMENTS):
+    # Rights are checked before the cold store is asked, so each store has half of the fragments.
+    for at, fragment in list(enumerate(FRAGMENTS))[limited.half :: 2]:
         writer, reader = (Limited.Client(limited, f"{name}-{at}", fragment) for name in ("key", "reader"))
         reads, writes = operations(limited, writer, f"{fragment}/in")
         # Each operation is tried with every third fragment, and each fragment with a third of the operations. Reads come before deletes.

@@ -109,18 +109,18 @@ def test_what_was_cached_is_not_fetched_again(serve, policy, requests):
 
 
 def test_memory_for_few_states_is_enough(tmp_path):
-    """The least memory holds about 2,200 states with much metadata. The others are found on the drive."""
+    """The least memory holds about 700 states with so much metadata. The others are found on the drive."""
     node = counting.Node(tmp_path / "node", "200MB", "--memory-bytes", str(64 << 20))
     try:
-        node.state.headers["x-amz-meta-text"] = "x" * 1900
-        keys = [f"{n % 7}/{n}" for n in range(2600)]
+        node.state.headers["x-amz-meta-text"] = "x" * 10_000
+        keys = [f"{n % 7}/{n}" for n in range(900)]
         node.state.objects.update({f"bucket/{key}": key.encode() * 10 for key in keys})
         connection = http.client.HTTPConnection("127.0.0.1", node.server.port, timeout=300)
 
         def get(key):
             connection.request("GET", f"/bucket/{key}")
             answer = connection.getresponse()
-            assert answer.headers["x-amz-meta-text"] == "x" * 1900
+            assert answer.headers["x-amz-meta-text"] == "x" * 10_000
             return answer.read()
 
         for asked in (len(keys), 0):
