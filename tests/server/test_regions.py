@@ -94,6 +94,16 @@ def test_dates_of_conditions_are_read_as_http_writes_them(served, region, is_sig
         assert answer(served, "GET", "/penstock/dated", {**headers, name: date})[0] == status, (name, date)
 
 
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_several_lines_of_a_condition_are_one_list(served, is_signed):
+    served.client().put_object(Bucket="penstock", Key="listed", Body=b"abc")
+    etag = served.client().head_object(Bucket="penstock", Key="listed")["ETag"]
+    for lines, status in ([['"a"', etag], 304], [[etag, 'W/"b"'], 304], [['"a"', '"b"'], 200]):
+        covered = ["host", *["if-none-match"][:is_signed], "x-amz-content-sha256", "x-amz-date"]
+        headers = Signer().headers(served, "GET", "/penstock/listed", covered, if_none_match=",".join(lines))
+        assert answer(served, "GET", "/penstock/listed", {**headers, "if-none-match": lines})[0] == status, lines
+
+
 KINDS = ["STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"]
 
 

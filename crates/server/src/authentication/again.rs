@@ -1,18 +1,18 @@
 //! Requests that S3 takes and `s3s` refuses although their signature of version 4 is right: with a region that has capitals, or with a signed range or
-//! date that S3 ignores. Their signature is verified here. Then they are signed again without what is odd, and `s3s` verifies the new signature.
+//! condition that `s3s` does not read. Their signature is verified here. Then they are signed again without what is odd, and `s3s` verifies the new signature.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
 
 use aws_sigv4::sign::v4::{calculate_signature, generate_signing_key};
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, RANGE};
 use hyper::{Request, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use s3s::auth::SecretKey;
 use s3s::crypto::{Checksum as _, Sha256};
 
 use super::{Form, date_of, parameter, parameters, parts_of};
-use crate::read::conditions::{has_odd_dates, mend_dates};
+use crate::read::conditions::{ALL, has_odd_conditions, mend_conditions};
 use crate::read::ranges::{drop_odd_range, has_odd_range};
 use crate::upload::hex;
 
@@ -83,14 +83,14 @@ impl Chain {
 /// Change headers that S3 ignores or reads, and `s3s` does not.
 fn mend(headers: &mut HeaderMap) {
     drop_odd_range(headers);
-    mend_dates(headers);
+    mend_conditions(headers);
 }
 
 /// Mend what `s3s` would refuse of a request, and sign the request again if its signature covers that. Returns what signs the chunks of its body again.
 /// A request whose signature is wrong keeps what it covers: `s3s` refuses it.
 pub fn mend_and_sign<B>(request: &mut Request<B>, form: &Form, secret_of: impl FnOnce(&str) -> Option<SecretKey>) -> Option<Chain> {
-    let has_odd_headers = has_odd_range(request.headers()) || has_odd_dates(request.headers());
-    let covers = [RANGE, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE].iter().any(|name| form.covers(name.as_str()));
+    let has_odd_headers = has_odd_range(request.headers()) || has_odd_conditions(request.headers());
+    let covers = ALL.iter().chain([&RANGE]).any(|name| form.covers(name.as_str()));
     if has_odd_headers && !covers {
         mend(request.headers_mut());
     }

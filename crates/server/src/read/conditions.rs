@@ -29,34 +29,36 @@ pub struct Conditions<'a> {
     pub unmodified_since: Option<&'a Timestamp>,
 }
 
-/// Conditions that are dates.
+/// Conditions that are dates, and all.
 const DATES: [HeaderName; 2] = [IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+pub const ALL: [HeaderName; 4] = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
 
-/// Write dates of conditions as `s3s` reads them, and remove what is not a date. A client must expect both. Source: RFC 9110, sections 5.6.7, 13.1.3
-/// and 13.1.4.
-pub fn mend_dates(headers: &mut HeaderMap) {
-    for name in &DATES {
-        if !is_odd_date(headers, name) {
-            continue;
-        }
-        let parsed = headers.get(name).and_then(|given| httpdate::parse_http_date(given.to_str().ok()?).ok());
-        match parsed.and_then(|time| HeaderValue::try_from(httpdate::fmt_http_date(time)).ok()) {
-            Some(date) => drop(headers.insert(name, date)),
+/// Write conditions as `s3s` reads them: lists of several lines in one, and dates in one form. What is not a date is removed. A client must expect that.
+/// Source: RFC 9110, sections 5.3, 5.6.7, 13.1.3 and 13.1.4.
+pub fn mend_conditions(headers: &mut HeaderMap) {
+    for name in ALL.iter().filter(|name| headers.contains_key(*name)).cloned().collect::<Vec<_>>() {
+        match mended(headers, &name) {
+            Some(value) => drop(headers.insert(name, value)),
             None => drop(headers.remove(name)),
-        };
+        }
     }
 }
 
-/// Return whether a date of a condition is one that `s3s` does not read.
-pub fn has_odd_dates(headers: &HeaderMap) -> bool {
-    DATES.iter().any(|name| is_odd_date(headers, name))
+/// Return whether a condition is one that `s3s` does not read.
+pub fn has_odd_conditions(headers: &HeaderMap) -> bool {
+    ALL.iter().any(|name| headers.get(name).is_some_and(|given| mended(headers, name).as_ref() != Some(given)))
 }
 
-fn is_odd_date(headers: &HeaderMap, name: &HeaderName) -> bool {
-    let is_plain = |given: &HeaderValue| {
-        given.to_str().is_ok_and(|text| httpdate::parse_http_date(text).is_ok_and(|time| httpdate::fmt_http_date(time) == text))
-    };
-    headers.get(name).is_some_and(|given| !is_plain(given))
+/// Return a condition in the form that `s3s` reads, or None if it is to be ignored.
+fn mended(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
+    let mut lines = headers.get_all(name).iter();
+    let first = lines.next()?;
+    if DATES.contains(name) {
+        let time = first.to_str().ok().filter(|_| lines.next().is_none()).and_then(|text| httpdate::parse_http_date(text).ok())?;
+        return HeaderValue::try_from(httpdate::fmt_http_date(time)).ok();
+    }
+    let rest = lines.flat_map(|line| [b", ", line.as_bytes()].concat());
+    HeaderValue::from_bytes(&first.as_bytes().iter().copied().chain(rest).collect::<Vec<_>>()).ok()
 }
 
 /// Refuse a write with a condition that its operation does not check. Otherwise, a copy with `If-None-Match: *` would replace an object.
@@ -67,8 +69,7 @@ pub fn check_known(operation: &str, method: &Method, headers: &HeaderMap) -> S3R
         "delete_object" => &[IF_MATCH],
         _ => &[],
     };
-    let all = [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
-    match all.iter().find(|name| headers.contains_key(*name) && !checked.contains(name)) {
+    match ALL.iter().find(|name| headers.contains_key(*name) && !checked.contains(name)) {
         Some(name) => Err(s3_error!(NotImplemented, "this operation does not check the condition `{name}`; send it without")),
         None => Ok(()),
     }
