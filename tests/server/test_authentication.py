@@ -150,3 +150,18 @@ def test_signatures_of_version_2_must_be_asked_for(tmp_path):
             assert status == 400 and b"--signature-v2" in text
     finally:
         server.stop()
+
+
+def test_a_signature_of_version_2_does_not_allow_lists(served):
+    """It covers neither the query `batch` nor the body: somebody who sees a request could read or delete other objects with it."""
+    date = email.utils.formatdate(usegmt=True)
+    batch = b'{"ranges": [{"key": "private/key", "begin": 0, "end": 5}]}'
+    deletes = b"<Delete><Object><Key>private/key</Key></Object></Delete>"
+    for signed, sent, body in (
+        ("/penstock/own?uploads", "/penstock/own?uploads", b""),
+        ("/penstock/own?uploads", "/penstock/own?uploads&batch", batch),
+        ("/penstock?delete", "/penstock?delete", deletes),
+    ):
+        status, text = answer(served, "POST", sent, version_2("POST", signed, {"date": date}), body)
+        assert status == (403 if body else 200) and SECRET_BODY[:5] not in text, (sent, text)
+    assert has(served, "private/key")

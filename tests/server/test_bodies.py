@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import pathlib
 import re
@@ -126,3 +127,28 @@ def test_a_signed_chunk_has_a_limit(served):
         served, "PUT", "/penstock/long", headers, f"{17 * MIB:x};chunk-signature={'0' * 64}\r\n".encode() + bytes(17 * MIB)
     )
     assert status == 400 and b"16 MiB" in text
+
+
+def test_held_chunks_count_as_memory(served):
+    """Chunks that are held until they are whole: with 64 MiB for bodies, 24 of 16 MiB at once would need 384."""
+    connections = []
+    for number in range(24):
+        signer = Signer()
+        target = f"/penstock/held{number}"
+        headers = signer.headers(
+            served, "PUT", target, x_amz_content_sha256="STREAMING-AWS4-HMAC-SHA256-PAYLOAD", x_amz_decoded_content_length=str(16 * MIB)
+        )
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=300)
+        connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
+        for name, value in {**headers, "content-length": str(16 * MIB + 200)}.items():
+            connection.putheader(name, value)
+        connection.endheaders(f"{16 * MIB:x};chunk-signature={'0' * 64}\r\n".encode())
+        connection.sock.settimeout(0.1)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(15):
+                connection.send(bytes(MIB))
+        connections.append(connection)
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{served.process.pid}/status").read_text())[1]) * 1024
+    for connection in connections:
+        connection.close()
+    assert peak < 250 * MIB, f"{peak / MIB:.0f} MiB"

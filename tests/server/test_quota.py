@@ -246,6 +246,21 @@ def test_parts_of_an_earlier_run_count_when_they_become_an_object(start):
     assert node.stored("a") == 800 * KB
 
 
+def test_an_upload_of_an_earlier_run_is_measured_also_if_it_gets_more_parts(start):
+    """One new part after a restart does not make the earlier ones known."""
+    node = start("{bucket}/a=16MB")
+    upload, parts = node.begin("a/x"), []
+    for number in (1, 2, 3):
+        parts.append(node.part(upload, number, 5 << 20))
+        node.again()
+    if start.is_folder:
+        refused(node.part, upload, 4, 5 << 20)
+    else:
+        parts.append(node.part(upload, 4, 5 << 20))
+        refused(node.client.complete_multipart_upload, **upload, MultipartUpload={"Parts": parts})
+    assert node.stored("a") == 0
+
+
 def test_parts_are_measured_by_name_when_a_prefix_is_listed_again(start):
     node = start("{bucket}/a=1MB")
     upload = node.begin("a/1")

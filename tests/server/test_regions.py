@@ -104,6 +104,14 @@ def test_several_lines_of_a_condition_are_one_list(served, is_signed):
         assert answer(served, "GET", "/penstock/listed", {**headers, "if-none-match": lines})[0] == status, lines
 
 
+def test_metadata_may_have_any_letters(served):
+    for region in ("us-east-1", "RegionOne"):
+        headers = Signer(region).headers(served, "PUT", "/penstock/letters", x_amz_meta_a="ü")
+        headers["x-amz-meta-a"] = "ü".encode()
+        assert answer(served, "PUT", "/penstock/letters", headers)[0] == 200, region
+        assert served.client().head_object(Bucket="penstock", Key="letters")["Metadata"]
+
+
 KINDS = ["STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"]
 
 
@@ -136,6 +144,7 @@ def test_bodies_in_chunks_are_whole_or_refused(served, region, kind):
     wrong = {"no last chunk": sent[:-tail], "nothing": [], "half a line": [*sent[:-tail], sent[-tail][:1]], "half a chunk": [sent[0][:500]]}
     wrong["another byte"] = [sent[0][:200] + bytes([sent[0][200] ^ 1]) + sent[0][201:], *sent[1:]]
     wrong["a longer chunk"] = [sent[0][:-2] + b"x\r\n", *sent[1:]]
+    wrong["another form of the length"] = [b"+" + sent[0], *sent[1:]]
     if "UNSIGNED" not in kind:
         wrong["chunks in another order"] = [sent[1], sent[0], *sent[2:]]
         wrong["a chunk twice"] = [sent[0], *sent]

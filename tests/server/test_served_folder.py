@@ -40,7 +40,7 @@ def put(served, key, body, in_parts=False):
     else:
         client.put_object(Bucket="penstock", Key=key, Body=body, Metadata={"of": "this test"}, ChecksumAlgorithm="CRC32")
     path = served.folder / "data" / "penstock" / key
-    until(lambda: clock_ns(path.parent) > path.stat().st_ctime_ns + 200_000_000, "a change would be seen")
+    until(lambda: clock_ns(path.parent) > path.stat().st_ctime_ns + 50_000_000, "a change would be seen")
     found = client.get_object(Bucket="penstock", Key=key)
     assert found["Body"].read() == body and found["Metadata"] == {"of": "this test"}
     return found["ETag"], path

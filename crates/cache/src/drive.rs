@@ -64,14 +64,7 @@ impl Drive {
     /// Open a folder as a cache, and create it if it is missing. Cost: a few calls, whatever the folder holds.
     pub fn open(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
         let folder = &spec.folder;
-        let no_size = || {
-            let text = format!("cannot use cache `{}`: it has no size yet", folder.display());
-            let hint = format!("write the size when it is used first, such as {}:200GB", folder.display());
-            Unusable::Refused(Error::new("invalid-argument", text).hint(hint))
-        };
-        if spec.budget_bytes.is_none() && matches!(folder.try_exists(), Ok(false)) {
-            return Err(no_size());
-        }
+        spec.check_size().map_err(Unusable::Refused)?;
         check_marker(folder)?;
         if spec.is_in_memory && !is_mine(folder).map_err(Unusable::Failed)? {
             let text = format!("cannot use cache `{}`: the folder belongs to another user", folder.display());
@@ -90,7 +83,7 @@ impl Drive {
         }
         let budget = usage.total().map_err(Unusable::Failed)?.budget_bytes;
         if budget == 0 {
-            return Err(no_size());
+            return Err(Unusable::Refused(spec.no_size()));
         }
         let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, folder.as_os_str().as_encoded_bytes());
         Ok(Drive {

@@ -22,6 +22,19 @@ pub struct DriveSpec {
     pub is_in_memory: bool,
 }
 
+impl DriveSpec {
+    /// Fail if a folder that does not exist has no size.
+    pub fn check_size(&self) -> Result<()> {
+        let is_new = self.budget_bytes.is_none() && matches!(self.folder.try_exists(), Ok(false));
+        if is_new { Err(self.no_size()) } else { Ok(()) }
+    }
+
+    pub fn no_size(&self) -> Error {
+        Error::new("invalid-argument", format!("cannot use cache `{}`: it has no size yet", self.folder.display()))
+            .hint(format!("write the size when it is used first, such as {}:200GB", self.folder.display()))
+    }
+}
+
 /// The file that marks a folder as a cache.
 pub const MARKER_NAME: &str = "penstock-cache";
 

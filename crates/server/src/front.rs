@@ -175,10 +175,12 @@ impl Front {
             (None, false) => s3s::Body::http_body_unsync(Patient::new(body, idle, is_awaited, own, pace)),
             (Some(signed), _) => {
                 let parts = BodyDataStream::new(Patient::new(body, idle, is_awaited, own, pace));
-                s3s::Body::http_body_unsync(StreamBody::new(chunks::checked(parts, signed).map(|part| part.map(Frame::data))))
+                let parts = chunks::checked(parts, signed, self.limits.memory.clone());
+                s3s::Body::http_body_unsync(StreamBody::new(parts.map(|part| part.map(Frame::data))))
             }
         };
         let asks_attributes = is_read && authentication::parameters(request.uri()).any(|(name, _)| name == "attributes");
+        let has_body = !request.body().is_end_stream();
         let call = self.service.call(request.map(body));
         let response = match is_read {
             false => call.await,
@@ -191,7 +193,7 @@ impl Front {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             }
             let response = if asks_attributes { attributes(response) } else { response };
-            readable(explained(response, &long))
+            readable(explained(response, has_body, &long))
         })
     }
 
@@ -215,6 +217,13 @@ impl Front {
             };
             let form = authentication::form_of(request).map_err(refused)?;
             authentication::check(&form, request, self.gate.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
+            let is_list =
+                crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
+            if matches!(form, Form::Version2 { .. }) && *request.method() == Method::POST && is_list {
+                // Somebody who sees such a request could send it again with another list.
+                let text = "A signature of version 2 does not cover the body. Lists need version 4.";
+                return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
+            }
             return Ok(form);
         }
         if !self.gate.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
@@ -308,7 +317,7 @@ impl Drop for Answer {
         if let (Some(mut line), Some(log)) = (self.line.take(), &self.front.log) {
             line.sent_bytes = self.sent_bytes;
             line.total_ms = self.began.elapsed().as_secs_f64() * 1e3;
-            line.is_whole = self.is_whole || self.body.is_end_stream();
+            line.is_whole = self.is_whole || self.body.is_end_stream() || line.method == "HEAD";
             log.write(&line);
         }
     }

@@ -123,6 +123,7 @@ type ByKey = HashMap<String, Known>;
 #[derive(Clone)]
 pub struct Keys {
     path: PathBuf,
+    only: Option<String>,
     known: Arc<RwLock<Arc<ByKey>>>,
     /// Whether any key has a rate.
     have_rates: Arc<AtomicBool>,
@@ -130,16 +131,17 @@ pub struct Keys {
 
 impl Keys {
     /// Read a file of keys.
-    pub fn open(path: &Path) -> Result<Keys> {
-        let known = read(path, &ByKey::new())?;
+    /// `only` is the bucket that is served, if it is only one.
+    pub fn open(path: &Path, only: Option<&str>) -> Result<Keys> {
+        let known = read(path, only, &ByKey::new())?;
         let have_rates = Arc::new(AtomicBool::new(has_rates(&known)));
-        Ok(Keys { path: path.into(), known: Arc::new(RwLock::new(Arc::new(known))), have_rates })
+        Ok(Keys { path: path.into(), only: only.map(str::to_owned), known: Arc::new(RwLock::new(Arc::new(known))), have_rates })
     }
 
     /// Read the file again. If it is not valid, the keys stay as they are.
     pub fn reload(&self) -> Result<()> {
         let before = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let known = Arc::new(read(&self.path, &before)?);
+        let known = Arc::new(read(&self.path, self.only.as_deref(), &before)?);
         self.have_rates.store(has_rates(&known), Relaxed);
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
         Ok(())
@@ -175,10 +177,10 @@ fn has_rates(known: &ByKey) -> bool {
 }
 
 /// Read a file of keys. Rates that are the same as before are kept, with what was used of them.
-fn read(path: &Path, before: &ByKey) -> Result<ByKey> {
+fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
     let bad = |why: String| {
         Error::new("invalid-argument", format!("cannot use keys of `{}`: {why}", path.display()))
-            .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"]}]}")
+            .hint("write {\"keys\": [{\"access_key\": \"...\", \"secret_key\": \"...\", \"read_only\": false, \"prefixes\": [\"bucket/folder/\"], \"requests_per_second\": 100, \"bytes_per_second\": 50000000}]}")
     };
     let text = penstock_storage::private::read_secret(path).map_err(bad)?;
     let file: KeyFile = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
@@ -186,6 +188,15 @@ fn read(path: &Path, before: &ByKey) -> Result<ByKey> {
     for entry in file.keys {
         if entry.access_key.is_empty() || entry.secret_key.len() < 8 {
             return Err(bad(format!("key `{}` needs a name and a secret of at least 8 characters", entry.access_key)));
+        }
+        for prefix in entry.prefixes.iter().flatten() {
+            let bucket = only.map(|only| format!("{only}/")).filter(|bucket| !prefix.starts_with(bucket) && !bucket.starts_with(prefix));
+            if let Some(bucket) = bucket {
+                let key = &entry.access_key;
+                return Err(bad(format!(
+                    "prefix `{prefix}` of key `{key}` allows nothing, because only `{bucket}` is served; begin it so"
+                )));
+            }
         }
         let number = |name: &str, value: Option<serde_json::Value>| match value {
             None => Ok(None),
@@ -289,7 +300,7 @@ mod tests {
             std::fs::write(&path, text).and_then(|()| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)))
         };
         write(1, "a-long-secret")?;
-        let keys = Keys::open(&path)?;
+        let keys = Keys::open(&path, None)?;
         let mut extensions = hyper::http::Extensions::new();
         extensions.insert(Slot::new(&Arc::new(crate::metrics::Metrics::new())));
         let admitted = |keys: &Keys| (0..5).filter(|_| keys.admit(Some("a"), &extensions).is_ok()).count();

@@ -74,9 +74,12 @@ impl Taken {
     }
 }
 
+/// The message to a request that the server has no room for.
+pub const NO_ROOM: &str = "the server has no room for this request now; try again later";
+
 /// The response to a request that the server has no room for.
 pub fn overloaded() -> S3Error {
-    let mut error = s3_error!(SlowDown, "the server has no room for this request now; try again later");
+    let mut error = s3_error!(SlowDown, "{NO_ROOM}");
     let mut headers = hyper::HeaderMap::new();
     headers.insert(hyper::header::RETRY_AFTER, hyper::header::HeaderValue::from_static("1"));
     error.set_headers(headers);

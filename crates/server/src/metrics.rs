@@ -170,14 +170,14 @@ impl Metrics {
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
         registry.register("stale_answers", "Answers from what was known, because the cold store failed", metrics.stale_answers.clone());
-        registry.register("refused", "Connections and requests that were refused with 503", metrics.refused.clone());
+        registry.register(
+            "refused",
+            "Connections and requests that were refused with 503 because of --connections, --requests or --memory-bytes",
+            metrics.refused.clone(),
+        );
         registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
-        registry.register(
-            "running",
-            "Requests that are being answered, with those whose responses are being sent",
-            metrics.running.clone(),
-        );
+        registry.register("running", "Requests that are being answered or whose responses are being sent", metrics.running.clone());
         registry.register("draining", "1 while the server ends and takes no connections", metrics.draining.clone());
         metrics.register_cold();
         metrics.register_limits();
@@ -192,7 +192,12 @@ impl Metrics {
         registry.register_with_unit("pending", "Bytes of these objects, with 4 KiB more for each", Unit::Bytes, self.pending_bytes.clone());
         registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", self.sent_back.clone());
         registry.register("send_failures", "Tries to do so that failed", self.send_failures.clone());
-        registry.register_with_unit("cold", "Bytes from the cold store", Unit::Bytes, self.cold_bytes.clone());
+        registry.register_with_unit(
+            "cold",
+            "Bytes from the cold store since its cache was made, each second",
+            Unit::Bytes,
+            self.cold_bytes.clone(),
+        );
         registry.register(
             "cold_waits",
             "Reads and questions to the cold store, or reads of a drive, that requests wait for",
@@ -217,8 +222,8 @@ impl Metrics {
 
     fn register_drives(&mut self) {
         let registry = &mut self.registry;
-        registry.register("drive_hits", "Reads that were cached, by drive", self.drive_hits.clone());
-        registry.register("drive_misses", "Reads that were not cached, by drive", self.drive_misses.clone());
+        registry.register("drive_hits", "Reads that were cached, since the drive's cache was made", self.drive_hits.clone());
+        registry.register("drive_misses", "Reads that were not cached, since the drive's cache was made", self.drive_misses.clone());
         registry.register_with_unit("drive_cold", "Bytes from the cold store", Unit::Bytes, self.drive_cold_bytes.clone());
         registry.register("drive_corrupt_pages", "Pages that did not match their checksums", self.drive_corrupt_pages.clone());
         registry.register_with_unit("drive_used", "Bytes that are cached", Unit::Bytes, self.drive_bytes.clone());

@@ -42,7 +42,7 @@ use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
 use crate::watch::admin::{self, Admin};
 use crate::watch::sampler::Sampler;
-use config::{check_limits, failed, not_served, pending_folder, quotas, token};
+use config::{check_limits, failed, not_served, only_bucket, pending_folder, quotas, token};
 
 mod config;
 
@@ -269,7 +269,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     };
     let quotas = Quotas::open(limits, cold.clone(), metrics, note);
     let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone(), quotas.clone()));
-    let keys = config.keys.as_deref().map(Keys::open).transpose()?;
+    let keys = config.keys.as_deref().map(|path| Keys::open(path, only_bucket(config)?)).transpose()?;
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
     let domains = Arc::new(Domains::new(&config.domains)?);
@@ -402,8 +402,10 @@ async fn reload_on(
 ) {
     while hangup.recv().await.is_some() {
         let results = [keys.as_ref().map(Keys::reload), certificates.as_ref().map(|certificates| certificates.reload())];
-        for error in results.into_iter().flatten().filter_map(Result::err) {
-            note(&format!("{}; it stays as it was", error.message()));
+        let refused: Vec<String> = results.into_iter().flatten().filter_map(Result::err).map(|error| error.message().to_owned()).collect();
+        match refused.is_empty() {
+            true => note("read keys and certificates again"),
+            false => refused.iter().for_each(|why| note(&format!("{why}; it stays as it was"))),
         }
         certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
         front.reopen_log();

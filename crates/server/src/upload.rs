@@ -9,7 +9,7 @@ use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, StreamingBlob};
 use s3s::{S3Error, S3ErrorCode, S3Result, StdError, TrailingHeaders, s3_error};
 
-use crate::memory::{Memory, Taken};
+use crate::memory::{Memory, NO_ROOM, Taken, overloaded};
 
 /// Bodies of up to this length are received whole before the cold store is asked, so that they can be sent again.
 const WHOLE_BYTES: u64 = 16 << 20;
@@ -235,6 +235,9 @@ pub async fn receive(body: Option<StreamingBlob>, expected: Expected, memory: &M
 /// A body that ends early or breaks its own rules is the client's.
 fn broken(error: StdError) -> S3Error {
     let text = error.to_string().replace("AwsChunkedStreamError: ", "").replace("Underlying: ", "");
+    if text.ends_with(NO_ROOM) {
+        return overloaded();
+    }
     let mut broken = S3Error::with_source(S3ErrorCode::IncompleteBody, error);
     broken.set_message(format!("the body could not be received: {text}"));
     broken

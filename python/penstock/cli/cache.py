@@ -99,14 +99,15 @@ def warm(
 
     from penstock import _core
     from penstock.cli.terminal import show
-    from penstock.errors import NotFoundError
+    from penstock.errors import Error
 
     chosen = bool(snapshot or tag or as_of or branch != "main" or cache)
     if uri.startswith("s3://") and not chosen:
         try:
             at.opened(uri, cache="")
-        except NotFoundError as error:
-            if error.code != "dataset-not-found":
+        except Error as error:
+            # A key with rights on a prefix may not look for a dataset everywhere. The listing says what it may do.
+            if error.code not in ("dataset-not-found", "permission-denied"):
                 raise
             return _warm_objects(uri, workers, as_json)
         if not os.environ.get("PENSTOCK_CACHE"):

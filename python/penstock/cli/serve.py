@@ -72,7 +72,7 @@ CONFIG = typer.Option(
     "--config",
     is_eager=True,
     callback=config_file.read,
-    help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table [option] for the store. Options given here win.",
+    help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table \\[option] for the store. Options given here win.",
 )
 CHECK = typer.Option(False, "--check", help="Check the options and the files that they name, and end. Nothing is served or created.")
 DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, help="How long requests may take to end after that.")

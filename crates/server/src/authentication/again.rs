@@ -171,7 +171,7 @@ impl Sent {
         for name in self.covered.iter().filter(|name| request.headers().contains_key(name.as_str())) {
             let mut values = Vec::new();
             for value in request.headers().get_all(name.as_str()) {
-                values.push(value.to_str().ok()?.split_whitespace().collect::<Vec<_>>().join(" "));
+                values.push(std::str::from_utf8(value.as_bytes()).ok()?.split_whitespace().collect::<Vec<_>>().join(" "));
             }
             text.push_str(&format!("{name}:{}\n", values.join(",")));
             names.push(name.as_str());

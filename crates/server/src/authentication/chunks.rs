@@ -8,16 +8,17 @@ use futures::{Stream, StreamExt as _};
 use hyper::Request;
 use hyper::header::AUTHORIZATION;
 use s3s::StdError;
-use s3s::crypto::{Checksum as _, Sha256};
 
 use super::again::{Chain, hash_of};
-use crate::upload::hex;
+use crate::memory::{Memory, NO_ROOM, Taken};
 
 /// The longest signed chunk. It is held until its signature is compared.
 const CHUNK_BYTES: u64 = 16 << 20;
 /// The longest line before a chunk, and the longest text after the last one.
 const LINE_BYTES: usize = 1 << 10;
 const TAIL_BYTES: usize = 16 << 10;
+/// Shorter parts are put together.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// How the chunks of a body are signed.
 #[derive(Debug, Clone)]
@@ -66,8 +67,11 @@ struct Chunks {
     signed: Signed,
     /// The signature of a chunk that is signed again, and the chunk.
     given: String,
-    held: Vec<Bytes>,
+    held: BytesMut,
     ready: VecDeque<Bytes>,
+    /// Memory is counted for a signed chunk: `s3s` holds it, and what signs it again does, too.
+    memory: Memory,
+    taken: Option<Taken>,
 }
 
 /// Pass a body on. It fails without a last chunk, with a signed chunk of over 16 MiB, and with a wrong signature if it is signed again. Chunks that are
@@ -75,9 +79,10 @@ struct Chunks {
 pub fn checked(
     parts: impl Stream<Item = Result<Bytes, StdError>> + Send + 'static,
     signed: Signed,
+    memory: Memory,
 ) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
-    let (received, given, held, ready) = (Bytes::new(), String::new(), Vec::new(), VecDeque::new());
-    let chunks = Chunks { parts: Box::pin(parts), received, next: Next::Line, signed, given, held, ready };
+    let (received, given, held, ready) = (Bytes::new(), String::new(), BytesMut::new(), VecDeque::new());
+    let chunks = Chunks { parts: Box::pin(parts), received, next: Next::Line, signed, given, held, ready, memory, taken: None };
     futures::stream::unfold(chunks, |mut chunks| async move {
         loop {
             if let Some(bytes) = chunks.ready.pop_front() {
@@ -105,8 +110,15 @@ impl Chunks {
                 let left = bytes - part.len() as u64;
                 match &self.signed {
                     Signed::No => self.ready.extend([format!("{:x}\r\n", part.len()).into(), part, Bytes::from_static(b"\r\n")]),
-                    Signed::Yes => self.ready.push_back(part),
-                    Signed::Again(_) => self.held.push(part),
+                    Signed::Yes if self.held.is_empty() && part.len() >= PIECE_BYTES => self.ready.push_back(part),
+                    // Many short parts would need more memory than the bytes.
+                    Signed::Yes => {
+                        self.held.extend_from_slice(&part);
+                        if self.held.len() >= PIECE_BYTES || left == 0 {
+                            self.ready.push_back(self.held.split().freeze());
+                        }
+                    }
+                    Signed::Again(_) => self.held.extend_from_slice(&part),
                 }
                 if left == 0 { Next::End } else { Next::Data(left) }
             }
@@ -143,11 +155,21 @@ impl Chunks {
         let line = self.line().await?;
         let text = std::str::from_utf8(&line)?.trim_end();
         let (bytes, signature) = text.split_once(";chunk-signature=").unwrap_or((text, ""));
-        let bytes = u64::from_str_radix(bytes, 16).map_err(|_| "the length of a chunk of the body cannot be read")?;
+        let is_hex = !bytes.is_empty() && bytes.len() <= 8 && bytes.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let bytes = u64::from_str_radix(bytes, 16).ok().filter(|_| is_hex).ok_or("the length of a chunk of the body cannot be read")?;
         if bytes > CHUNK_BYTES && !matches!(self.signed, Signed::No) {
             return Err("a signed chunk of the body has more than 16 MiB".into());
         }
         self.given = signature.to_owned();
+        self.taken = None;
+        let copies = match self.signed {
+            Signed::No => 0,
+            Signed::Yes => 1,
+            Signed::Again(_) => 2,
+        };
+        if bytes * copies > 0 {
+            self.taken = Some(self.memory.take(bytes * copies).await.map_err(|_| NO_ROOM)?);
+        }
         let next = if bytes == 0 { Next::Tail } else { Next::Data(bytes) };
         match (&self.signed, bytes) {
             (Signed::Again(_), 0) => self.sign_chunk()?,
@@ -160,13 +182,11 @@ impl Chunks {
     /// Compare the signature of a chunk, and let it pass with a new one, if it is signed again.
     fn sign_chunk(&mut self) -> Result<(), StdError> {
         let Signed::Again(chain) = &mut self.signed else { return Ok(()) };
-        let mut hash = Sha256::new();
-        self.held.iter().for_each(|part| hash.update(part));
-        let text = format!("{}\n{}", hash_of(b""), hex(hash.finalize().as_ref()));
+        let chunk = self.held.split().freeze();
+        let text = format!("{}\n{}", hash_of(b""), hash_of(&chunk));
         let new = chain.next("AWS4-HMAC-SHA256-PAYLOAD", &text, &self.given).ok_or("the signature of a chunk does not match")?;
-        let bytes: usize = self.held.iter().map(Bytes::len).sum();
-        self.ready.push_back(format!("{bytes:x};chunk-signature={new}\r\n").into());
-        self.ready.extend(self.held.drain(..));
+        self.ready.push_back(format!("{:x};chunk-signature={new}\r\n", chunk.len()).into());
+        self.ready.extend(Some(chunk).filter(|chunk| !chunk.is_empty()));
         Ok(())
     }
 
@@ -258,7 +278,7 @@ mod tests {
     async fn passed(body: &[u8], most: usize, signed: Signed) -> Result<Vec<u8>, String> {
         let parts: Vec<_> = body.chunks(most).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         let mut all = Vec::new();
-        let mut parts = Box::pin(checked(futures::stream::iter(parts), signed));
+        let mut parts = Box::pin(checked(futures::stream::iter(parts), signed, Memory::new(64 << 20)));
         while let Some(part) = parts.next().await {
             all.extend_from_slice(&part.map_err(|error| error.to_string())?);
         }

@@ -186,6 +186,33 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     })
 }
 
+/// Refuse keys that begin with a slash. Some stores, such as MinIO, take `/k` for `k`: a cache, a quota and the order of puts would see two objects.
+fn check_keys(input: &dyn Any) -> S3Result<()> {
+    let source = |source: &CopySource| match source {
+        CopySource::Bucket { key, .. } => key.to_string(),
+        _ => String::new(),
+    };
+    let mut keys = Vec::new();
+    macro_rules! of {
+        ($($input:ident),*) => {
+            $(if let Some(input) = input.downcast_ref::<$input>() {
+                keys.push(input.key.clone());
+            })*
+        };
+    }
+    of!(GetObjectInput, HeadObjectInput, GetObjectAttributesInput, PutObjectInput, DeleteObjectInput, CopyObjectInput, UploadPartCopyInput);
+    of!(CreateMultipartUploadInput, UploadPartInput, CompleteMultipartUploadInput, AbortMultipartUploadInput, ListPartsInput);
+    keys.extend(input.downcast_ref::<CopyObjectInput>().map(|input| source(&input.copy_source)));
+    keys.extend(input.downcast_ref::<UploadPartCopyInput>().map(|input| source(&input.copy_source)));
+    keys.extend(input.downcast_ref::<DeleteObjectsInput>().iter().flat_map(|input| &input.delete.objects).map(|object| object.key.clone()));
+    match keys.iter().find(|key| key.starts_with('/')) {
+        None => Ok(()),
+        Some(key) => {
+            Err(s3_error!(InvalidArgument, "the key `{key}` begins with a slash, which some stores ignore; use them without this server"))
+        }
+    }
+}
+
 /// Let the body of an upload be watched. Other requests have none.
 fn watched(input: &mut dyn Any) -> Option<Taking> {
     let body = match input.downcast_mut::<PutObjectInput>() {
@@ -205,6 +232,7 @@ macro_rules! pass {
             $(async fn $operation(&self, mut request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.check(&request.input.bucket)?;
                 self.check_source(request.headers.get("x-amz-copy-source"))?;
+                check_keys(&request.input)?;
                 let _running = Counted::begin(&self.running);
                 match watched(&mut request.input) {
                     None => passed(self.account.$operation(request).await),

@@ -19,7 +19,7 @@ const ATTRIBUTE: &str = "user.penstock.object";
 const MOST_BYTES: usize = 3800;
 
 /// How much later a file may change because its record is written, and because it comes to its place.
-const PLACED_SLACK: Duration = Duration::from_millis(100);
+const PLACED_SLACK: Duration = Duration::from_millis(20);
 const DRAFT_SLACK: Duration = Duration::from_secs(60);
 /// How often a record is written that took too long.
 const SETTLES: usize = 3;
@@ -215,8 +215,15 @@ impl Record {
             Ok(length) => serde_json::from_slice::<Record>(&text[..length]).ok(),
             Err(_) => None,
         };
-        let own = record.filter(|record| record.bytes == found.len() && record.modified_ns == modified_ns(&found));
+        let own = record.filter(|record| record.is_sound() && record.bytes == found.len() && record.modified_ns == modified_ns(&found));
         Ok((found, own))
+    }
+
+    /// Return whether a record is one that this server may have written.
+    fn is_sound(&self) -> bool {
+        let bytes = self.parts.iter().flatten().try_fold(0_u64, |all, bytes| all.checked_add(*bytes));
+        let is_etag = self.etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !self.etag.is_empty();
+        is_etag && (self.parts.is_none() || bytes == Some(self.bytes))
     }
 
     fn foreign(found: &fs::Metadata) -> Record {

@@ -12,6 +12,7 @@ pub fn late() -> s3s::HttpResponse {
 }
 
 pub fn with_error(status: StatusCode, code: &str, message: &str) -> s3s::HttpResponse {
+    let message = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
     let mut response = Response::new(s3s::Body::from(text));
     *response.status_mut() = status;
@@ -45,14 +46,14 @@ pub fn code_of(response: &s3s::HttpResponse) -> Option<String> {
 }
 
 /// Add a message to an error that has none.
-pub fn explained(mut response: s3s::HttpResponse, long: &TooLong) -> s3s::HttpResponse {
+pub fn explained(mut response: s3s::HttpResponse, has_body: bool, long: &TooLong) -> s3s::HttpResponse {
     let Some(code) = code_of(&response) else { return response };
     let has = |tag: &[u8]| response.body().bytes().is_some_and(|text| text.windows(tag.len()).any(|part| part == tag));
     if has(b"<Message>") {
         return response;
     }
     // The library names the request only if an operation was called. Before that, only the body of the request can have failed.
-    let is_of_body = code == "InternalError" && !has(b"<RequestId>");
+    let is_of_body = has_body && code == "InternalError" && !has(b"<RequestId>");
     let found = match (is_of_body, long.get()) {
         (true, true) => Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have 8 MiB.")),
         (true, false) => {
@@ -60,8 +61,9 @@ pub fn explained(mut response: s3s::HttpResponse, long: &TooLong) -> s3s::HttpRe
             Some((StatusCode::BAD_REQUEST, "IncompleteBody", text))
         }
         _ => {
-            let known = MESSAGES.iter().find(|(known, _)| *known == code && response.status().is_client_error());
-            known.map(|(code, message)| (response.status(), *code, *message))
+            let known =
+                MESSAGES.iter().find(|(known, _)| *known == code).map_or("The request is not as S3 has it.", |(_, message)| *message);
+            response.status().is_client_error().then_some((response.status(), &*code, known))
         }
     };
     if let Some((status, code, message)) = found {

@@ -10,7 +10,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Result};
 use tokio::sync::watch;
 
 use super::measure;
-use super::usage::{Found, Upload, Usage};
+use super::usage::{Found, Usage};
 use crate::hosts::is_bucket_name;
 use crate::metrics::{Level, Metrics, QuotaLabels};
 
@@ -93,17 +93,12 @@ struct Reserved {
     quotas: Vec<Arc<Quota>>,
     bytes: u64,
     may_be_there: bool,
-    /// The upload that the bytes are a part of.
-    part_of: Option<Upload>,
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
         for quota in &self.quotas {
-            quota.change(|usage| {
-                usage.end(self.bytes, self.may_be_there);
-                self.part_of.iter().filter(|_| self.may_be_there).for_each(|upload| usage.begin_upload(upload));
-            });
+            quota.change(|usage| usage.end(self.bytes, self.may_be_there));
         }
     }
 }
@@ -158,18 +153,13 @@ impl Quotas {
     /// Write an object of so many bytes, unless a quota would be exceeded.
     pub async fn count<T>(&self, bucket: &str, key: &str, bytes: u64, write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
         let quotas = self.of(bucket, key);
-        self.counted(quotas, bytes, None, write).await
+        self.counted(quotas, bytes, write).await
     }
 
-    /// Write a part of an upload, unless a quota would be exceeded.
-    pub async fn count_part<T>(
-        &self,
-        (bucket, key, id): (&str, &str, &str),
-        bytes: u64,
-        write: impl Future<Output = S3Result<T>>,
-    ) -> S3Result<T> {
-        let quotas = self.of(bucket, key);
-        self.counted(quotas, bytes, Some((key.to_owned(), id.to_owned())), write).await
+    /// Note a new upload. All of its parts are counted from now on. Others, of an earlier run or of another server, are measured when they are completed.
+    pub fn begin(&self, (bucket, key, id): (&str, &str, &str)) {
+        let upload = (key.to_owned(), id.to_owned());
+        self.of(bucket, key).iter().for_each(|quota| quota.change(|usage| usage.begin_upload(&upload)));
     }
 
     /// Make an object of an upload. Its parts are counted already, or they are measured first.
@@ -177,7 +167,7 @@ impl Quotas {
         let (quotas, upload) = (self.of(bucket, key), (key.to_owned(), id.to_owned()));
         let unknown: Vec<_> = quotas.iter().filter(|quota| !quota.usage().counts(&upload)).cloned().collect();
         let bytes = if unknown.is_empty() { 0 } else { measure::upload(&self.cold, bucket, &upload).await?.unwrap_or(0) };
-        let done = self.counted(unknown, bytes, None, write).await;
+        let done = self.counted(unknown, bytes, write).await;
         if done.is_ok() {
             self.forget((bucket, key, id));
         }
@@ -190,18 +180,11 @@ impl Quotas {
         self.of(bucket, key).iter().for_each(|quota| quota.change(|usage| usage.end_upload(&upload)));
     }
 
-    async fn counted<T>(
-        &self,
-        quotas: Vec<Arc<Quota>>,
-        bytes: u64,
-        part_of: Option<Upload>,
-        write: impl Future<Output = S3Result<T>>,
-    ) -> S3Result<T> {
+    async fn counted<T>(&self, quotas: Vec<Arc<Quota>>, bytes: u64, write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
         if quotas.is_empty() {
             return write.await;
         }
         let mut reserved = self.reserve(quotas, bytes).await?;
-        reserved.part_of = part_of;
         let done = write.await;
         reserved.may_be_there = done.as_ref().err().is_none_or(may_be_there);
         done
@@ -210,7 +193,7 @@ impl Quotas {
     /// Count bytes before they are written. Where they do not fit, the prefix is listed again first.
     async fn reserve(&self, quotas: Vec<Arc<Quota>>, bytes: u64) -> S3Result<Reserved> {
         loop {
-            let mut reserved = Reserved { quotas: Vec::new(), bytes, may_be_there: false, part_of: None };
+            let mut reserved = Reserved { quotas: Vec::new(), bytes, may_be_there: false };
             let full = quotas.iter().find(|quota| {
                 let fits = quota.change(|usage| usage.reserve(bytes, quota.limit.bytes));
                 if fits {

@@ -27,7 +27,7 @@ pub struct Usage {
     during: Option<u64>,
     /// What is being written.
     running: u64,
-    /// Open uploads whose parts are counted, and those of them that had parts since the running listing began.
+    /// Open uploads whose parts are all counted, and those of them that were begun since the running listing began.
     uploads: HashSet<Upload>,
     begun: HashSet<Upload>,
 }
@@ -80,7 +80,7 @@ impl Usage {
         }
     }
 
-    /// Note that parts of an upload are counted.
+    /// Note a new upload, whose parts will be counted.
     pub fn begin_upload(&mut self, upload: &Upload) {
         if self.uploads.len() < MOST_UPLOADS || self.uploads.contains(upload) {
             self.uploads.insert(upload.clone());

@@ -11,13 +11,18 @@ use crate::upload::{Body, Broken, encoding, length, received};
 
 pub async fn create(tier: &Tier, mut request: S3Request<CreateMultipartUploadInput>) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
     request.input.content_encoding = request.input.content_encoding.as_deref().and_then(encoding);
-    tier.cold.create_multipart_upload(request).await
+    let (bucket, key) = (request.input.bucket.clone(), request.input.key.clone());
+    let created = tier.cold.create_multipart_upload(request).await?;
+    if let Some(id) = &created.output.upload_id {
+        tier.quotas.begin((&bucket, &key, id));
+    }
+    Ok(created)
 }
 
 pub async fn upload(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
     let bytes = length(request.input.content_length, &request.headers).unwrap_or(0);
-    let (bucket, key, id) = (request.input.bucket.clone(), request.input.key.clone(), request.input.upload_id.clone());
-    tier.quotas.count_part((&bucket, &key, &id), bytes, upload_counted(tier, request)).await
+    let (bucket, key) = (request.input.bucket.clone(), request.input.key.clone());
+    tier.quotas.count(&bucket, &key, bytes, upload_counted(tier, request)).await
 }
 
 async fn upload_counted(tier: &Tier, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
@@ -34,13 +39,13 @@ async fn upload_counted(tier: &Tier, request: S3Request<UploadPartInput>) -> S3R
 pub async fn copy(tier: &Tier, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
     check_source(&request.input.copy_source, &request.extensions)?;
     let input = &request.input;
-    let (bucket, key, id) = (input.bucket.clone(), input.key.clone(), input.upload_id.clone());
+    let (bucket, key) = (input.bucket.clone(), input.key.clone());
     let bytes = match input.copy_source_range.as_deref().and_then(range_bytes) {
         _ if !tier.quotas.cover(&bucket, &key) => 0,
         Some(bytes) => bytes,
         None => copied_bytes!(tier, request.input),
     };
-    tier.quotas.count_part((&bucket, &key, &id), bytes, tier.cold.upload_part_copy(request)).await
+    tier.quotas.count(&bucket, &key, bytes, tier.cold.upload_part_copy(request)).await
 }
 
 /// Return the length of a copied range such as `bytes=0-9`.

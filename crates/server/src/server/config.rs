@@ -88,10 +88,13 @@ pub fn check_limits(config: &Config) -> Result<()> {
 pub fn check(config: &Config, note: fn(&str)) -> Result<()> {
     check_limits(config)?;
     Domains::new(&config.domains)?;
-    config.keys.as_deref().map(Keys::open).transpose()?;
+    config.keys.as_deref().map(|path| Keys::open(path, only_bucket(config)?)).transpose()?;
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?;
     certificates.iter().for_each(|certificates| certificates.watch(&Metrics::new(), note));
-    config.cache.as_deref().map(Spec::parse).transpose()?;
+    for drive in config.cache.as_deref().map(Spec::parse).transpose()?.iter().flat_map(|spec| &spec.drives) {
+        drive.check_size()?;
+    }
+    config.access_log.as_deref().map(check_log).transpose()?;
     config.status_token.as_deref().map(token).transpose()?;
     config.write_back.as_deref().map(pending_folder).transpose()?;
     quotas(config)?;
@@ -107,8 +110,23 @@ pub fn check(config: &Config, note: fn(&str)) -> Result<()> {
 
 /// Parse the quotas of a configuration.
 pub fn quotas(config: &Config) -> Result<Vec<Limit>> {
-    let only = if config.cold.starts_with("s3://") { bucket_of(&config.cold)? } else { None };
-    Limit::parse_all(&config.quotas, only)
+    Limit::parse_all(&config.quotas, only_bucket(config)?)
+}
+
+/// Return the only bucket that is served, or None if there may be several.
+pub fn only_bucket(config: &Config) -> Result<Option<&str>> {
+    if config.cold.starts_with("s3://") { bucket_of(&config.cold) } else { Ok(None) }
+}
+
+/// Fail if a file cannot become an access log, because its folder does not exist.
+fn check_log(path: &Path) -> Result<()> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        None => Ok(()),
+        Some(folder) => {
+            let text = format!("cannot write access log `{}`: the folder `{}` does not exist", path.display(), folder.display());
+            Err(Error::new("invalid-argument", text).hint("create it first"))
+        }
+    }
 }
 
 /// Read the token of the status page.

@@ -14,6 +14,7 @@ use penstock_error::{Error, Result};
 use s3s::dto::{Timestamp, TimestampFormat};
 use serde::Serialize;
 
+use crate::authentication::parameter;
 use crate::metrics::Metrics;
 
 /// Lines that wait for the disk. More are dropped and counted, so that a full disk does not stop requests.
@@ -33,6 +34,9 @@ pub struct Line {
     pub host: String,
     /// Without the query, which may have a signature.
     pub path: String,
+    /// Of a listing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
     pub range: Option<String>,
     pub status: u16,
     /// The code of an error, such as `AccessDenied`.
@@ -62,6 +66,7 @@ impl Line {
             method: request.method().to_string(),
             host: header(hyper::header::HOST).unwrap_or_default().to_owned(),
             path: request.uri().path().to_owned(),
+            prefix: parameter(request.uri(), "prefix").map(String::from),
             range: header(hyper::header::RANGE).map(str::to_owned),
             status: 0,
             error: None,

@@ -212,7 +212,7 @@ fn verdict(sample: &Sample) -> (String, String) {
         ("cold store", format!("{} reads wait for it", sample.cold_waits))
     } else if sample.cold_running > 0 && is_still {
         ("cold store", format!("{} requests to it have no response yet, and nothing was sent or received", sample.cold_running))
-    } else if sample.connections == 0 || is_still {
+    } else if is_still {
         ("idle", "nothing was sent or received in the last second".to_owned())
     } else {
         ("clients", "the server waits for requests".to_owned())

@@ -29,6 +29,7 @@ def read(ctx: typer.Context, path: str) -> str:
     names = {flag.lstrip("-"): param.name for param in ctx.command.params for flag in param.opts if flag.startswith("--")}
     for unsuitable in ("config", "check", "help"):
         names.pop(unsuitable, None)
+    repeated = {param.name for param in ctx.command.params if param.multiple}
     values: dict[str | None, Any] = {}
     for key, value in found.items():
         name = key.replace("_", "-")
@@ -40,7 +41,7 @@ def read(ctx: typer.Context, path: str) -> str:
             raise typer.BadParameter(f"`{path}` names `{name}` twice, with a dash and with an underscore")
         if isinstance(value, dict):
             raise typer.BadParameter(f"`{key}` in `{path}` is a table; write {name} = …")
-        values[names[name]] = value
+        values[names[name]] = [value] if names[name] in repeated and isinstance(value, str) else value
     ctx.default_map = {**(ctx.default_map or {}), **{str(name): value for name, value in values.items()}}
     at.storage_options.update({name: str(value) for name, value in stored.items() if name not in at.storage_options})
     return path
