@@ -94,7 +94,7 @@ pub fn mend_and_sign<B>(request: &mut Request<B>, form: &Form, secret_of: impl F
     if has_odd_headers && !covers {
         mend(request.headers_mut());
     }
-    if !(has_odd_headers && covers) && !has_odd_region(request) {
+    if !(has_odd_region(request) || has_odd_headers && covers) {
         return None;
     }
     let sent = Sent::of(request)?;
