@@ -165,3 +165,12 @@ def test_a_signature_of_version_2_does_not_allow_lists(served):
         status, text = answer(served, "POST", sent, version_2("POST", signed, {"date": date}), body)
         assert status == (403 if body else 200) and SECRET_BODY[:5] not in text, (sent, text)
     assert has(served, "private/key")
+
+
+def test_a_body_in_chunks_needs_version_4(served):
+    """Its framing would be stored as if it were the object."""
+    for name, value in (("content-encoding", "aws-chunked"), ("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")):
+        headers = version_2("PUT", "/penstock/framed", {"date": email.utils.formatdate(usegmt=True), name: value})
+        status, text = answer(served, "PUT", "/penstock/framed", headers, b"3\r\nabc\r\n0\r\n\r\n")
+        assert status == 400 and b"version 4" in text, name
+    assert not has(served, "framed")

@@ -210,6 +210,7 @@ impl Front {
                 "Names cannot have the character U+0000: no list could show it.".into(),
             ));
         }
+        let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
         if self.gate.taken != Taken::Unverified {
             let refused = |(code, text): Refusal| {
                 let is_denied = matches!(code, "AccessDenied" | "RequestTimeTooSkewed");
@@ -219,7 +220,12 @@ impl Front {
             authentication::check(&form, request, self.gate.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
             let is_list =
                 crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
-            if matches!(form, Form::Version2 { .. }) && *request.method() == Method::POST && is_list {
+            let is_version_2 = matches!(form, Form::Version2 { .. });
+            if is_version_2 && is_in_chunks {
+                let text = "A body in chunks needs a signature of version 4.";
+                return Err((StatusCode::BAD_REQUEST, "InvalidRequest", text.into()));
+            }
+            if is_version_2 && *request.method() == Method::POST && is_list {
                 // Somebody who sees such a request could send it again with another list.
                 let text = "A signature of version 2 does not cover the body. Lists need version 4.";
                 return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
@@ -231,7 +237,6 @@ impl Front {
             let text = "Without keys, this server answers only requests of this machine, by its address.";
             return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
         }
-        let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
         if is_in_chunks {
             let text = "This server was started with --anonymous and cannot verify signed bodies. Do not sign, or start it with --keys.";
             return Err((StatusCode::BAD_REQUEST, "InvalidRequest", text.into()));

@@ -401,7 +401,10 @@ async fn reload_on(
     note: fn(&str),
 ) {
     while hangup.recv().await.is_some() {
-        let results = [keys.as_ref().map(Keys::reload), certificates.as_ref().map(|certificates| certificates.reload())];
+        let (known, own) = (keys.clone(), certificates.clone());
+        // A drive that hangs must not hold up connections.
+        let read = move || [known.as_ref().map(Keys::reload), own.as_ref().map(|certificates| certificates.reload())];
+        let Ok(results) = tokio::task::spawn_blocking(read).await else { continue };
         let refused: Vec<String> = results.into_iter().flatten().filter_map(Result::err).map(|error| error.message().to_owned()).collect();
         match refused.is_empty() {
             true => note("read keys and certificates again"),

@@ -186,7 +186,8 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     })
 }
 
-/// Refuse keys that begin with a slash. Some stores, such as MinIO, take `/k` for `k`: a cache, a quota and the order of puts would see two objects.
+/// Refuse keys that some stores, such as MinIO, take for another: `/k` and `k`, and `k__XLDIR__` and `k/`. Rights, a cache, a quota and the order of puts
+/// would see two objects.
 fn check_keys(input: &dyn Any) -> S3Result<()> {
     let source = |source: &CopySource| match source {
         CopySource::Bucket { key, .. } => key.to_string(),
@@ -205,11 +206,9 @@ fn check_keys(input: &dyn Any) -> S3Result<()> {
     keys.extend(input.downcast_ref::<CopyObjectInput>().map(|input| source(&input.copy_source)));
     keys.extend(input.downcast_ref::<UploadPartCopyInput>().map(|input| source(&input.copy_source)));
     keys.extend(input.downcast_ref::<DeleteObjectsInput>().iter().flat_map(|input| &input.delete.objects).map(|object| object.key.clone()));
-    match keys.iter().find(|key| key.starts_with('/')) {
+    match keys.iter().find(|key| key.starts_with('/') || key.contains("__XLDIR__")) {
         None => Ok(()),
-        Some(key) => {
-            Err(s3_error!(InvalidArgument, "the key `{key}` begins with a slash, which some stores ignore; use them without this server"))
-        }
+        Some(key) => Err(s3_error!(InvalidArgument, "some stores take the key `{key}` for another one; use it without this server")),
     }
 }
 
