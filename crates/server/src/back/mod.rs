@@ -270,7 +270,9 @@ fn of_the_folder(error: S3Error) -> S3Error {
 /// Return whether a put has no conditions, and nothing that a folder could not keep, or that a cold store may refuse.
 fn is_plain(input: &PutObjectInput) -> bool {
     let metadata_bytes: usize = input.metadata.iter().flatten().map(|(name, value)| name.len() + value.len()).sum();
-    let is_odd = |part: &str| matches!(part, "" | "." | "..") || part.len() > MOST_PART_BYTES || part.contains(char::is_control);
+    let is_odd = |part: &str| {
+        matches!(part, "" | "." | "..") || part.len() > MOST_PART_BYTES || part.contains(char::is_control) || part.contains("__XLDIR__")
+    };
     let is_odd_key = input.key.strip_suffix('/').unwrap_or(&input.key).split('/').any(is_odd);
     if metadata_bytes > MOST_METADATA_BYTES || is_odd_key {
         return false;
