@@ -219,13 +219,13 @@ impl Front {
             let form = authentication::form_of(request).map_err(refused)?;
             authentication::check(&form, request, self.gate.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
             let is_list =
-                crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
+                || crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
             let is_version_2 = matches!(form, Form::Version2 { .. });
             if is_version_2 && is_in_chunks {
                 let text = "A body in chunks needs a signature of version 4.";
                 return Err((StatusCode::BAD_REQUEST, "InvalidRequest", text.into()));
             }
-            if is_version_2 && *request.method() == Method::POST && is_list {
+            if is_version_2 && *request.method() == Method::POST && is_list() {
                 // Somebody who sees such a request could send it again with another list.
                 let text = "A signature of version 2 does not cover the body. Lists need version 4.";
                 return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
