@@ -109,7 +109,8 @@ def test_what_was_written_into_batches_does_not_show_in_later_ones(ds, columns, 
                     if epoch > 0 and array.flags.writeable:
                         array.reshape(-1).view(np.uint8)[:] = 0xA5
         state = loader.state_dict()
-    assert len(set(places)) < len(places) or ragged, "memory is used again"
+    # NumPy allocates the arrays that are made from the results of Python functions, and lists.
+    assert len(set(places)) < len(places) or ragged or steps == "functions", "memory is used again"
     del kept, batch
     # The same epochs, while every batch is held.
     with ds.loader(
