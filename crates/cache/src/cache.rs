@@ -15,6 +15,7 @@ use crate::passing::Passing;
 use crate::place::{Place, place};
 use crate::room;
 use crate::spec::Spec;
+use crate::trust::Trust;
 use crate::upkeep;
 
 /// What the owner of a store decides.
@@ -42,6 +43,8 @@ pub struct Cached {
     keeping: Arc<PerProcess<AtomicUsize>>,
     /// What plans of this process have fetched into memory.
     passing: Arc<PerProcess<Passing>>,
+    /// Which notes are believed, if the owner keeps notes.
+    pub(crate) trust: Option<Arc<Trust>>,
 }
 
 /// Bytes of whole objects that this process holds in memory.
@@ -151,7 +154,14 @@ impl Cached {
             plans: Arc::new(PerProcess::new(AtomicUsize::default)),
             keeping: Arc::new(PerProcess::new(AtomicUsize::default)),
             passing: Arc::new(PerProcess::new(Passing::default)),
+            trust: None,
         }
+    }
+
+    /// Let notes be kept beside the objects. Other processes may use the same drives, but do not believe notes of this one while it runs.
+    pub fn with_notes(self) -> Cached {
+        let trust = Trust::open(&self.drives, &self.store);
+        Cached { trust: Some(Arc::new(trust)), ..self }
     }
 
     /// Return the cache of a store, or None if it has none.

@@ -107,8 +107,7 @@ impl Drive {
 
     /// Return the folder with the extents of a store.
     pub fn store_folder(&self, store: &str) -> PathBuf {
-        let hash = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, cut(store).as_bytes());
-        self.stores_folder().join(format!("{:016x}", mix(hash)))
+        self.stores_folder().join(store_name(store))
     }
 
     pub fn stores_folder(&self) -> PathBuf {
@@ -129,6 +128,11 @@ impl Drive {
     /// Return the folder of marks of operations that change what the drive holds. A mark without a process shows that counts may be too high.
     pub fn pending_folder(&self) -> PathBuf {
         self.folder.join("pending")
+    }
+
+    /// Return the file that running servers of a store have locked. It has their token.
+    pub fn servers_file(&self, store: &str) -> PathBuf {
+        self.folder.join("servers").join(store_name(store))
     }
 
     pub fn plans_folder(&self) -> PathBuf {
@@ -267,8 +271,12 @@ impl Drive {
     }
 }
 
+fn store_name(store: &str) -> String {
+    format!("{:016x}", mix(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, cut(store).as_bytes())))
+}
+
 /// Return whether this user owns a folder. Anybody may make folders in shared memory.
-fn is_mine(folder: &Path) -> io::Result<bool> {
+pub fn is_mine(folder: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
     // SAFETY: the call takes no arguments and cannot fail.
     Ok(std::fs::symlink_metadata(folder)?.uid() == unsafe { libc::getuid() })
@@ -317,7 +325,7 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
         // Parts of a cache that somebody deleted while it was used are made anew by those who use it.
-        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "orders", "leaders", "stores", "pending"];
+        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "orders", "leaders", "stores", "pending", "servers"];
         if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
             return Ok(std::fs::read_to_string(folder.join(MARKER_NAME)).is_ok_and(|found| found == MARKER));

@@ -49,6 +49,23 @@ impl Flight {
         Ok(entered.then_some(flight))
     }
 
+    /// Join those who use a file together, and return whether nobody else does. Others that join wait until `stay`. Returns None if another one that
+    /// joins takes longer than `patience`.
+    pub fn join(path: &Path, patience: Duration) -> io::Result<Option<(Flight, bool)>> {
+        let flight = Flight::new(path)?;
+        if !wait(patience, || flight.set(libc::F_WRLCK, GATE, 1))? {
+            return Ok(None);
+        }
+        let is_alone = flight.set(libc::F_WRLCK, INSIDE, 1)?;
+        Ok((is_alone || flight.set(libc::F_RDLCK, INSIDE, 1)?).then_some((flight, is_alone)))
+    }
+
+    /// Let others join.
+    pub fn stay(&self) {
+        // A lock that is held is changed at once, so these cannot fail.
+        let _ = self.set(libc::F_RDLCK, INSIDE, 1).and_then(|_| self.set(libc::F_UNLCK, GATE, 1));
+    }
+
     /// Keep all other operations out, and wait until those that run have ended. Returns None if they take longer than `patience`.
     pub fn alone(path: &Path, patience: Duration) -> io::Result<Option<Flight>> {
         let flight = Flight::new(path)?;

@@ -18,6 +18,7 @@ mod plan;
 mod registry;
 mod room;
 mod spec;
+mod trust;
 pub mod upkeep;
 mod usage;
 
@@ -25,6 +26,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_storage::{Options, Storage};
 
 pub use cache::{Cached, Drives, Policy, held_bytes};
+pub use cached::Noted;
 pub use drive::Drive;
 pub use extent::Key;
 pub use plan::belady::NEVER;

@@ -155,11 +155,11 @@ pub fn recount(drive: &Drive) -> io::Result<u64> {
     drive.usage.recount(bytes)
 }
 
-/// Remove an extent, and return the bytes that were freed. One that another operation uses remains, without its note.
+/// Remove an extent, and return the bytes that were freed. One that another operation uses remains, without its note. Fails if it may have its note.
 pub fn remove(drive: &Drive, extent: &Extent) -> io::Result<u64> {
     let freed = evict::remove(drive, extent, |_| true)?;
-    if freed == 0 && extent.is_linked() {
-        room::annotate(drive, extent, b" ")?;
+    if freed == 0 && extent.is_linked() && !room::annotate(drive, extent, b" ")? && extent.is_linked() {
+        return Err(io::ErrorKind::WouldBlock.into());
     }
     Ok(freed)
 }

@@ -21,8 +21,8 @@ pub struct Meta {
     pub bytes: u64,
     /// When the cold store was asked. None if that is not known.
     seen: Option<Instant>,
-    /// Whether the machine has been running since then. After a crash of the machine, a drive may have an older state than the last one.
-    pub is_of_this_run: bool,
+    /// Whether all writes of the object through the server since then are known. A note on a drive may be older than the last one.
+    pub is_believed: bool,
     /// When it was written beside its pages, in seconds since 1970.
     noted: AtomicU64,
     /// Whether it was proven that the object never changes.
@@ -57,7 +57,7 @@ impl Meta {
             etag,
             bytes,
             seen: Some(Instant::now()),
-            is_of_this_run: true,
+            is_believed: true,
             noted: NO_NOTE.into(),
             proven: false.into(),
             knows_sums: true,

@@ -70,6 +70,7 @@ pub struct Metrics {
     pub cold_gets: Count,
     pub cold_requests: Count,
     pub stale_answers: Count,
+    pub missed_removals: Count,
     pub refused: Count,
     pub lost_lines: Count,
     /// Objects that were acknowledged and are not in the cold store yet, and their bytes.
@@ -122,6 +123,7 @@ impl Metrics {
             cold_gets: Count::default(),
             cold_requests: Count::default(),
             stale_answers: Count::default(),
+            missed_removals: Count::default(),
             refused: Count::default(),
             lost_lines: Count::default(),
             pending_objects: Level::default(),
@@ -170,6 +172,11 @@ impl Metrics {
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
         registry.register("stale_answers", "Answers from what was known, because the cold store failed", metrics.stale_answers.clone());
+        registry.register(
+            "missed_removals",
+            "Writes that could not remove the old state of their object from a drive. States on drives are asked for again then",
+            metrics.missed_removals.clone(),
+        );
         registry.register(
             "refused",
             "Connections and requests that were refused with 503 because of --connections, --requests or --memory-bytes",

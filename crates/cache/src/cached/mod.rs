@@ -63,42 +63,70 @@ impl Cached {
         Ok(())
     }
 
-    /// Remove the cached parts of an object, whatever its version. Cost: a few calls for each of its extents.
-    pub fn forget(&self, name: &str) {
+    /// Remove the cached parts of an object, whatever its version, and its note. A part that another operation uses is evicted later. Fails if the note may
+    /// still be there. No note is believed then. Cost: a few calls for each of its extents.
+    pub fn forget(&self, name: &str) -> std::io::Result<()> {
         for number in 0.. {
             let key = self.key(name, number);
             let drive = self.drive_of(&key);
-            let Some((extent, _)) = drive.find_any(&key).ok().flatten().filter(|(extent, _)| is_of(extent, name)) else { return };
-            // A part that another operation uses is evicted later.
-            let _ = upkeep::remove(drive, &extent);
+            let remove = || {
+                let found = drive.find_any(&key)?.filter(|(extent, _)| is_of(extent, name));
+                found.map(|(extent, _)| upkeep::remove(drive, &extent)).transpose()
+            };
+            if self.removing(self.drives().number_of(&key), remove)?.is_none() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Remove notes from a drive. If that fails, no note is believed any more.
+    fn removing<T>(&self, drive: usize, remove: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+        match &self.trust {
+            Some(trust) => trust.removing(drive, remove),
+            None => remove(),
         }
     }
 
     /// Remove the cached parts of all objects of this store whose names are meant. Returns the bytes that were freed. Parts that another operation uses
-    /// remain, without their notes. Cost: opens each extent.
+    /// remain, without their notes. Fails if notes may still be there. No note is believed then. Cost: opens each extent.
     pub fn clear(&self, is_meant: impl Fn(&str) -> bool) -> std::io::Result<u64> {
         let is_meant = |key: &Key| *key.store() == *self.store && is_meant(key.name());
-        self.drives().drives.iter().map(|drive| upkeep::clear(drive, &is_meant)).sum()
+        let cleared =
+            self.drives().drives.iter().enumerate().map(|(number, drive)| self.removing(number, || upkeep::clear(drive, &is_meant)));
+        // A drive that fails does not keep the others.
+        cleared.collect::<Vec<_>>().into_iter().sum()
     }
 
     /// Keep a note beside the first part of a version of an object. Returns whether it is there: only if a page of the part is cached, and the note is not
     /// too long. Cost: six calls.
     pub fn annotate(&self, name: &str, note: &[u8]) -> bool {
+        let Some(note) = self.trust.as_ref().map(|trust| trust.sign(note)) else { return false };
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
         let found = if drive.is_writable() { drive.find(&key, None) } else { Ok(None) };
-        let written = found.and_then(|extent| extent.map_or(Ok(false), |extent| room::annotate(drive, &extent, note)));
+        let written = found.and_then(|extent| extent.map_or(Ok(false), |extent| room::annotate(drive, &extent, &note)));
         written.inspect_err(|error| drive.failed(error)).unwrap_or(false)
     }
 
-    /// Return which version of an object is cached, in whole or in part, and its note. Cost: four calls, whatever the cache holds.
-    pub fn noted(&self, object: &str) -> Option<(String, Vec<u8>)> {
+    /// Return which version of an object is cached, in whole or in part, and its note. Cost: five calls, whatever the cache holds.
+    pub fn noted(&self, object: &str) -> Option<Noted> {
         let key = self.key(object, 0);
         let drive = self.drive_of(&key);
         let found = if drive.is_usable() { drive.find_any(&key) } else { Ok(None) };
         let (extent, note) = found.inspect_err(|error| drive.failed(error)).ok()??;
-        (is_of(&extent, object) && !note.is_empty()).then(|| (extent.key().name().to_owned(), note))
+        let (note, is_believed) = self.trust.as_ref()?.check(self.drives().number_of(&key), &note)?;
+        is_of(&extent, object).then(|| Noted { name: extent.key().name().to_owned(), note: note.to_vec(), is_believed })
     }
+}
+
+/// The note of a version.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Noted {
+    pub name: String,
+    pub note: Vec<u8>,
+    /// Whether this server wrote it, or the one before it that was alone, and every write since then has removed the notes of its objects.
+    pub is_believed: bool,
 }
 
 /// Return whether an extent is of some version of an object. Another object may have the same place.
@@ -287,7 +315,8 @@ impl Storage for Cached {
     fn delete(&self, name: &str) -> Result<()> {
         self.cold.delete(name)?;
         if self.keeps(name) {
-            self.forget(name);
+            // What is deleted is not asked for again. It is evicted later.
+            let _ = self.forget(name);
         }
         Ok(())
     }

@@ -14,8 +14,7 @@ const VERSION: u32 = 1;
 #[derive(Serialize, Deserialize)]
 struct Note {
     version: u32,
-    /// Names the run of the machine, and when the cold store was asked, in seconds since 1970.
-    boot: String,
+    /// When the cold store was asked, in seconds since 1970.
     seen: u64,
     sums: bool,
     #[serde(default)]
@@ -66,13 +65,12 @@ fn date(time: &Timestamp) -> Option<String> {
 }
 
 impl Meta {
-    /// Return the state as a text. `boot` names the run of the machine.
-    pub fn note(&self, boot: &str) -> Vec<u8> {
+    /// Return the state as a text.
+    pub fn note(&self) -> Vec<u8> {
         let mut texts = HashMap::new();
         each_text!(texts_of, self.head, texts);
         let note = Note {
             version: VERSION,
-            boot: boot.to_owned(),
             seen: unix_seconds().saturating_sub(self.age().unwrap_or_default().as_secs()),
             sums: self.knows_sums,
             immutable: self.is_proven(),
@@ -87,7 +85,7 @@ impl Meta {
     }
 
     /// Read a state. Returns None for one of another version, or a damaged one.
-    pub fn of_note(note: &[u8], boot: &str) -> Option<Meta> {
+    pub fn of_note(note: &[u8], is_believed: bool) -> Option<Meta> {
         let mut note: Note = serde_json::from_slice(note).ok().filter(|note: &Note| note.version == VERSION)?;
         let mut head = HeadObjectOutput {
             content_length: i64::try_from(note.bytes).ok(),
@@ -100,13 +98,13 @@ impl Meta {
         each_text!(take_texts, head, note.texts);
         // A clock that was set back makes the time unknown.
         let age = unix_seconds().checked_sub(note.seen).map(Duration::from_secs);
-        let is_of_this_run = age.is_some() && !boot.is_empty() && note.boot == boot;
+        let is_believed = is_believed && age.is_some();
         let seen = age.and_then(|age| Instant::now().checked_sub(age));
-        // One of another run is written again.
-        let noted = if is_of_this_run { note.seen } else { 0 };
+        // One that is not believed is written again.
+        let noted = if is_believed { note.seen } else { 0 };
         Meta::of_head(head).map(|meta| Meta {
             seen,
-            is_of_this_run,
+            is_believed,
             noted: noted.into(),
             proven: note.immutable.into(),
             knows_sums: note.sums,
@@ -139,24 +137,23 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_written() {
-        let (meta, boot) = (meta(), "one");
-        let mut note = meta.note(boot);
+        let meta = meta();
+        let mut note = meta.note();
         note.extend_from_slice(b"   ");
-        let again = Meta::of_note(&note, boot).unwrap();
-        assert!(again.head == meta.head && again.etag == meta.etag && again.bytes == 17 && again.knows_sums && again.is_of_this_run);
+        let again = Meta::of_note(&note, true).unwrap();
+        assert!(again.head == meta.head && again.etag == meta.etag && again.bytes == 17 && again.knows_sums && again.is_believed);
         assert!(again.age().unwrap() < Duration::from_secs(5) && !again.is_note_old());
-        let later = Meta::of_note(&note, "two").unwrap();
-        assert!(!later.is_of_this_run && later.is_note_old());
-        assert!(!Meta::of_note(&meta.note(""), "").unwrap().is_of_this_run);
+        let other = Meta::of_note(&note, false).unwrap();
+        assert!(!other.is_believed && other.is_note_old());
     }
 
     #[test]
     fn other_texts_are_no_states() {
-        let note = String::from_utf8(meta().note("one")).unwrap();
-        assert!(Meta::of_note(b" ", "one").is_none() && Meta::of_note(&note.as_bytes()[1..], "one").is_none());
-        assert!(Meta::of_note(note.replace("\"version\":1", "\"version\":2").as_bytes(), "one").is_none());
+        let note = String::from_utf8(meta().note()).unwrap();
+        assert!(Meta::of_note(b" ", true).is_none() && Meta::of_note(&note.as_bytes()[1..], true).is_none());
+        assert!(Meta::of_note(note.replace("\"version\":1", "\"version\":2").as_bytes(), true).is_none());
         let future = note.replace("\"seen\":", "\"seen\":9");
-        let of_future = Meta::of_note(future.as_bytes(), "one").unwrap();
-        assert!(!of_future.is_of_this_run && of_future.age().is_none());
+        let of_future = Meta::of_note(future.as_bytes(), true).unwrap();
+        assert!(!of_future.is_believed && of_future.age().is_none());
     }
 }

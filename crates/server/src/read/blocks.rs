@@ -79,7 +79,7 @@ impl Blocks {
         let early = Early::default();
         let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
         let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
-        let cached = Cached::over(Box::new(source), drives, None, policy);
+        let cached = Cached::over(Box::new(source), drives, None, policy).with_notes();
         let Reading { memory, hot, states_bytes, revalidate, stale_if_error, immutable } = reading;
         Blocks {
             cold,
@@ -136,7 +136,12 @@ impl Blocks {
         }
         let (blocks, object) = (self.clone(), object.clone());
         // A drive that hangs must not hold up the runtime.
-        let _ = tokio::task::spawn_blocking(move || blocks.states.forget_pages(&object)).await;
+        let _ = tokio::task::spawn_blocking(move || {
+            if blocks.states.forget_pages(&object).is_err() {
+                blocks.metrics.missed_removals.inc();
+            }
+        })
+        .await;
     }
 
     /// Find the version of an object of which nothing is known, together with all others that ask for it now.

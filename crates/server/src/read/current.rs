@@ -29,7 +29,7 @@ impl Blocks {
     fn is_fresh(&self, meta: &Meta, is_immutable: bool) -> bool {
         let is_younger = |most: Duration| meta.age().is_some_and(|age| age < most);
         is_immutable && is_younger(DELETED_AFTER)
-            || meta.is_of_this_run
+            || meta.is_believed
                 && match self.revalidate {
                     Revalidate::Never => true,
                     Revalidate::After(time) => is_younger(time),
@@ -44,7 +44,7 @@ impl Blocks {
             None => self.on_drive(object).await,
         };
         let Some(known) = known else { return (None, false, false) };
-        if matches!(self.revalidate, Revalidate::Never) && known.is_of_this_run {
+        if matches!(self.revalidate, Revalidate::Never) && known.is_believed {
             return (Some(known), true, false);
         }
         // What was proven once stays true, also if the cold store fails after a restart.

@@ -29,8 +29,6 @@ pub struct States {
     known: Cache<Object, Arc<Meta>, Bytes>,
     stripes: Vec<Stripe>,
     cached: Cached,
-    /// Names the run of the machine.
-    boot: String,
 }
 
 #[derive(Default)]
@@ -62,9 +60,7 @@ impl States {
     pub fn new(cached: Cached, bytes: u64) -> States {
         let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
         let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
-        // Without it, states of drives count as those of another run.
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-        States { known, stripes, cached, boot }
+        States { known, stripes, cached }
     }
 
     fn stripe(&self, object: &Object) -> &Stripe {
@@ -127,10 +123,11 @@ impl States {
         self.known.retain(|object, _| !object.begins_with(prefix));
     }
 
-    /// Remove the cached pages of an object, and its state beside them. Waits for drives.
-    pub fn forget_pages(&self, object: &Object) {
+    /// Remove the cached pages of an object, and its state beside them. Fails if the state may still be there, and then no state of a drive is believed.
+    /// Waits for drives.
+    pub fn forget_pages(&self, object: &Object) -> std::io::Result<()> {
         let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
-        self.cached.forget(&object.name());
+        self.cached.forget(&object.name())
     }
 
     /// Write the state of a version beside its pages, if memory still has it. Waits for drives.
@@ -138,7 +135,7 @@ impl States {
         let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
         let current = || self.get(object).filter(|meta| Version::new(object, meta).name() == name);
         let Some(meta) = current() else { return };
-        if self.cached.annotate(name, &meta.note(&self.boot)) {
+        if self.cached.annotate(name, &meta.note()) {
             meta.was_noted();
         }
     }
@@ -146,9 +143,9 @@ impl States {
     /// Return the state of an object that a drive has. Waits for drives.
     pub fn find(&self, object: &Object) -> Option<Meta> {
         let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
-        let (name, note) = self.cached.noted(&object.name())?;
-        let meta = Meta::of_note(&note, &self.boot)?;
+        let noted = self.cached.noted(&object.name())?;
+        let meta = Meta::of_note(&noted.note, noted.is_believed)?;
         // The bytes beside it are those of this version.
-        (Version::new(object, &meta).name() == name).then_some(meta)
+        (Version::new(object, &meta).name() == noted.name).then_some(meta)
     }
 }

@@ -1,0 +1,250 @@
+"""What `penstock serve` believes of a cache's drives that other servers use as well, that were away for a while, or that were left out."""
+
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import signal
+import threading
+import urllib.request
+
+import botocore.exceptions
+import pytest
+import servers
+from waiting import until
+
+BUCKET = "penstock"
+POLICIES = ["never", "3600s", "always"]
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """A cold store with a few objects. The response to a read of `slow` begins as things are then, and ends when `may_end` is set."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.objects, self.reads, self.may_end, self.began = {}, 0, threading.Event(), threading.Event()
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": servers.KEY,
+            "AWS_SECRET_ACCESS_KEY": servers.SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_port}",
+        }
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, code, body=b"", **headers):
+        self.send_response(code)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        key = self.path.partition("?")[0].partition(f"/{BUCKET}")[2].lstrip("/")
+        if key not in self.server.objects:
+            return self.answer(404 if key else 200)
+        self.server.reads += 1
+        body = self.server.objects[key]
+        whole = {"ETag": f'"{hashlib.md5(body).hexdigest()}"', "Last_Modified": "Sun, 09 Sep 2001 01:46:40 GMT"}
+        if key == "slow" and self.command == "GET":
+            self.server.began.set()
+            assert self.server.may_end.wait(300)
+        if self.command == "HEAD":
+            return self.answer(200, Content_Length=len(body), **whole)
+        first, last = (int(number) for number in re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
+        part = body[first : last + 1]
+        self.answer(206, part, Content_Range=f"bytes {first}-{first + len(part) - 1}/{len(body)}", **whole)
+
+    do_HEAD = do_GET
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.objects[self.path.partition("?")[0].removeprefix(f"/{BUCKET}/")] = body
+        self.answer(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
+
+    def do_DELETE(self):
+        self.server.objects.pop(self.path.partition("?")[0].removeprefix(f"/{BUCKET}/"), None)
+        self.answer(204)
+
+
+class Node:
+    def __init__(self, folder, store, *options):
+        folder.mkdir()
+        self.server = servers.Penstock(folder, f"s3://{BUCKET}", *options, environment=store.environment)
+
+    def get(self, key):
+        """Return an object, or None if there is none."""
+        try:
+            return self.server.get(BUCKET, key)
+        except botocore.exceptions.ClientError as error:
+            assert error.response["Error"]["Code"] == "NoSuchKey"
+            return None
+
+    def put(self, key, body):
+        self.server.put(BUCKET, key, body)
+
+    def kill(self):
+        self.server.process.send_signal(signal.SIGKILL)
+        self.server.process.wait(300)
+
+    def again(self, *options):
+        """Kill the server and start it again, with other options if there are some."""
+        self.kill()
+        self.server.options = options or self.server.options
+        self.server.restart()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a cold store, and a function that starts a server before it."""
+    store, nodes = Store(), []
+
+    def node(*options):
+        nodes.append(Node(tmp_path / f"node-{len(nodes)}", store, *options))
+        return nodes[-1]
+
+    yield store, node
+    store.may_end.set()
+    [one.server.stop() for one in nodes]
+    store.shutdown()
+    store.server_close()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def noted(cache, count):
+    """Wait until this many objects have a state beside their pages."""
+
+    def files():
+        return [path for path in (cache / "stores").rglob("*") if path.is_file() and b'{"version":1' in path.read_bytes()]
+
+    until(lambda: len(files()) == count, "the states are beside the pages")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_before(start, cache, policy):
+    store, node = start
+    options = ("--cache", f"{cache}:1GB", "--revalidate", policy)
+    one, other = node(*options), node(*options)
+    for key, writer, reader in (("slow", one, other), ("slow", other, one)):
+        store.objects[key] = b"old" * 4000
+        store.may_end.clear()
+        store.began.clear()
+        late = threading.Thread(target=reader.get, args=(key,))
+        late.start()
+        assert store.began.wait(300)
+        writer.put(key, b"new" * 4000)
+        store.may_end.set()
+        late.join()
+        noted(cache, 1)
+        assert writer.get(key) == b"new" * 4000
+        # The servers are replaced one after the other.
+        for restarted in (writer, reader, writer):
+            restarted.again()
+            assert [restarted.get(key) for _ in range(2)] == [b"new" * 4000] * 2
+    one.kill()
+    other.again()
+    assert other.get("slow") == b"new" * 4000
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("restarts", ["while it is away", "when it is back", "never"])
+def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, cache, policy, restarts):
+    store, node = start
+    one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--status", "127.0.0.1:0"), cache.with_name("away")
+    keys = ["replaced", "deleted", "copied", "left"]
+    for key in keys:
+        one.put(key, b"old" * 4000)
+        assert one.get(key) == b"old" * 4000
+    noted(cache, len(keys))
+    os.rename(cache, away)
+    one.put("replaced", b"new" * 4000)
+    one.server.client().delete_object(Bucket=BUCKET, Key="deleted")
+    one.server.client().copy_object(Bucket=BUCKET, Key="copied", CopySource=f"{BUCKET}/replaced", MetadataDirective="REPLACE")
+    if restarts == "while it is away":
+        one.again()
+    shutil.rmtree(cache, ignore_errors=True)
+    os.rename(away, cache)
+    if restarts == "when it is back":
+        one.again()
+    expected = {"replaced": b"new" * 4000, "deleted": None, "left": b"old" * 4000}
+    for _ in range(3):
+        assert {key: one.get(key) for key in expected} == expected
+        assert one.get("copied") == store.objects["copied"]
+    one.again()
+    assert {key: one.get(key) for key in expected} == expected
+
+
+def test_missed_removals_are_counted(start, cache):
+    _, node = start
+    one = node("--cache", f"{cache}:1GB", "--status", "127.0.0.1:0")
+    status = re.search(r"http://127\.0\.0\.1:\d+", (one.server.folder / "log").read_text().partition("status")[2])[0]
+
+    def missed():
+        with urllib.request.urlopen(f"{status}/metrics", timeout=300) as page:
+            return int(re.search(r"^penstock_missed_removals_total (\d+)$", page.read().decode(), re.M)[1])
+
+    one.put("a", b"old")
+    assert one.get("a") == b"old" and missed() == 0
+    os.rename(cache, cache.with_name("away"))
+    one.put("a", b"new")
+    assert missed() == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_drives_that_are_left_out_for_a_while_are_not_believed(start, tmp_path, policy):
+    store, node = start
+    both = ("--cache", f"{tmp_path / 'a'}:1GB,{tmp_path / 'b'}:1GB", "--revalidate", policy)
+    others = [("--cache", f"{tmp_path / name}:1GB", "--revalidate", policy) for name in "ab"]
+    # With other sizes, other drives have the objects.
+    others.append(("--cache", f"{tmp_path / 'a'}:9GB,{tmp_path / 'b'}:1GB", "--revalidate", policy))
+    one, keys = node(*both), [f"key-{number}" for number in range(12)]
+    for turn, other in enumerate(others):
+        bodies = {key: f"{turn} {key}".encode() * 500 for key in keys}
+        for key, body in bodies.items():
+            one.put(key, body)
+            assert one.get(key) == body
+        one.again(*other)
+        bodies |= {key: f"new {turn} {key}".encode() * 500 for key in keys[:6]}
+        for key in keys[:6]:
+            one.put(key, bodies[key])
+        one.again(*both)
+        assert {key: one.get(key) for key in keys} == bodies
+
+
+@pytest.mark.parametrize(("policy", "requests"), [("never", 0), ("3600s", 0), ("always", 3)])
+def test_the_next_server_of_a_drive_believes_what_it_finds(start, cache, policy, requests):
+    store, node = start
+    one = node("--cache", f"{cache}:1GB", "--revalidate", policy)
+    for end in ("kill -9", "a stop", "another one beside it"):
+        for key in "abc":
+            one.put(key, f"{key} {end}".encode() * 900)
+            assert one.get(key) == f"{key} {end}".encode() * 900
+        noted(cache, 3)
+        if end == "a stop":
+            one.server.process.terminate()
+            one.server.process.wait(300)
+            one.server.restart()
+        elif end == "kill -9":
+            one.again()
+        else:
+            other = node("--cache", f"{cache}:1GB", "--revalidate", policy)
+            one.again()
+            other.kill()
+        for expected in (requests if end != "another one beside it" else 3, requests):
+            store.reads = 0
+            assert [one.get(key) for key in "abc"] == [f"{key} {end}".encode() * 900 for key in "abc"]
+            assert store.reads == expected, end
