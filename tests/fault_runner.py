@@ -262,7 +262,7 @@ def count_calls(job: Job, place: pathlib.Path) -> int:
 
 def main() -> None:
     SHIM.faults_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_long]
-    name, kinds, stride, folder = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), pathlib.Path(sys.argv[4])
+    name, kinds, folder, (stride, first) = sys.argv[1], sys.argv[2].split(","), pathlib.Path(sys.argv[3]), map(int, sys.argv[4:])
     job, beginning = JOBS[name], folder / "beginning"
     beginning.mkdir(parents=True)
     job.prepare(beginning / "dataset")
@@ -281,7 +281,7 @@ def main() -> None:
     for kind in kinds:
         code, _, length = kind.partition(":")
         error = 0 if code == "kill" else getattr(errno, code)
-        for number in range(1 + tries % stride, calls + 1, stride):
+        for number in range(1 + (first + tries) % stride, calls + 1, stride):
             label = f"{code}-{length}-{number}"
             place = copied(label)
             status = attempt(job, place, number, error, number + int(length or 1) - 1)

@@ -110,17 +110,17 @@ def measured(place, options, mebibytes, opened, epochs=1):
 def check(place, kind, opened, epochs=1, configurations=None):
     """Compare what `explain` says with what came, within 10 %. Which gaps between blocks are fetched depends on how fast the store seems to be, so a
     few requests do not count. If something is cached by a plan, the first requests depend on whether the plan or the loader is faster: only bytes
-    are compared, and on a loaded machine, an epoch may be read again, with an empty cache."""
+    are compared. On a loaded machine, an epoch may be read again, by another process and with an empty cache."""
 
     def is_near(told, came):
         near = all(abs(said - found) <= max(0.1 * found, little) for said, found, little in zip(told, came, least, strict=True))
         return near and bool(told[0]) == bool(came[0])
 
-    wrong, tries = [], 1 if configurations is None else 4
+    wrong = []
     least = (8, 4096) if configurations is None else (1 << 30, 4096)
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for number, (options, mebibytes) in enumerate(configurations or CONFIGURATIONS[kind]):
-            for attempt in range(tries):
+            for attempt in range(4):
                 own = {name: value.format(f"{number}-{attempt}") for name, value in opened.items()}
                 found = pool.apply(measured, (str(place), options, mebibytes, own, epochs))
                 far = [(kind, options, mebibytes, told, came, line) for told, came, line in found if not is_near(told, came)]

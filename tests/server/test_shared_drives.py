@@ -19,7 +19,7 @@ POLICIES = ["never", "3600s", "always"]
 
 
 class Store(http.server.ThreadingHTTPServer):
-    """A cold store with a few objects. The response to a read of `slow` begins as things are then, and ends when `may_end` is set."""
+    """A cold store with a few objects. The response to a read of `slow…` begins as things are then, and ends when `may_end` is set."""
 
     daemon_threads = True
 
@@ -43,7 +43,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def answer(self, code, body=b"", **headers):
         self.send_response(code)
-        for name, value in {"Content-Length": len(body), **headers}.items():
+        for name, value in {"Content_Length": len(body), **headers}.items():
             self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
         if self.command != "HEAD":
@@ -52,11 +52,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         key = self.path.partition("?")[0].partition(f"/{BUCKET}")[2].lstrip("/")
         if key not in self.server.objects:
-            return self.answer(404 if key else 200)
+            return self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>") if key else self.answer(200)
         self.server.reads += 1
         body = self.server.objects[key]
         whole = {"ETag": f'"{hashlib.md5(body).hexdigest()}"', "Last_Modified": "Sun, 09 Sep 2001 01:46:40 GMT"}
-        if key == "slow" and self.command == "GET":
+        if key.startswith("slow") and self.command == "GET":
             self.server.began.set()
             assert self.server.may_end.wait(300)
         if self.command == "HEAD":
@@ -139,7 +139,7 @@ def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_
     store, node = start
     options = ("--cache", f"{cache}:1GB", "--revalidate", policy)
     one, other = node(*options), node(*options)
-    for key, writer, reader in (("slow", one, other), ("slow", other, one)):
+    for number, (key, writer, reader) in enumerate((("slow-a", one, other), ("slow-b", other, one)), 1):
         store.objects[key] = b"old" * 4000
         store.may_end.clear()
         store.began.clear()
@@ -149,7 +149,7 @@ def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_
         writer.put(key, b"new" * 4000)
         store.may_end.set()
         late.join()
-        noted(cache, 1)
+        noted(cache, number)
         assert writer.get(key) == b"new" * 4000
         # The servers are replaced one after the other.
         for restarted in (writer, reader, writer):
@@ -157,15 +157,15 @@ def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_
             assert [restarted.get(key) for _ in range(2)] == [b"new" * 4000] * 2
     one.kill()
     other.again()
-    assert other.get("slow") == b"new" * 4000
+    assert other.get("slow-a") == other.get("slow-b") == b"new" * 4000
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("restarts", ["while it is away", "when it is back", "never"])
 def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, cache, policy, restarts):
-    store, node = start
+    _, node = start
     one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--status", "127.0.0.1:0"), cache.with_name("away")
-    keys = ["replaced", "deleted", "copied", "left"]
+    keys = ["replaced", "deleted", "left"]
     for key in keys:
         one.put(key, b"old" * 4000)
         assert one.get(key) == b"old" * 4000
@@ -173,7 +173,6 @@ def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, c
     os.rename(cache, away)
     one.put("replaced", b"new" * 4000)
     one.server.client().delete_object(Bucket=BUCKET, Key="deleted")
-    one.server.client().copy_object(Bucket=BUCKET, Key="copied", CopySource=f"{BUCKET}/replaced", MetadataDirective="REPLACE")
     if restarts == "while it is away":
         one.again()
     shutil.rmtree(cache, ignore_errors=True)
@@ -183,7 +182,6 @@ def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, c
     expected = {"replaced": b"new" * 4000, "deleted": None, "left": b"old" * 4000}
     for _ in range(3):
         assert {key: one.get(key) for key in expected} == expected
-        assert one.get("copied") == store.objects["copied"]
     one.again()
     assert {key: one.get(key) for key in expected} == expected
 
@@ -206,7 +204,7 @@ def test_missed_removals_are_counted(start, cache):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_drives_that_are_left_out_for_a_while_are_not_believed(start, tmp_path, policy):
-    store, node = start
+    _, node = start
     both = ("--cache", f"{tmp_path / 'a'}:1GB,{tmp_path / 'b'}:1GB", "--revalidate", policy)
     others = [("--cache", f"{tmp_path / name}:1GB", "--revalidate", policy) for name in "ab"]
     # With other sizes, other drives have the objects.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from anything import ROTATION
 
 FOLDER = pathlib.Path(__file__).parent.parent
 JOBS = [
@@ -35,7 +36,7 @@ def shim(tmp_path_factory):
 
 
 def run(shim, tmp_path, job, kinds, stride):
-    command = [sys.executable, str(FOLDER / "fault_runner.py"), job, ",".join(kinds), str(stride), str(tmp_path / "tries")]
+    command = [sys.executable, str(FOLDER / "fault_runner.py"), job, ",".join(kinds), str(tmp_path / "tries"), str(stride), str(ROTATION)]
     environment = {**os.environ, "LD_PRELOAD": str(shim), "PENSTOCK_AUTHOR": "test"}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(answer.stdout)
@@ -45,18 +46,18 @@ def run(shim, tmp_path, job, kinds, stride):
 
 @pytest.mark.local
 @pytest.mark.parametrize("job", JOBS)
-def test_kill_at_every_file_call_leaves_a_place_that_works(shim, tmp_path, job):
-    run(shim, tmp_path, job, ["kill"], 1)
+def test_kill_at_a_file_call_leaves_a_place_that_works(shim, tmp_path, job):
+    run(shim, tmp_path, job, ["kill"], 3)
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("job", JOBS)
 def test_a_failing_file_call_is_an_error_or_no_matter(shim, tmp_path, job):
-    run(shim, tmp_path, job, ERRORS, 9)
+    run(shim, tmp_path, job, ERRORS, 20)
 
 
 @pytest.mark.soak
 @pytest.mark.local
 @pytest.mark.parametrize("job", JOBS)
 def test_every_failing_file_call_is_an_error_or_no_matter(shim, tmp_path, job):
-    run(shim, tmp_path, job, ERRORS, 1)
+    run(shim, tmp_path, job, ["kill", *ERRORS], 1)

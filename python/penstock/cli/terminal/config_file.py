@@ -12,6 +12,22 @@ import typer
 from penstock.cli.terminal import at
 
 
+def _checked(param: Any, value: Any, place: str) -> Any:
+    """Return the value of an option. Raises: BadParameter if it has another type."""
+    if param.multiple:
+        value = value if isinstance(value, list) else [value]
+        is_right, kind = all(isinstance(one, str) and one for one in value), 'a text that is not empty, or a list of them, as ["a", "b"]'
+    elif param.is_flag:
+        is_right, kind = isinstance(value, bool), "true or false"
+    elif param.type_descriptor.annotation in (int, float):
+        is_right, kind = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+    else:
+        is_right, kind = isinstance(value, str) and value, 'a text that is not empty, as "a"'
+    if not is_right:
+        raise typer.BadParameter(f"{place} must be {kind}")
+    return value
+
+
 def read(ctx: typer.Context, path: str) -> str:
     """Take options from a file: the names of the verb's options without dashes in front, and a table `option` for options of the store.
 
@@ -26,22 +42,20 @@ def read(ctx: typer.Context, path: str) -> str:
     stored = found.pop("option", {})
     if not isinstance(stored, dict):
         raise typer.BadParameter(f"`option` in `{path}` is not a table; write [option], then a line for each option of the store")
-    names = {flag.lstrip("-"): param.name for param in ctx.command.params for flag in param.opts if flag.startswith("--")}
+    names = {flag.lstrip("-"): param for param in ctx.command.params for flag in param.opts if flag.startswith("--")}
     for unsuitable in ("config", "check", "help"):
         names.pop(unsuitable, None)
-    repeated = {param.name for param in ctx.command.params if param.multiple}
-    values: dict[str | None, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in found.items():
         name = key.replace("_", "-")
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(sorted(names))}"
             raise typer.BadParameter(f"`{path}` has an unknown key `{key}`; {hint}")
-        if names[name] in values:
+        param = names[name]
+        if str(param.name) in values:
             raise typer.BadParameter(f"`{path}` names `{name}` twice, with a dash and with an underscore")
-        if isinstance(value, dict):
-            raise typer.BadParameter(f"`{key}` in `{path}` is a table; write {name} = …")
-        values[names[name]] = [value] if names[name] in repeated and isinstance(value, str) else value
-    ctx.default_map = {**(ctx.default_map or {}), **{str(name): value for name, value in values.items()}}
+        values[str(param.name)] = _checked(param, value, f"`{key}` in `{path}`")
+    ctx.default_map = {**(ctx.default_map or {}), **values}
     at.storage_options.update({name: str(value) for name, value in stored.items() if name not in at.storage_options})
     return path
