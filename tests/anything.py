@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import penstock as ps
-import pytest
 
 # Each run of tools/test.sh uses a different PENSTOCK_ROTATION and prints it. This number seeds the random tests.
 _GIVEN = os.environ.get("PENSTOCK_ROTATION", "0")
@@ -19,17 +18,6 @@ SCHEMA = {
     "even": ps.Tensor((9, 9), "uint8", tile=(4, 4)), "boxes": ps.Boxes(), "mask": ps.Mask(), "image": ps.Image(), "points": ps.Keypoints(points=2),
     "classes": ps.Labels(["a", "b"]),
 }  # fmt: skip
-# Long tests run for some of their cases, and for all with `-m soak`. Each rotation has other ones.
-PARTS = 3
-
-
-def cases(all_cases):
-    """Return all cases as parameters of a test. Those that are not this rotation's are marked `soak`, and all of them with PENSTOCK_SOAK."""
-    whole = "PENSTOCK_SOAK" in os.environ
-    return [
-        pytest.param(case, marks=pytest.mark.soak) if whole or (number + ROTATION) % PARTS else case
-        for number, case in enumerate(all_cases)
-    ]
 
 
 def values(rng, name, kind, count):

@@ -9,7 +9,7 @@ tools/servers.sh clients
 # The schedules of faults measure the memory of their process, so nothing else runs in it.
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked -- --nocapture --skip remote::
 PENSTOCK_SOAK=1 cargo test --release -p penstock-testkit --locked --test proofs remote:: -- --nocapture
-PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests -m "soak" -p no:cacheprovider -rA
+PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests -m "soak or long" -p no:cacheprovider -rA
 PENSTOCK_SOAK=1 .venv/bin/python -m pytest tests/every_store/test_storms.py --store s3 -m "soak" -p no:cacheprovider -rA
 PENSTOCK_ROTATION=all .venv/bin/python -m pytest tests/every_store --store azure,buffered,cached,direct,proxy,s3,versity -m "not soak and not data" -p no:cacheprovider
 PENSTOCK_MODEL_SEEDS=2000 .venv/bin/python -m pytest tests/*/test_*_model.py -p no:cacheprovider -rA

@@ -43,36 +43,38 @@ tools/servers.sh > "$log/servers" 2>&1 &
 installing=$!
 rust=(--release --workspace --locked)
 cargo build --release --workspace --bins --locked -q || { failed=$((failed + 1)); echo "FAILED: cannot build the test servers"; }
-cargo test "${rust[@]}" --no-run -q > "$log/compile" 2>&1 &
-compiling=$!
-wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
-export PENSTOCK_BUILT=1
 
-# Tests run in three lanes. A single lane would often wait for servers and disks; three keep two processors busy. Job control is on because
-# tests send Ctrl-C, which background jobs would otherwise ignore. Idle threads of NumPy and torch must not spin on processors that the lanes
-# share.
+# Three parts of the tests run at a time. A single one would often wait for servers and disks; three keep two processors busy. The longest begin
+# first. Job control is on because tests send Ctrl-C, which background jobs would otherwise ignore. Idle threads of NumPy and torch must not spin
+# on processors that the parts share.
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 set -m
-{ start most tests python/penstock --ignore tests/dataset --ignore tests/cli --ignore tests/importers --ignore tests/server --ignore tests/docs --doctest-modules -m "$select" --durations=5; } &
-lanes=($!)
-{ start others tests/dataset tests/cli tests/importers tests/server -m "$select"; stores buffered,cached,direct; } &
-lanes+=($!)
+lane() { # lane COMMAND…: runs a command in the background, once fewer than three run
+  while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done
+  "$@" &
+  lanes+=($!)
+}
+lane cargo test "${rust[@]}" > "$log/rust" 2>&1
+wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
+export PENSTOCK_BUILT=1
+alone=(server dataset loader stores docs)
+for part in server dataset loader; do lane start "$part" "tests/$part" -m "$select"; done
+lane stores s3,proxy,versity,azure
+lane start rest tests python/penstock "${alone[@]/#/--ignore=tests/}" --doctest-modules -m "$select"
+for part in stores docs; do lane start "$part" "tests/$part" -m "$select"; done
+lane stores buffered,cached,direct
+wait "${lanes[@]}"
+lanes=()
 set +m
 
-wait "$compiling" || { failed=$((failed + 1)); tail -n 40 "$log/compile"; echo "FAILED: cannot build the Rust tests"; }
 echo "== rust"
-cargo test "${rust[@]}" 2>&1 | tee "$log/rust" | grep -E "^(test result: [^o]|error|failures|---- )|FAILED|panicked" || true
+grep -E "^(test result: [^o]|error|failures|---- )|FAILED|panicked" "$log/rust" || true
 while read -r p f i; do passed=$((passed + p)); failed=$((failed + f)); skipped=$((skipped + i)); done \
   < <(sed -nE 's/^test result: .* ([0-9]+) passed; ([0-9]+) failed; ([0-9]+) ignored.*/\1 \2 \3/p' "$log/rust")
 grep -qE "^error|could not compile" "$log/rust" && { failed=$((failed + 1)); tail -n 40 "$log/rust"; }
 grep -q "^test result" "$log/rust" || { failed=$((failed + 1)); echo "FAILED: no Rust tests ran"; }
-
-stores s3,proxy,versity,azure
-start docs tests/docs -m "$select"
 SHOW=40 step "demo" .venv/bin/python examples/demo.py
-wait "${lanes[@]}"
-lanes=()
-for name in most others docs buffered,cached,direct s3,proxy,versity,azure; do count_of "$name"; done
+for name in "${alone[@]}" rest buffered,cached,direct s3,proxy,versity,azure; do count_of "$name"; done
 
 if [ "${CI:-}" = true ] && [ "$skipped" -gt 0 ]; then
   allowed=$(grep -cvE '^\s*(#|$)' tests/skips.txt || true)

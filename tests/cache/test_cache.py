@@ -210,6 +210,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_killed_readers_leave_a_cache_that_needs_no_repair(filled, tmp_path, empty_cache):
     uri, blobs = filled
     random = np.random.default_rng(3)
@@ -381,6 +382,7 @@ def test_jobs_of_one_order_fetch_each_byte_once(filled, tmp_path):
     assert one + other <= 1.5 * alone, (one, other, alone)
 
 
+@pytest.mark.long
 def test_jobs_that_fill_a_cache_which_just_holds_all_evict_nothing(filled, tmp_path):
     uri, _ = filled
     ((alone, *order),) = jobs(uri, f"{tmp_path / 'alone'}:100MB", [])

@@ -28,6 +28,7 @@ def table(tmp_path):
     return path
 
 
+@pytest.mark.long
 def test_every_verb_in_turn(root, table):
     assert "created" in run("create", root, "name=text", "age=int64", "vector=tensor:float32:3x?", "label=label:cat,dog").stdout
     assert "imported 2 samples" in run("import", table, root).stdout
@@ -70,6 +71,7 @@ def test_every_verb_in_turn(root, table):
     assert report["samples"] == 1 and report["problems"] == []
 
 
+@pytest.mark.long
 def test_verbs_of_branches(root, table):
     run("create", root, "name=text", "age=int64")
     run("import", table, root)
@@ -165,6 +167,7 @@ def test_help_of_every_verb():
     assert run("--version").stdout.strip()
 
 
+@pytest.mark.long
 def test_output_that_cannot_show_or_take_everything(root):
     ds = ps.create(root, {"text": ps.Text()})
     ds.append({"text": ["zwölf ☃"]}, message="für später")
@@ -181,6 +184,7 @@ def test_output_that_cannot_show_or_take_everything(root):
             assert done.returncode == 1 and done.stderr.splitlines() == ["error: cannot print: [Errno 28] No space left on device"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("how", ["full", "closed"])
 def test_an_import_that_cannot_report_is_done_all_the_same(root, tmp_path, stream, how):

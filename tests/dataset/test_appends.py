@@ -252,6 +252,7 @@ def test_categories_of_many_words_are_looked_up_once(root):
     assert ds.stats() == before, "these takes read neither words nor files again"
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("form", ["list", "arrow", "dictionary"])
 def test_a_file_ends_when_its_words_fill_the_tail(root, form):
@@ -313,6 +314,7 @@ def test_words_that_repeat_in_random_order_need_few_files(root, appends):
     assert pa.Table.from_batches(ps.open(root).scan())["k"].to_pylist() == rows.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("appends", [1, 10])
 def test_a_tail_holds_the_words_of_all_categories_together(root, appends):

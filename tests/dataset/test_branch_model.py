@@ -418,6 +418,7 @@ class Program:
             self.check(self.handles[name], self.heads[name].state, (*where, what, name))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_programs_on_several_branches(tmp_path, part):
     for seed in SEEDS[part::4]:

@@ -42,6 +42,7 @@ APPENDED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", APPENDED)
 def test_what_becomes_many_bytes_is_appended_a_few_at_a_time(tmp_path, what):
     kind, values = APPENDED[what]
@@ -61,6 +62,7 @@ assert sum(rows for rows, _ in sizes) == 20_010 and max(size for _, size in size
     assert grown(program, tmp_path / "ds") < 96 * MIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 def test_a_scan_of_compressed_values_behind_small_ones_keeps_to_the_budget(tmp_path, io):
     program = f"""
@@ -74,6 +76,7 @@ assert sum(rows for rows, _ in sizes) == 50_200 and max(size for _, size in size
     assert grown(program, tmp_path / "ds") < 128 * MIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shuffle", ["ps.Window(4 << 20)", "False", "True"])
 @pytest.mark.parametrize("io", ["buffered", "direct"])
 def test_a_loader_of_a_column_that_most_samples_lack_keeps_to_the_budget(tmp_path, io, shuffle):
@@ -89,6 +92,7 @@ assert rows == 300 and loader.stats()["peak_bytes"] <= 32 << 20
     assert grown(program, tmp_path / "ds") < 64 * MIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 @pytest.mark.parametrize(
     "size, to", [((64, 4000), (4000, 64)), ((500, 2000), (4000, 300)), ((1000, 1000), (2000, 2000)), ((2000, 1500), (300, 4000))]

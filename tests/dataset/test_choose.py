@@ -92,6 +92,7 @@ def test_a_split_is_a_function_of_row_ids():
     }
 
 
+@pytest.mark.long
 def test_each_sample_is_as_likely_in_each_part_as_any_other_and_pairs_are_independent():
     """Counts over 4,000 seeds. A sample is in the part with probability 0.2; two of one ten with 2/10 × 1/9, others with about 0.04."""
     drawn = np.array([_spread(np.arange(40), seed) >= 0.8 for seed in range(4000)], np.float64)

@@ -332,6 +332,7 @@ def test_arrow_numbers_with_nulls(given):
     assert caught.value.rows == [2]
 
 
+@pytest.mark.long
 def test_what_python_must_make_of_arrow_is_made_a_little_at_a_time(root):
     """The limits apply to the peak of Python's own allocations, including NumPy's."""
     columns = [
@@ -493,6 +494,7 @@ def test_hints_name_types_that_there_are(given):
     assert caught.value.hint == "cast them first, or make the column float64"
 
 
+@pytest.mark.long
 def test_rows_of_very_different_sizes_are_appended_a_few_at_a_time(root):
     """The limit applies to Python's own allocations. If slices were sized by the mean row size, one slice would contain all large rows."""
     large, small = 200, 100_000

@@ -165,6 +165,7 @@ def large(ds, budget, what, batch, io="auto", threads=2):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.local
 def test_large_images_stay_within_the_budget_or_are_refused(tmp_path):
     ds = ps.create(tmp_path / "large", {"image": ps.Image()})
@@ -175,6 +176,7 @@ def test_large_images_stay_within_the_budget_or_are_refused(tmp_path):
         assert peak <= budget and grown <= 1.1 * budget + (24 << 20), (what, grown / budget, peak / budget)
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["auto", "buffered"])
 @pytest.mark.parametrize("threads", [2, 8])
@@ -213,6 +215,7 @@ def encoded(picture, kind):
     return body.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("kind", ["progressive", "PNG"])
 def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
@@ -223,6 +226,7 @@ def test_what_decoders_take_beside_the_pixels_is_counted(tmp_path, kind):
     assert seen == 8 and peak <= 256 << 20 and grown <= 192 << 20, (grown / (256 << 20), peak / (256 << 20))
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("kind", ["baseline", "progressive"])
 @pytest.mark.parametrize(("height", "width"), [(1224, 1632), (2448, 3264)])
@@ -250,6 +254,7 @@ print(grown.peak, anonymous() - grown.before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("kind", ["progressive", "PNG"])
 def test_threads_keep_nothing_of_large_images(tmp_path, kind):
@@ -273,6 +278,7 @@ print(json.dumps([grown.peak, loader.stats()["peak_bytes"]]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_large_images_that_come_late_wait_for_those_before(tmp_path, mode):

@@ -16,6 +16,7 @@ def small_budget():
     ps.configure(memory_bytes=before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("between", ["nothing", "appends", "conflict", "schema"])
 def test_a_transaction_with_many_overlays_is_committed(root, small_budget, between):
     rng, samples = np.random.default_rng(0), 1600

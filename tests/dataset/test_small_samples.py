@@ -203,6 +203,7 @@ print(json.dumps([int(told.split("about ")[1].split()[0].replace(",", "")), ds.s
         assert 0.4 * made <= told <= 2 * made, (column, memory, told, made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("io", ["buffered", "direct"])
 def test_a_long_scan_holds_the_same_memory_as_a_short_one(tmp_path, io):
     """A block shared by two groups stays cached, but must not keep alive the whole buffer that it was read into."""

@@ -142,6 +142,7 @@ def cost_of(place, key):
     return cost["ranges"], cost["range_bytes"], found[0]
 
 
+@pytest.mark.long
 @pytest.mark.local
 def test_windows_read_little_more_than_they_give(volume):
     place, values = volume
@@ -356,6 +357,7 @@ def beyond_memory(tmp_path, place, gib):
     return int(measured.run(PROGRAM, tmp_path / "values.bin", place, 256, rows))
 
 
+@pytest.mark.long
 def test_a_sample_larger_than_the_budget(root, tmp_path):
     assert beyond_memory(tmp_path, root, 1) < 512 << 20
 

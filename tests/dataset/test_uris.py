@@ -26,6 +26,7 @@ def test_a_path_and_its_file_uris_are_one_dataset(tmp_path, name):
         assert (ds["n"][:].tolist(), ds.uri) == ([1], str(path)), uri
 
 
+@pytest.mark.long
 def test_every_verb_takes_file_uris(tmp_path):
     photos, path = tmp_path / "my photos" / "cat", tmp_path / "the set"
     photos.mkdir(parents=True)

@@ -199,6 +199,7 @@ def peak(folder: pathlib.Path, fresh: bool = False, **options: object) -> int:
     return int(found["made"]["peak_bytes"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("place", ["itself", "worker", "shared"])
 def test_memory_is_that_of_a_system_and_its_workers(tmp_path: pathlib.Path, place: str, fresh: bool) -> None:

@@ -121,6 +121,7 @@ def keystrokes(code: str) -> int:
     return sum(len(line.strip()) + 1 for line in code.strip().splitlines())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOURCES)
 def test_from_a_source_to_a_first_batch(name, tmp_path, monkeypatch):
     """One command and at most eight lines, fewer keystrokes than with other libraries, and the same shapes."""

@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 
+import pytest
 from test_site import SAID
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
+@pytest.mark.long
 def test_a_wheel_installs_without_a_compiler_and_runs_the_code(tmp_path):
     built = subprocess.run(["tools/wheel.sh", "release", str(tmp_path / "dist")], cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr

@@ -324,6 +324,7 @@ def merge_at_once(uri, what, go, answers):
         answers.put(f"{error.code}: {error}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["exp", "pick", "two"])
 def test_merges_made_at_once_add_samples_once(root, what):
     """Processes merge the same branch, or two branches of which one contains the other, or copy the same commit."""

@@ -221,6 +221,7 @@ class Side:
         self.samples, self.classes = dict(samples), dict(classes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_branches_with_classes_are_those_of_a_model(root, seed):
     """Random programs on two branches: classes are added under few names, renamed on main, and used by name; both merge now and then."""

@@ -130,6 +130,7 @@ def append_many(uri, worker, count):
         ds.append({"worker": [worker], "number": [number], "word": [f"w{number % 7}"]})
 
 
+@pytest.mark.long
 def test_many_writers_lose_nothing_and_double_nothing(root):
     ps.create(root, {"worker": "int32", "number": "int32", "word": ps.Category()})
     context = multiprocessing.get_context("spawn")
@@ -189,6 +190,7 @@ def killed(root, kills):
     return report
 
 
+@pytest.mark.long
 def test_kill_9_leaves_the_acknowledged_commits(root):
     assert killed(root, 8)["commits"] > 8
 

@@ -45,6 +45,7 @@ def found(ds, since, until=None):
     return added, deleted, changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_any_two_snapshots(root, seed):
     rng, numbers = random.Random(seed), np.random.default_rng(seed)

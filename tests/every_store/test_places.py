@@ -102,6 +102,7 @@ def test_a_handle_of_a_folder_that_was_renamed_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "old").exists() and len(ps.open(tmp_path / "new")) == 0
 
 
+@pytest.mark.long
 def test_one_of_two_creators_wins(tmp_path):
     race_to_create([tmp_path / f"place{number}" / "dataset" for number in range(60)])
 
@@ -110,6 +111,7 @@ def test_one_of_eight_creators_wins(tmp_path):
     race_to_create([tmp_path / f"place{number}" / "dataset" for number in range(10)], racers=8)
 
 
+@pytest.mark.long
 def test_one_of_two_creators_wins_in_a_bucket(bucket):
     race_to_create([bucket / f"place{number}" for number in range(15)])
 

@@ -69,6 +69,7 @@ def in_child(work):
     assert status == 0
 
 
+@pytest.mark.long
 def test_fork_while_other_threads_are_inside_take(ds):
     stop = threading.Event()
     shared = [ds]
@@ -248,6 +249,7 @@ time.sleep(0.2)  # The threads are somewhere in their loops when the interpreter
 """
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("io", ["mapped", "buffered", "direct"])
 def test_daemon_threads_do_not_disturb_the_end_of_the_interpreter(ds, root, io):
@@ -435,6 +437,7 @@ def spawned(ds, queue):
     queue.put(len(ds))
 
 
+@pytest.mark.long
 def test_spawn(ds):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -444,6 +447,7 @@ def test_spawn(ds):
     child.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
 @pytest.mark.parametrize("collate", [ps.torch.collate, None])
 def test_data_loader(ds, workers, context, collate):

@@ -166,6 +166,7 @@ def make_tag(uri, name, go, answers):
         answers.put((name, error.code))
 
 
+@pytest.mark.long
 def test_two_names_made_at_once(root):
     """Each process makes a tag of its own and all try the same one. One process gets that one, and no tag is lost."""
     ds = ps.create(root, {"n": "int32"})

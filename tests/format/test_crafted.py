@@ -31,6 +31,7 @@ def run(share, tmp_path):
     assert not found["wrong"], "\n".join(found["wrong"])
 
 
+@pytest.mark.long
 @pytest.mark.local
 def test_some_integers_of_every_object_changed(tmp_path):
     run(61, tmp_path)

@@ -645,6 +645,7 @@ def test_an_open_quote_in_a_row_that_is_refused_does_not_swallow_the_rest(tmp_pa
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encoding):
     """Arrow drops the LF of a CR LF that is split between two pieces. This bug damaged one or two values in 44 MiB of addresses."""
@@ -667,6 +668,7 @@ def test_line_ends_within_quotes_are_kept_wherever_a_piece_ends(tmp_path, encodi
             assert ps.open(f"memory://{encoding}{at}{size}")["b"][rows:] == ["yyyyyyy\r\n\r\nz", "w"]
 
 
+@pytest.mark.long
 def test_numbers_of_rows_where_very_many_are_refused(tmp_path):
     """Row numbers are computed in one pass. Scanning all refused rows for each refused value would take hours."""
     path, many = tmp_path / "a.csv", 150_000

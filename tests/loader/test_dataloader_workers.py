@@ -52,6 +52,7 @@ def test_a_loader_in_one_worker_delivers_each_sample_once(ds, workers, made):
     assert delivered(Stream(ds.uri, {"batch_size": 8, "shuffle": True}, shared), workers) == list(range(40))
 
 
+@pytest.mark.long
 def test_one_worker_runs_functions_in_processes(ds):
     assert delivered(Stream(ds.uri, {"batch_size": 8, "transform": [unchanged], "python_workers": 2}), 1) == list(range(40))
 

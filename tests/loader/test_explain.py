@@ -138,6 +138,7 @@ def filled(place, kind, parts=2):
     return place
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize(("kind", "access"), list(itertools.product(CONFIGURATIONS, ["mapped", "buffered", "direct"])))
 def test_explain_foretells_the_requests_of_local_epochs(tmp_path, kind, access):

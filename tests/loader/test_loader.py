@@ -640,6 +640,7 @@ print("done")
     assert ended.stdout == "done\n", ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", [3, 4, 5, 6])
 def test_a_view_within_one_window_comes_in_every_order(samples):
     """Every order is also possible with automatic lanes, because small selections are not split across many lanes."""

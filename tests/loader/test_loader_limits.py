@@ -188,6 +188,7 @@ def grows_by_two_percent_at_most(after):
     assert sum(steps[:-1]) <= 0.02 * after[1], after
 
 
+@pytest.mark.long
 def test_memory_stays_within_the_budget_and_does_not_grow(tmp_path):
     ds = photographs(tmp_path, 600)
     budget = 64 << 20
@@ -370,6 +371,7 @@ def test_files_that_fit_the_budget_together_are_read_once(tmp_path, order):
     assert (60 * 240 << 10) < first < 1.05 * (60 * 240 << 10) and second == third == 0 and "tails" not in explained
 
 
+@pytest.mark.long
 def test_a_window_holds_the_tails_that_it_draws_by(tmp_path):
     """Each data file contains 0.9 MiB of words. If every batch read all these words, an epoch would transfer gigabytes."""
     ds = ps.create(tmp_path / "dataset", {"number": "int64", "word": ps.Category()})
@@ -398,6 +400,7 @@ def test_what_was_read_counts_each_handle_once(tmp_path):
     assert loader.stats()["read"]["range_bytes"] == one.stats()["range_bytes"] + other.stats()["range_bytes"] > 0
 
 
+@pytest.mark.long
 def test_a_batch_from_more_tails_than_its_budget_is_refused(tmp_path):
     ds = ps.create(tmp_path / "set", {"number": "int64", "word": ps.Category()})
     for _ in range(8):

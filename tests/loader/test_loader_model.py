@@ -267,6 +267,7 @@ def check_rows(config, batch, where):
             assert batch["twice"][row] == 2 * sample["id"], where
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(6))
 def test_what_a_loader_gives_is_what_the_model_says(datasets, part):
     for seed in SEEDS[part::6]:

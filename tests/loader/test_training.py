@@ -13,7 +13,6 @@ import numpy as np
 import penstock as ps
 import psutil
 import pytest
-from anything import cases
 from penstock import transforms as T
 from PIL import Image
 
@@ -196,7 +195,8 @@ def test_torch_batches_are_tensors_without_a_copy(ds):
     batch["x"].mul_(2)
 
 
-@pytest.mark.parametrize("script", cases(sorted(path.name for path in EXAMPLES.glob("train_*.py"))))
+@pytest.mark.long
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("train_*.py")))
 def test_examples_run(script, tmp_path):
     most = 73 if script == "train_dataloader.py" else 60
     assert len((EXAMPLES / script).read_text().splitlines()) <= most
@@ -226,6 +226,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_torchrun_with_two_processes_gives_the_same_steps_and_checks_that_they_agree(ds, tmp_path):
     import json
 

@@ -152,6 +152,7 @@ def test_normalize_and_dtypes_are_torchvisions(ds):
     assert tensors.dtype == torch.bfloat16 and tensors.shape == (6, 3, 60, 60) and tensors.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.long
 def test_scaled_decoding_stays_close_to_full_decoding(ds):
     """Images much larger than the target are decoded at 1/2, 1/4, or 1/8 scale.
 

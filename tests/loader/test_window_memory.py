@@ -47,6 +47,7 @@ def small(tmp_path_factory):
     return ds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [1 << 20, 3 << 20])
 @pytest.mark.parametrize("column", ["vector", "text", "packed"])
 @pytest.mark.parametrize("access", ["buffered", "direct"])

@@ -111,6 +111,7 @@ def batch(node, bucket, ranges, key=servers.KEY, secret=servers.SECRET):
     return status, answers
 
 
+@pytest.mark.long
 def test_every_key_is_read_in_every_way(served):
     bucket, keys = served.bucket(alphabet())
     client = served.client
@@ -129,6 +130,7 @@ def test_every_key_is_read_in_every_way(served):
     assert status == 200 and answers == [(200, body_of(key)[1:33]) for key in keys]
 
 
+@pytest.mark.long
 def test_every_key_is_written_in_every_way_and_read_anew(served):
     """What the cache has of the object before each write must not be read again."""
     bucket, keys = served.bucket(alphabet())
@@ -236,6 +238,7 @@ def listed(client, operation, after_name, **asked):
 LISTINGS = [("list_objects_v2", "StartAfter"), ("list_objects", "Marker"), ("list_object_versions", "KeyMarker")]
 
 
+@pytest.mark.long
 def test_every_key_is_listed_in_every_way(served):
     bucket, keys = served.bucket(alphabet())
     choose = random.Random(3)
@@ -367,6 +370,7 @@ def neighbours(fragment):
     return [text for text in dict.fromkeys(texts) if text != fragment and text]
 
 
+@pytest.mark.long
 def test_rights_on_awkward_prefixes_allow_what_they_say_and_nothing_else(limited):
     turn = 0
     # Rights are checked before the cold store is asked, so each store has half of the fragments.

@@ -175,6 +175,7 @@ def with_other_fields(note, _):
     return json.dumps({"version": 1, "a new field": True}).encode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["never", "always"])
 @pytest.mark.parametrize("change", [of_version_2, of_a_later_layout, with_other_fields, lambda note, _: b"", lambda *_: b"\xff" * 40])
 def test_states_of_another_version_are_ignored_and_asked_for_again(start, policy, change):
@@ -204,6 +205,7 @@ def test_states_of_another_version_are_ignored_and_asked_for_again(start, policy
     assert node.counts() == ((0 if policy == "never" else 8), 0), "new notes are written"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["never", "always"])
 def test_a_drive_that_vanishes_while_states_are_read_costs_only_time(start, policy):
     node, choose, ends = start("--revalidate", policy, "--memory-bytes", str(64 << 20)), random.Random(6), threading.Event()

@@ -17,6 +17,7 @@ LOAD = [sys.executable, "-m", "penstock", "load", "s3://penstock/load"]
 COMMON = ("--objects", "4", "--size", "10KB", "--workers", "5")
 
 
+@pytest.mark.long
 def test_load_counts_requests_and_finds_the_knee(tmp_path):
     server = servers.Penstock(tmp_path)
     try:
@@ -105,6 +106,7 @@ def environment(store):
     return os.environ | keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.server_port}"}
 
 
+@pytest.mark.long
 def test_the_knee_is_where_a_store_is_busy(store):
     """A store answers four requests at once, each after 40 ms. Its knee is at four workers, or a few more that keep it busy: many more on a
     loaded machine, where it is then slower than that."""

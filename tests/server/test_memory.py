@@ -140,6 +140,7 @@ def test_a_client_that_ended_its_side_gets_the_whole_response(served):
         time.sleep(APART_SECONDS)  # So that later responses come from memory.
 
 
+@pytest.mark.long
 def test_a_cold_store_that_is_down_is_named_with_the_cause(tmp_path):
     environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{servers.free_port()}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     server = servers.Penstock(tmp_path, "s3://penstock", environment=environment)

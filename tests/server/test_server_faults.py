@@ -263,6 +263,7 @@ def raw(server, text, timeout=300):
         return answer
 
 
+@pytest.mark.long
 def test_odd_requests_are_refused(served):
     server = served("", "--anonymous", "--idle-seconds", "1")
     (server.folder / "data" / "penstock").mkdir()
@@ -446,6 +447,7 @@ def read_digest(client, key):
         return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["folder", "minio", "written back"])
 def test_kill_loses_no_acknowledged_write(served, tmp_path, kind, request):
     environment = None if kind == "folder" else request.getfixturevalue("minio").environment

@@ -134,6 +134,7 @@ def noted(cache, count):
     until(lambda: len(files()) == count, "the states are beside the pages")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_before(start, cache, policy):
     store, node = start
@@ -160,6 +161,7 @@ def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_
     assert other.get("slow-a") == other.get("slow-b") == b"new" * 4000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("restarts", ["while it is away", "when it is back", "never"])
 def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, cache, policy, restarts):
@@ -202,6 +204,7 @@ def test_missed_removals_are_counted(start, cache):
     assert missed() == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_drives_that_are_left_out_for_a_while_are_not_believed(start, tmp_path, policy):
     _, node = start

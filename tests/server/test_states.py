@@ -250,6 +250,7 @@ def what_is_known_ends_after_its_time(served):
     until(is_refused, "what is known is older than a second", seconds=60)
 
 
+@pytest.mark.long
 def test_a_cold_store_that_fails_leaves_what_is_known(serve, minio):
     """Each of these waits for tries of the cold store to end, so they wait at the same time."""
     works = [
@@ -289,6 +290,7 @@ def test_writes_through_the_server_outlive_a_kill(serve, policy):
         served.again()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["always", "never"])
 def test_no_read_is_older_than_an_acknowledged_put(serve, policy):
     """One writer, several readers, and a kill in the middle. A read that begins after a put was acknowledged returns it or a later one."""

@@ -94,7 +94,7 @@ def test_the_status_is_verified_and_needs_its_token(node):
         assert [node.get(path, token)[0] for token in ("", "a-long-tokem", TOKEN + "x", TOKEN[:-1])] == [401] * 4
         code, text = node.get(path)
         assert code == 200 and text
-    assert json.loads(node.get("/status.json")[1])["connections"] == 0
+    until(lambda: json.loads(node.get("/status.json")[1])["connections"] == 0, "the end of the connections is noticed")
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         node.get("/health", ca=False)
     # A client without TLS gets no page.

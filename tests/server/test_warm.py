@@ -51,6 +51,7 @@ def fill(node):
     return bodies
 
 
+@pytest.mark.long
 def test_each_object_of_a_prefix_is_read_once_and_then_served_warm(served):
     bodies = fill(served)
     served.proxy.faults()

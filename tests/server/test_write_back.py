@@ -97,6 +97,7 @@ def test_an_object_is_read_from_the_folder_until_the_cold_store_has_it(start, fo
     assert client.get_object(Bucket="penstock", Key=key)["Body"].read() == body
 
 
+@pytest.mark.long
 def test_nothing_is_lost_by_kill(start, folder, minio, proxy):
     server, client = start()
     proxy.faults(DOWN)

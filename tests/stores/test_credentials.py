@@ -182,6 +182,7 @@ def test_a_host_that_never_answered_is_given_up_soon(bare, uri):
     assert 2 <= int(re.search(r"\((\d+) attempts in", str(caught.value))[1]) <= 14
 
 
+@pytest.mark.long
 def test_imports_and_the_command_line_take_options_of_stores(azurite, bare, tmp_path):
     """`penstock --option name=value VERB` works for each verb."""
     import sys

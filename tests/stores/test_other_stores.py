@@ -167,6 +167,7 @@ def other(running):
         yield running
 
 
+@pytest.mark.long
 @pytest.mark.local
 def test_storms_on_other_servers(other):
     storm(f"{other.root}/{uuid.uuid4().hex}/dataset")

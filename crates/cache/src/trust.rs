@@ -56,7 +56,7 @@ impl Trust {
         let is_kept = |token: &String| setting.as_ref().is_some_and(|setting| is_marked(&mark, &format!("{token}\n{setting}")));
         let token = last.filter(|token| is_alone && is_kept(token)).unwrap_or_else(|| {
             let token = new_token();
-            let written = presences.iter().flatten().map(|presence| presence.write(&token)).collect::<io::Result<()>>();
+            let written = presences.iter().flatten().try_for_each(|presence| presence.write(&token));
             if let Some(setting) = setting.as_ref().filter(|_| is_alone && written.is_ok()) {
                 let _ = write_mark(&mark, &format!("{token}\n{setting}")); // Without it, the token ends with this process.
             }

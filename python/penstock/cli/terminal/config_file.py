@@ -22,7 +22,7 @@ def _checked(param: Any, value: Any, place: str) -> Any:
     elif param.type_descriptor.annotation in (int, float):
         is_right, kind = isinstance(value, int | float) and not isinstance(value, bool), "a number"
     else:
-        is_right, kind = isinstance(value, str) and value, 'a text that is not empty, as "a"'
+        is_right, kind = isinstance(value, str) and bool(value), 'a text that is not empty, as "a"'
     if not is_right:
         raise typer.BadParameter(f"{place} must be {kind}")
     return value
