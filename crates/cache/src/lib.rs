@@ -7,6 +7,7 @@
 mod cache;
 mod cached;
 mod drive;
+mod drives;
 mod evict;
 mod extent;
 mod fill;
@@ -18,16 +19,16 @@ mod plan;
 mod registry;
 mod room;
 mod spec;
-mod trust;
 pub mod upkeep;
 mod usage;
 
 use penstock_error::{Error, Kind, Result};
 use penstock_storage::{Options, Storage};
 
-pub use cache::{Cached, Drives, Policy, held_bytes};
+pub use cache::{Cached, Policy, held_bytes};
 pub use cached::Noted;
 pub use drive::Drive;
+pub use drives::Drives;
 pub use extent::Key;
 pub use plan::belady::NEVER;
 pub use plan::units::{Future, Member, Need, Object, Uses};

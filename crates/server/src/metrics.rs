@@ -170,13 +170,6 @@ impl Metrics {
         );
         registry.register("warm_gets", "GET requests whose first bytes were cached", metrics.warm_gets.clone());
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
-        registry.register("cold_requests", "Requests to the cold store for the state of an object", metrics.cold_requests.clone());
-        registry.register("stale_answers", "Answers from what was known, because the cold store failed", metrics.stale_answers.clone());
-        registry.register(
-            "missed_removals",
-            "Writes that could not remove the old state of their object from a drive. States on drives are asked for again then",
-            metrics.missed_removals.clone(),
-        );
         registry.register(
             "refused",
             "Connections and requests that were refused with 503 because of --connections, --requests or --memory-bytes",
@@ -194,6 +187,9 @@ impl Metrics {
 
     fn register_cold(&mut self) {
         let registry = &mut self.registry;
+        registry.register("cold_requests", "Requests to the cold store for the state of an object", self.cold_requests.clone());
+        registry.register("stale_answers", "Answers from what was known, because the cold store failed", self.stale_answers.clone());
+        registry.register("missed_removals", "Old states of objects that could not be removed from a drive", self.missed_removals.clone());
         let objects = "Objects that were acknowledged and are not in the cold store yet";
         registry.register("pending_objects", objects, self.pending_objects.clone());
         registry.register_with_unit("pending", "Bytes of these objects, with 4 KiB more for each", Unit::Bytes, self.pending_bytes.clone());

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use penstock_storage::private;
 
-use crate::cache::Drives;
+use super::Drives;
 use crate::drive::{Drive, is_mine};
 use crate::flight::Flight;
 
