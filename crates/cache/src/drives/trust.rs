@@ -1,12 +1,14 @@
 //! Which notes on the drives are believed without a question.
 //!
-//! A server removes the note of an object before it writes the object. Notes stay true only if each removal reached its drive, and if no other server
-//! writes notes that count as this one's. So each note begins with a token, and only those with the token of this process are believed.
-//! - Every server has a token of its own. Notes of another one on the same drives do not count.
-//! - After a removal that may have missed its drive, the token is another one.
-//! - The next server takes the token over if it finds the same drives, if no other server used them in the meantime, and if no removal was
-//!   missed. The drives have the token. A mark in shared memory says that no removal was missed, because a drive that is away cannot be written to.
-//!   The mark is gone when the machine starts again, which may have lost the last removals.
+//! A server removes the note of an object before it writes the object. So notes stay true as long as each removal reaches its drive. Each note begins
+//! with a token, and a process believes only notes with its own token. Every server has a token of its own, so notes of another one on the same
+//! drives do not count.
+//!
+//! After a removal that may have missed its drive, the token is another one.
+//!
+//! The next server takes the token over if it finds the same drives and no other server used them in the meantime. The drives have the token. A mark
+//! in shared memory says that no removal was missed. It is not on the drives, because a drive that is away cannot be written to. The mark is
+//! gone when the machine starts again, which may have lost the last removals.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -144,8 +146,8 @@ fn new_token() -> String {
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Return what must be the same for a token to be taken over: the run of the machine, and which drive has which object. Returns None if the machine does
-/// not tell.
+/// Return what must be the same for a token to be taken over: the run of the machine, and which drive has which object. Returns None if the run of the
+/// machine is not known.
 fn setting(drives: &Drives) -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     // The size of an only drive does not matter.
