@@ -110,14 +110,14 @@ def measured(place, options, mebibytes, opened, epochs=1):
 def check(place, kind, opened, epochs=1, configurations=None):
     """Compare what `explain` says with what came, within 10 %. Which gaps between blocks are fetched depends on how fast the store seems to be, so a
     few requests do not count. If something is cached by a plan, the first requests depend on whether the plan or the loader is faster: only bytes
-    are compared. On a loaded machine, an epoch may be read again, by another process and with an empty cache."""
+    are compared, within a quarter, because the loader alone fetches fewer gaps. On a loaded machine, an epoch may be read again, by another process and with an empty cache."""
 
     def is_near(told, came):
-        near = all(abs(said - found) <= max(0.1 * found, little) for said, found, little in zip(told, came, least, strict=True))
+        near = all(abs(said - found) <= max(share * found, little) for said, found, little in zip(told, came, least, strict=True))
         return near and bool(told[0]) == bool(came[0])
 
     wrong = []
-    least = (8, 4096) if configurations is None else (1 << 30, 4096)
+    share, least = (0.1, (8, 4096)) if configurations is None else (0.25, (1 << 30, 4096))
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         for number, (options, mebibytes) in enumerate(configurations or CONFIGURATIONS[kind]):
             for attempt in range(4):

@@ -121,8 +121,9 @@ def test_every_key_is_read_in_every_way(served):
             assert client.get_object(**asked)["Body"].read() == body, key
             assert client.get_object(**asked, Range="bytes=30-40")["Body"].read() == body[30:41], key
             assert client.head_object(**asked)["ContentLength"] == len(body), key
-        attributes = client.get_object_attributes(**asked, ObjectAttributes=["ETag", "ObjectSize"])
-        assert (attributes["ETag"].strip('"'), attributes["ObjectSize"]) == (hashlib.md5(body).hexdigest(), len(body)), key
+        attributes = client.get_object_attributes(**asked, ObjectAttributes=["ETag", "ObjectSize", "StorageClass"])
+        assert (attributes["ETag"], attributes["ObjectSize"]) == (hashlib.md5(body).hexdigest(), len(body)), key
+        assert attributes["StorageClass"] == "STANDARD", key
         assert opened(client.generate_presigned_url("get_object", asked)) == (200, body), key
         if served.cold:
             assert served.cold.get_object(**asked)["Body"].read() == body, key

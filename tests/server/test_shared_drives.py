@@ -26,6 +26,7 @@ class Store(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answer)
         self.objects, self.reads, self.may_end, self.began = {}, 0, threading.Event(), threading.Event()
+        self.fails = False
         self.environment = {
             "AWS_ACCESS_KEY_ID": servers.KEY,
             "AWS_SECRET_ACCESS_KEY": servers.SECRET,
@@ -50,6 +51,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_GET(self):
+        if self.server.fails:
+            return self.answer(503, b"<Error><Code>SlowDown</Code></Error>")
         key = self.path.partition("?")[0].partition(f"/{BUCKET}")[2].lstrip("/")
         if key not in self.server.objects:
             return self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>") if key else self.answer(200)
@@ -224,6 +227,81 @@ def test_drives_that_are_left_out_for_a_while_are_not_believed(start, tmp_path, 
             one.put(key, bodies[key])
         one.again(*both)
         assert {key: one.get(key) for key in keys} == bodies
+
+
+@pytest.mark.parametrize("policy", ["never", "3600s"])
+@pytest.mark.parametrize("between", ["no cache", "another cache", "swapped drives"])
+def test_what_was_written_without_the_drives_ends_what_is_believed(start, tmp_path, policy, between):
+    _, node = start
+    a, b = tmp_path / "a", tmp_path / "b"
+    own = ("--cache", f"{a}:1GB,{b}:1GB", "--revalidate", policy)
+    others = {
+        "no cache": ("--lame-duck", "0"),
+        "another cache": ("--cache", f"{tmp_path / 'c'}:1GB", "--revalidate", policy),
+        "swapped drives": own,
+    }
+
+    def swap():
+        if between == "swapped drives":
+            os.rename(a, tmp_path / "away")
+            os.rename(b, a)
+            os.rename(tmp_path / "away", b)
+
+    one, keys = node(*own), [f"key-{number}" for number in range(6)]
+    for key in keys:
+        one.put(key, b"old")
+        assert one.get(key) == b"old"
+    one.kill()
+    swap()
+    one.server.options = others[between]
+    one.server.restart()
+    for key in keys[:3]:
+        one.put(key, b"new")
+    one.server.client().delete_object(Bucket=BUCKET, Key=keys[3])
+    one.kill()
+    swap()
+    one.server.options = own
+    one.server.restart()
+    assert [one.get(key) for key in keys] == [b"new"] * 3 + [None] + [b"old"] * 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_not_believed_is_not_served_when_the_cold_store_fails(start, cache, policy):
+    store, node = start
+    one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--memory-bytes", str(64 << 20)), cache.with_name("away")
+    for key in ("a", "b"):
+        one.put(key, b"old")
+        assert one.get(key) == b"old"
+    noted(cache, 2)
+    os.rename(cache, away)
+    one.put("a", b"new")
+    os.rename(away, cache)
+    one.again()
+    store.fails = True
+    for key in ("a", "b"):
+        with pytest.raises(botocore.exceptions.ClientError) as raised:
+            one.server.get(BUCKET, key)
+        assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+    store.fails = False
+    assert (one.get("a"), one.get("b")) == (b"new", b"old")
+    noted(cache, 2)
+    store.fails = True
+    assert (one.get("a"), one.get("b")) == (b"new", b"old")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_named_objects_are_asked_for_when_what_is_known_is_not_believed(start, cache, policy):
+    _, node = start
+    one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--immutable", f"{BUCKET}/"), cache.with_name("away")
+    for key in ("a", "b"):
+        one.put(key, b"old")
+        assert one.get(key) == b"old"
+    noted(cache, 2)
+    os.rename(cache, away)
+    one.put("a", b"new")
+    one.server.client().delete_object(Bucket=BUCKET, Key="b")
+    os.rename(away, cache)
+    assert (one.get("a"), one.get("b")) == (b"new", None)
 
 
 @pytest.mark.parametrize(("policy", "requests"), [("never", 0), ("3600s", 0), ("always", 3)])

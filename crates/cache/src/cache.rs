@@ -110,7 +110,7 @@ impl Cached {
 
     /// Let notes be kept beside the objects. Other processes may use the same drives, but do not believe notes of this one while it runs.
     pub fn with_notes(self) -> Cached {
-        let trust = Trust::open(&self.drives, &self.store);
+        let trust = Trust::open(&self.drives.drives, self.drives.failed.is_empty(), &self.store);
         Cached { trust: Some(Arc::new(trust)), ..self }
     }
 

@@ -271,7 +271,8 @@ impl Drive {
     }
 }
 
-fn store_name(store: &str) -> String {
+/// Return a name for a store that a file can have.
+pub fn store_name(store: &str) -> String {
     format!("{:016x}", mix(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, cut(store).as_bytes())))
 }
 

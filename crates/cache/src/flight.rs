@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,12 @@ impl Flight {
     pub fn stay(&self) {
         // A lock that is held is changed at once, so these cannot fail.
         let _ = self.set(libc::F_RDLCK, INSIDE, 1).and_then(|_| self.set(libc::F_UNLCK, GATE, 1));
+    }
+
+    /// Replace what the file says. It stays the same file, wherever it is now.
+    pub fn write(&self, text: &str) -> io::Result<()> {
+        self.locks.set_len(0)?;
+        self.locks.write_all_at(text.as_bytes(), 0)
     }
 
     /// Keep all other operations out, and wait until those that run have ended. Returns None if they take longer than `patience`.

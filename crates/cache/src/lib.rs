@@ -29,6 +29,7 @@ pub use cache::{Cached, Policy, held_bytes};
 pub use cached::Noted;
 pub use drive::Drive;
 pub use drives::Drives;
+pub use drives::trust::Trust;
 pub use extent::Key;
 pub use plan::belady::NEVER;
 pub use plan::units::{Future, Member, Need, Object, Uses};

@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use penstock_cache::{Drives, Spec};
+use penstock_cache::{Drives, Spec, Trust};
 use penstock_error::Result;
 
 use s3s::config::{S3Config, StaticConfigProvider};
@@ -126,6 +126,8 @@ struct Parts {
     blocks: Option<Arc<Blocks>>,
     back: Option<Arc<WriteBack>>,
     arena: Option<Arc<Arena>>,
+    /// Without a cache: what tells other servers of the store that this one writes.
+    _others: Option<Trust>,
 }
 
 async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
@@ -254,6 +256,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     };
     let (memory, hot) = memory(config, note);
     let arena = hot.as_ref().map(|hot| hot.arena().clone());
+    let others = config.cache.is_none().then(|| Trust::without_drives(&identity));
     let blocks = match &config.cache {
         None => None,
         Some(spec) => {
@@ -282,7 +285,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     };
     let gate = Gate { domains, taken, keys: keys.clone() };
     let front = Arc::new(Front::new(service, metrics.clone(), log, limits, gate));
-    Ok(Parts { front, keys, certificates, sampler, blocks, back, arena })
+    Ok(Parts { front, keys, certificates, sampler, blocks, back, arena, _others: others })
 }
 
 /// Return the memory for bodies. Before a cache, a quarter of it holds what is read often, and an eighth what is known of objects.

@@ -6,11 +6,14 @@
 //!
 //! After a removal that may have missed its drive, the token is another one.
 //!
-//! The next server takes the token over if it finds the same drives and no other server used them in the meantime. The drives have the token. A mark
-//! in shared memory says that no removal was missed. It is not on the drives, because a drive that is away cannot be written to. The mark is
-//! gone when the machine starts again, which may have lost the last removals.
+//! The next server takes the token over if it finds the same drives at the same places, and no other server of the store ran in the meantime. The
+//! drives have the token, and so has a mark in shared memory. All servers of the store lock the mark, also those without a cache. The mark is
+//! emptied when a removal was missed, because a drive that is away cannot be written to. It is gone when the machine starts again, which
+//! may have lost the last removals.
 
+use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,8 +21,7 @@ use std::time::Duration;
 
 use penstock_storage::private;
 
-use super::Drives;
-use crate::drive::{Drive, is_mine};
+use crate::drive::{Drive, is_mine, store_name};
 use crate::flight::Flight;
 
 /// Bytes of a token, which is a text.
@@ -31,41 +33,53 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Trust {
     token: Mutex<String>,
-    /// The file in shared memory without which the token ends with this process.
-    mark: PathBuf,
-    presences: Vec<Option<Presence>>,
+    /// The file in shared memory. Without it, the token ends with this process.
+    mark: Option<Presence>,
+    /// The files on the drives. One that fails has none.
+    drives: Vec<Option<Presence>>,
 }
 
-/// A file on a drive that this process has locked with others that use it. It has the token.
+/// A file that all servers of a store have locked.
 #[derive(Debug)]
 struct Presence {
     path: PathBuf,
-    file: (u64, u64),
+    number: [u64; 3],
     is_alone: bool,
     lock: Flight,
 }
 
 impl Trust {
-    /// Take over the token of the last server of a store, or begin with another one. Drives that fail only make tokens end. Cost: a few calls for each
-    /// drive.
-    pub fn open(drives: &Drives, store: &str) -> Trust {
-        let presences: Vec<Option<Presence>> = drives.drives.iter().map(|drive| Presence::begin(drive, store).ok().flatten()).collect();
-        // A drive that fails now has notes with the old token.
-        let is_alone = drives.failed.is_empty() && presences.iter().all(|presence| presence.as_ref().is_some_and(|found| found.is_alone));
-        let told: Vec<Option<String>> = presences.iter().flatten().map(Presence::token).collect();
-        let last = told.first().cloned().flatten().filter(|token| told.iter().all(|other| other.as_ref() == Some(token)));
-        let (mark, setting) = (mark_of(drives, store), setting(drives));
-        let is_kept = |token: &String| setting.as_ref().is_some_and(|setting| is_marked(&mark, &format!("{token}\n{setting}")));
-        let token = last.filter(|token| is_alone && is_kept(token)).unwrap_or_else(|| {
+    /// Note that a server of a store runs that has no cache. Its writes remove no notes.
+    pub fn without_drives(store: &str) -> Trust {
+        Trust::open(&[], true, &store.replace('\n', " "))
+    }
+
+    /// Take over the token of the last server of a store, or begin with another one. `is_whole` says that no drive fails. Cost: a few calls for each drive.
+    pub(crate) fn open(drives: &[Drive], is_whole: bool, store: &str) -> Trust {
+        let begin = |path: PathBuf| Presence::begin(path).ok().flatten();
+        let mark = marks_folder().ok().and_then(|folder| begin(folder.join(store_name(store))));
+        let found: Vec<Option<Presence>> = drives.iter().map(|drive| begin(drive.servers_file(store))).collect();
+        let is_alone = is_whole && [&mark].into_iter().chain(&found).all(|file| file.as_ref().is_some_and(|file| file.is_alone));
+        let setting = setting(drives, &found);
+        let marked = |token: &str| setting.as_ref().map(|setting| format!("{token}\n{setting}"));
+        let is_kept = |token: &String| {
+            let is_same = |(drive, file): (&Drive, &Option<Presence>)| file.as_ref().is_some_and(|file| file.says(&on_drive(token, drive)));
+            let is_marked = mark.as_ref().is_some_and(|mark| marked(token).is_some_and(|text| mark.says(&text)));
+            is_alone && is_marked && drives.iter().zip(&found).all(is_same)
+        };
+        let last = found.first().and_then(|file| std::fs::read_to_string(&file.as_ref()?.path).ok()?.get(..TOKEN_BYTES).map(str::to_owned));
+        let token = last.filter(is_kept).unwrap_or_else(|| {
             let token = new_token();
-            let written = presences.iter().flatten().try_for_each(|presence| presence.write(&token));
-            if let Some(setting) = setting.as_ref().filter(|_| is_alone && written.is_ok()) {
-                let _ = write_mark(&mark, &format!("{token}\n{setting}")); // Without it, the token ends with this process.
-            }
+            let write =
+                |(drive, file): (&Drive, &Option<Presence>)| file.as_ref().map_or(Ok(()), |file| file.lock.write(&on_drive(&token, drive)));
+            let written = drives.iter().zip(&found).map(write).fold(Ok(()), io::Result::and);
+            let text = marked(&token).filter(|_| is_alone && written.is_ok()).unwrap_or_default();
+            // A mark that cannot be written has another token.
+            let _ = mark.as_ref().map(|mark| mark.lock.write(&text));
             token
         });
-        presences.iter().flatten().for_each(|presence| presence.lock.stay());
-        Trust { mark, token: Mutex::new(token), presences }
+        [&mark].into_iter().chain(&found).flatten().for_each(|file| file.lock.stay());
+        Trust { token: Mutex::new(token), mark, drives: found }
     }
 
     fn token(&self) -> MutexGuard<'_, String> {
@@ -85,8 +99,8 @@ impl Trust {
         Some((note, is_own && self.is_there(drive)))
     }
 
-    /// Remove notes from a drive. If the drive is another one, or `remove` fails, no note that was written until now is believed any more, and the error is
-    /// returned.
+    /// Remove notes from a drive. If the drive is another one, or `remove` fails, no note that was written until now is believed any more, and the
+    /// error is returned.
     pub fn removing<T>(&self, drive: usize, remove: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let was_there = self.is_there(drive);
         let removed = remove();
@@ -97,43 +111,43 @@ impl Trust {
     }
 
     fn is_there(&self, drive: usize) -> bool {
-        let presence = self.presences.get(drive).and_then(Option::as_ref);
-        presence.is_some_and(|presence| file_of(&presence.path).is_ok_and(|file| file == presence.file))
+        let file = self.drives.get(drive).and_then(Option::as_ref);
+        file.is_some_and(|file| number_of(&file.path).is_ok_and(|number| number == file.number))
     }
 
     fn renew(&self) {
         let token = new_token();
         self.token().clone_from(&token);
-        let removed = std::fs::remove_file(&self.mark);
-        if removed.is_err_and(|error| error.kind() != io::ErrorKind::NotFound) {
-            // Drives that are there make the mark useless as well.
-            self.presences.iter().flatten().for_each(|presence| drop(presence.write(&token)));
-        }
+        // One of them is enough.
+        self.mark.iter().chain(self.drives.iter().flatten()).for_each(|file| drop(file.lock.write("")));
     }
 }
 
 impl Presence {
-    /// Lock the file of a store's servers on a drive. Returns None if another server that starts has it for too long.
-    fn begin(drive: &Drive, store: &str) -> io::Result<Option<Presence>> {
-        let path = drive.servers_file(store);
+    /// Lock a file with other servers. Returns None if another one that starts has it for too long.
+    fn begin(path: PathBuf) -> io::Result<Option<Presence>> {
         path.parent().map_or(Ok(()), private::create_folders)?;
         let Some((lock, is_alone)) = Flight::join(&path, PATIENCE)? else { return Ok(None) };
-        let file = file_of(&path)?;
-        Ok(Some(Presence { path, file, is_alone, lock }))
+        let number = number_of(&path)?;
+        Ok(Some(Presence { path, number, is_alone, lock }))
     }
 
-    fn token(&self) -> Option<String> {
-        let is_token = |text: &String| text.len() == TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        std::fs::read_to_string(&self.path).ok().filter(is_token)
-    }
-
-    fn write(&self, token: &str) -> io::Result<()> {
-        std::fs::write(&self.path, token)
+    fn says(&self, text: &str) -> bool {
+        std::fs::read_to_string(&self.path).is_ok_and(|found| found == text)
     }
 }
 
-fn file_of(path: &Path) -> io::Result<(u64, u64)> {
-    std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
+/// Return the numbers of a file: of its file system, its own, and of the mount. A drive that was pulled out and is mounted again may have lost what was
+/// written last. Kernels before 6.8 do not number mounts.
+fn number_of(path: &Path) -> io::Result<[u64; 3]> {
+    let found = std::fs::metadata(path)?;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: all-zero bytes are a valid `statx`.
+    let mut more: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with a zero, and the kernel writes only `more`.
+    let failed = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_MNT_ID_UNIQUE, &raw mut more) } != 0;
+    let has_mount = !failed && more.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0;
+    Ok([found.dev(), found.ino(), if has_mount { more.stx_mnt_id } else { 0 }])
 }
 
 fn new_token() -> String {
@@ -146,45 +160,37 @@ fn new_token() -> String {
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Return what must be the same for a token to be taken over: the run of the machine, and which drive has which object. Returns None if the run of the
-/// machine is not known.
-fn setting(drives: &Drives) -> Option<String> {
+/// Return what the file on a drive says. Drives that change places have the names of each other.
+fn on_drive(token: &str, drive: &Drive) -> String {
+    format!("{token}\n{:016x}\n", drive.place.name)
+}
+
+/// Return what must be the same for a token to be taken over: the run of the machine, and which drive has which object. A copy of a drive is another one.
+/// Returns None if the run of the machine is not known.
+fn setting(drives: &[Drive], found: &[Option<Presence>]) -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     // The size of an only drive does not matter.
-    let weight = |drive: &Drive| if drives.drives.len() > 1 { drive.place.weight } else { 1.0 };
-    let places: Vec<String> = drives.drives.iter().map(|drive| format!("{:016x} {}", drive.place.name, weight(drive))).collect();
-    Some(format!("{}\n{}\n", boot.trim(), places.join("\n")))
+    let weight = |drive: &Drive| if drives.len() > 1 { drive.place.weight } else { 1.0 };
+    let place = |(drive, file): (&Drive, &Option<Presence>)| {
+        let number = file.as_ref().map(|file| file.number);
+        format!("{:016x} {} {number:?}\n", drive.place.name, weight(drive))
+    };
+    Some(format!("{}\n{}", boot.trim(), drives.iter().zip(found).map(place).collect::<String>()))
 }
 
-fn marks_folder() -> PathBuf {
+/// Return the folder of marks in shared memory.
+fn marks_folder() -> io::Result<PathBuf> {
     // SAFETY: the call takes no arguments and cannot fail.
-    PathBuf::from(format!("/dev/shm/penstock-servers-{}", unsafe { libc::getuid() }))
-}
-
-/// Return the mark of the servers of a store whose first drive is this one's.
-fn mark_of(drives: &Drives, store: &str) -> PathBuf {
-    let file = drives.drives.first().map(|drive| drive.servers_file(store)).unwrap_or_default();
-    let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, file.as_os_str().as_encoded_bytes());
-    marks_folder().join(format!("{name:016x}"))
-}
-
-fn is_marked(mark: &Path, text: &str) -> bool {
+    let folder = PathBuf::from(format!("/dev/shm/penstock-servers-{}", unsafe { libc::getuid() }));
+    private::create_folders(&folder)?;
     // Anybody may make folders in shared memory.
-    is_mine(&marks_folder()).unwrap_or(false) && std::fs::read_to_string(mark).is_ok_and(|found| found == text)
-}
-
-fn write_mark(mark: &Path, text: &str) -> io::Result<()> {
-    use std::io::Write as _;
-    private::create_folders(&marks_folder())?;
-    if !is_mine(&marks_folder())? {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    private::options().write(true).create(true).truncate(true).open(mark)?.write_all(text.as_bytes())
+    if is_mine(&folder)? { Ok(folder) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drives::Drives;
     use crate::spec::Spec;
 
     struct Set(tempfile::TempDir);
@@ -200,7 +206,17 @@ mod tests {
         }
 
         fn open(&self, spec: &str) -> Trust {
-            Trust::open(&self.drives(spec), "s3://store")
+            self.open_for(spec, "one")
+        }
+
+        /// Other tests have other stores.
+        fn open_for(&self, spec: &str, store: &str) -> Trust {
+            let drives = self.drives(spec);
+            Trust::open(&drives.drives, drives.failed.is_empty(), &self.store(store))
+        }
+
+        fn store(&self, name: &str) -> String {
+            format!("{} {name}", self.0.path().display())
         }
     }
 
@@ -215,10 +231,10 @@ mod tests {
         let next = set.open("a:2GB");
         assert_eq!(next.check(0, &note), Some((&b"note"[..], true)));
         assert!(next.check(0, b"short").is_none() && !is_believed(&next, &[b'0'; 40]));
-        assert!(!is_believed(&Trust::open(&set.drives("b:1GB"), "s3://store"), &note));
         drop(next);
-        assert!(!is_believed(&Trust::open(&set.drives("a:1GB"), "s3://other"), &note));
+        assert!(!is_believed(&set.open_for("a:1GB", "other"), &note));
         assert!(is_believed(&set.open("a:1GB"), &note));
+        assert!(!is_believed(&set.open("b:1GB"), &note) && !is_believed(&set.open("a:1GB"), &note));
         Ok(())
     }
 
@@ -288,9 +304,8 @@ mod tests {
         let note = set.open("a:1GB,b:1GB").sign(b"note");
         std::fs::rename(set.0.path().join("b"), set.0.path().join("away"))?;
         std::os::unix::fs::symlink("/proc/none", set.0.path().join("b"))?;
-        let drives = set.drives("a:1GB,b:1GB");
-        assert_eq!(drives.failed.len(), 1);
-        drop(Trust::open(&drives, "s3://store"));
+        assert_eq!(set.drives("a:1GB,b:1GB").failed.len(), 1);
+        drop(set.open("a:1GB,b:1GB"));
         std::fs::remove_file(set.0.path().join("b"))?;
         std::fs::rename(set.0.path().join("away"), set.0.path().join("b"))?;
         assert!(!is_believed(&set.open("a:1GB,b:1GB"), &note));
@@ -302,14 +317,62 @@ mod tests {
         let set = Set::new()?;
         let trust = set.open("a:1GB");
         let note = trust.sign(b"note");
-        std::fs::write(&trust.mark, "another run of the machine\n")?;
+        let mark = trust.mark.as_ref().unwrap().path.clone();
+        let text = std::fs::read_to_string(&mark)?;
+        let (token, rest) = text.split_once('\n').unwrap();
+        std::fs::write(&mark, format!("{token}\nanother run of the machine\n{}", rest.split_once('\n').unwrap().1))?;
         drop(trust);
         let trust = set.open("a:1GB");
         assert!(!is_believed(&trust, &note));
         let note = trust.sign(b"note");
-        std::fs::remove_file(&trust.mark)?;
+        std::fs::remove_file(&mark)?;
         drop(trust);
         assert!(!is_believed(&set.open("a:1GB"), &note));
+        Ok(())
+    }
+
+    #[test]
+    fn servers_that_do_not_use_the_drives_end_the_token() -> io::Result<()> {
+        let set = Set::new()?;
+        for other in ["", "b:1GB"] {
+            let begin = || if other.is_empty() { Trust::without_drives(&set.store("one")) } else { set.open(other) };
+            let note = set.open("a:1GB").sign(b"note");
+            drop(begin());
+            assert!(!is_believed(&set.open("a:1GB"), &note), "`{other}` ran between");
+            let trust = set.open("a:1GB");
+            let note = trust.sign(b"note");
+            let beside = begin();
+            assert!(is_believed(&trust, &note), "`{other}` is another writer");
+            drop(trust);
+            let trust = set.open("a:1GB");
+            assert!(!is_believed(&trust, &note), "`{other}` runs beside");
+            let note = trust.sign(b"note");
+            drop((beside, trust));
+            assert!(!is_believed(&set.open("a:1GB"), &note), "`{other}` ran beside");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn drives_that_change_places_and_copies_end_the_token() -> io::Result<()> {
+        let set = Set::new()?;
+        let path = |name: &str| set.0.path().join(name);
+        let swap = || {
+            std::fs::rename(path("a"), path("c"))?;
+            std::fs::rename(path("b"), path("a"))?;
+            std::fs::rename(path("c"), path("b"))
+        };
+        let note = set.open("a:1GB,b:1GB").sign(b"note");
+        swap()?;
+        drop(set.open("a:1GB,b:1GB"));
+        swap()?;
+        assert!(!is_believed(&set.open("a:1GB,b:1GB"), &note));
+        let note = set.open("d:1GB").sign(b"note");
+        let copied = std::process::Command::new("cp").arg("-a").args([path("d"), path("e")]).status()?;
+        assert!(copied.success() && is_believed(&set.open("d:1GB"), &note));
+        std::fs::rename(path("d"), path("f"))?;
+        std::fs::rename(path("e"), path("d"))?;
+        assert!(!is_believed(&set.open("d:1GB"), &note));
         Ok(())
     }
 }

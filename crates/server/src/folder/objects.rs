@@ -111,6 +111,7 @@ impl Folder {
             e_tag: wants(ObjectAttributes::ETAG).then(|| record.etag()),
             checksum: (wants(ObjectAttributes::CHECKSUM) && !record.sums.is_empty()).then(|| record.sums.to_checksum()),
             object_size: wants(ObjectAttributes::OBJECT_SIZE).then_some(record.bytes as i64),
+            storage_class: wants(ObjectAttributes::STORAGE_CLASS).then(|| StorageClass::from_static(StorageClass::STANDARD)),
             object_parts: wants(ObjectAttributes::OBJECT_PARTS)
                 .then(|| parts_of(&record, input.part_number_marker.as_ref(), input.max_parts))
                 .flatten(),

@@ -28,13 +28,12 @@ pub type Current = (Arc<Meta>, Option<Duration>);
 impl Blocks {
     fn is_fresh(&self, meta: &Meta, is_immutable: bool) -> bool {
         let is_younger = |most: Duration| meta.age().is_some_and(|age| age < most);
-        is_immutable && is_younger(DELETED_AFTER)
-            || meta.is_believed
-                && match self.revalidate {
-                    Revalidate::Never => true,
-                    Revalidate::After(time) => is_younger(time),
-                    Revalidate::Always => false,
-                }
+        let is_fresh = match self.revalidate {
+            Revalidate::Never => true,
+            Revalidate::After(time) => is_younger(time),
+            Revalidate::Always => false,
+        };
+        meta.is_believed && (is_fresh || is_immutable && is_younger(DELETED_AFTER))
     }
 
     /// Return what is known of an object, and whether it needs no question.
@@ -97,7 +96,8 @@ impl Blocks {
         let generation = self.states.generation(object);
         let spare = known.as_ref().and_then(|(meta, is_immutable)| {
             let age = meta.age().unwrap_or_default();
-            (*is_immutable || age < self.stale_if_error).then(|| (meta.clone(), Some(age)))
+            // A note that is not believed may be older than a write that was acknowledged.
+            (*is_immutable || meta.is_believed && age < self.stale_if_error).then(|| (meta.clone(), Some(age)))
         });
         let asked = match &spare {
             Some(spare) if self.now_ms() < self.down_until_ms.load(Relaxed) => {
