@@ -43,6 +43,9 @@ tools/servers.sh > "$log/servers" 2>&1 &
 installing=$!
 rust=(--release --workspace --locked)
 cargo build --release --workspace --bins --locked -q || { failed=$((failed + 1)); echo "FAILED: cannot build the test servers"; }
+cargo test "${rust[@]}" --no-run -q > "$log/compile" 2>&1 || { failed=$((failed + 1)); tail -n 40 "$log/compile"; echo "FAILED: cannot build the Rust tests"; }
+wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
+export PENSTOCK_BUILT=1
 
 # Three parts of the tests run at a time. A single one would often wait for servers and disks; three keep two processors busy. The longest begin
 # first. Job control is on because tests send Ctrl-C, which background jobs would otherwise ignore. Idle threads of NumPy and torch must not spin
@@ -54,14 +57,12 @@ lane() { # lane COMMAND…: runs a command in the background, once fewer than th
   "$@" &
   lanes+=($!)
 }
-lane cargo test "${rust[@]}" > "$log/rust" 2>&1
-wait "$installing" || { failed=$((failed + 1)); tail -n 40 "$log/servers"; echo "FAILED: cannot install the test servers"; }
-export PENSTOCK_BUILT=1
 alone=(server dataset loader stores docs)
-for part in server dataset loader; do lane start "$part" "tests/$part" -m "$select"; done
+for part in server dataset; do lane start "$part" "tests/$part" -m "$select"; done
 lane stores s3,proxy,versity,azure
 lane start rest tests python/penstock "${alone[@]/#/--ignore=tests/}" --doctest-modules -m "$select"
-for part in stores docs; do lane start "$part" "tests/$part" -m "$select"; done
+for part in loader stores docs; do lane start "$part" "tests/$part" -m "$select"; done
+lane cargo test "${rust[@]}" > "$log/rust" 2>&1
 lane stores buffered,cached,direct
 wait "${lanes[@]}"
 lanes=()

@@ -126,7 +126,7 @@ struct Parts {
     blocks: Option<Arc<Blocks>>,
     back: Option<Arc<WriteBack>>,
     arena: Option<Arc<Arena>>,
-    /// Without a cache: what tells other servers of the store that this one writes.
+    /// Without a cache: lets other servers of the store know that this one writes.
     _others: Option<Trust>,
 }
 

@@ -6,7 +6,7 @@
 //!
 //! After a removal that may have missed its drive, the token is another one.
 //!
-//! The next server takes the token over if it finds the same drives at the same places, and no other server of the store ran in the meantime. The
+//! The next server takes the token over if it finds the same drives at the same places. No other server of the store may have run in the meantime. The
 //! drives have the token, and so has a mark in shared memory. All servers of the store lock the mark, also those without a cache. The mark is
 //! emptied when a removal was missed, because a drive that is away cannot be written to. It is gone when the machine starts again, which
 //! may have lost the last removals.
