@@ -17,6 +17,7 @@ WRITE_BACK = typer.Option(
     help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged when this folder has them, and sent to the cold store later. "
     "Risk: until then, its drive has the only copy of at most so many bytes, and a later write by others to the cold store is overwritten.",
 )
+MOST = 1_000_000
 LISTEN = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port.")
 KEYS = typer.Option("", "--keys", help="A JSON file with access keys and their rights.")
 SIGNATURE_V2 = typer.Option(
@@ -39,6 +40,7 @@ STALE_IF_ERROR = typer.Option(
     86400.0,
     "--stale-if-error",
     min=0.0,
+    max=3650 * 86400.0,
     help="While the cold store fails, serve what was confirmed at most so many seconds ago. The response has the headers Age and Warning.",
 )
 IMMUTABLE = typer.Option(
@@ -53,17 +55,24 @@ QUOTA = typer.Option(
 MEMORY = typer.Option(
     1 << 30,
     "--memory-bytes",
+    min=1,
+    max=1 << 50,
     help="Memory for bodies that are being fetched or uploaded, and, in a quarter of it, for what is read often.",
 )
-CONNECTIONS = typer.Option(1024, "--connections", min=1, help="The most connections. More are answered with 503.")
+CONNECTIONS = typer.Option(1024, "--connections", min=1, max=MOST, help="The most connections. More are answered with 503.")
 REQUESTS = typer.Option(
-    512, "--requests", min=1, help="The most requests at once, with those whose responses are being sent. More are answered with 503."
+    512,
+    "--requests",
+    min=1,
+    max=MOST,
+    help="The most requests at once, with those whose responses are being sent. More are answered with 503.",
 )
-IDLE = typer.Option(60.0, "--idle-seconds", min=1.0, help="How long a connection may send or receive nothing.")
+IDLE = typer.Option(60.0, "--idle-seconds", min=1.0, max=86400.0, help="How long a connection may send or receive nothing.")
 LAME_DUCK = typer.Option(
     None,
     "--lame-duck",
     min=0.0,
+    max=86400.0,
     help="How many seconds connections are still accepted after SIGTERM, while /health says 503. 5 with --status, otherwise 0.",
     show_default=False,
 )
@@ -75,7 +84,7 @@ CONFIG = typer.Option(
     help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table \\[option] for the store. Options given here win.",
 )
 CHECK = typer.Option(False, "--check", help="Check the options and the files that they name, and end. Nothing is served or created.")
-DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, help="How long requests may take to end after that.")
+DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to end after that.")
 
 
 # Over 6 parameters: each is an option of the command line.

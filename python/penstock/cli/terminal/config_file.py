@@ -37,11 +37,14 @@ def read(ctx: typer.Context, path: str) -> str:
         return path
     try:
         found: dict[str, Any] = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise typer.BadParameter(f"cannot read `{path}`: {error}") from None
     stored = found.pop("option", {})
     if not isinstance(stored, dict):
         raise typer.BadParameter(f"`option` in `{path}` is not a table; write [option], then a line for each option of the store")
+    for key, value in stored.items():
+        if not isinstance(value, str | int | float):
+            raise typer.BadParameter(f"`{key}` below [option] in `{path}` must be a text or a number")
     names = {flag.lstrip("-"): param for param in ctx.command.params for flag in param.opts if flag.startswith("--")}
     for unsuitable in ("config", "check", "help"):
         names.pop(unsuitable, None)
