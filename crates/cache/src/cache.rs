@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use penstock_error::Result;
 use penstock_storage::Storage;
 use penstock_storage::process::PerProcess;
 
@@ -108,10 +109,11 @@ impl Cached {
         }
     }
 
-    /// Let notes be kept beside the objects. Other processes may use the same drives, but do not believe notes of this one while it runs.
-    pub fn with_notes(self) -> Cached {
-        let trust = Trust::open(&self.drives.drives, self.drives.failed.is_empty(), &self.store);
-        Cached { trust: Some(Arc::new(trust)), ..self }
+    /// Let notes be kept beside the objects. Other processes may use the same drives, but do not believe notes of this one while it runs. Fails if
+    /// another server of the store has been starting for too long.
+    pub fn with_notes(self) -> Result<Cached> {
+        let trust = Trust::open(&self.drives.drives, self.drives.failed.is_empty(), &self.store)?;
+        Ok(Cached { trust: Some(Arc::new(trust)), ..self })
     }
 
     /// Return the cache of a store, or None if it has none.

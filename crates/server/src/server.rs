@@ -256,7 +256,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     };
     let (memory, hot) = memory(config, note);
     let arena = hot.as_ref().map(|hot| hot.arena().clone());
-    let others = config.cache.is_none().then(|| Trust::without_drives(&identity));
+    let others = config.cache.is_none().then(|| Trust::without_drives(&identity)).transpose()?;
     let blocks = match &config.cache {
         None => None,
         Some(spec) => {
@@ -267,7 +267,12 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             let immutable = Immutable::new(cold.clone(), config.marker_of, config.immutable.clone(), metrics.clone());
             let (revalidate, stale_if_error, states_bytes) = (config.revalidate, config.stale_if_error, config.memory_bytes / 8);
             let reading = Reading { memory: memory.clone(), hot, states_bytes, revalidate, stale_if_error, immutable };
-            Some(Arc::new(Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())))
+            let blocks = Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())?;
+            // What was acknowledged earlier is sent now. A server without the folder may have run meanwhile, and knows nothing of it.
+            if back.as_ref().is_some_and(|back| back.pending_objects() > 0) {
+                blocks.cached.distrust_notes();
+            }
+            Some(Arc::new(blocks))
         }
     };
     let quotas = Quotas::open(limits, cold.clone(), metrics, note);

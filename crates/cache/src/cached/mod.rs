@@ -80,6 +80,11 @@ impl Cached {
         Ok(())
     }
 
+    /// Believe no note that was written until now, because objects may have changed.
+    pub fn distrust_notes(&self) {
+        self.trust.iter().for_each(|trust| trust.renew());
+    }
+
     /// Remove notes from a drive. If that fails, no note is believed any more.
     fn removing<T>(&self, drive: usize, remove: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
         match &self.trust {

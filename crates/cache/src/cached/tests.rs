@@ -112,7 +112,7 @@ fn one_version_of_an_object_is_cached_with_its_note() -> Result<()> {
     let open = || {
         let objects = [("d/a?1?x", 1), ("d/a?2?y", 2)].map(|(name, seed)| (name.to_owned(), Bytes::from(body(seed)))).into();
         let spec = Spec::parse(&format!("{}:100MB", folder.path().display()))?;
-        Ok::<Cached, Error>(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY).with_notes())
+        Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY).with_notes()
     };
     let read = |cached: &Cached, name: &str, seed| {
         let range = RangeRequest::plain(name, 5000, 1_500_000, Some(OBJECT_BYTES));

@@ -11,14 +11,13 @@
 //! emptied when a removal was missed, because a drive that is away cannot be written to. It is gone when the machine starts again, which
 //! may have lost the last removals.
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use penstock_error::{Error, Result};
 use penstock_storage::private;
 
 use crate::drive::{Drive, is_mine, store_name};
@@ -26,8 +25,8 @@ use crate::flight::Flight;
 
 /// Bytes of a token, which is a text.
 const TOKEN_BYTES: usize = 32;
-/// A server that starts waits this long for another one that starts.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// A server that starts waits this long for another one that starts: for a drive, which may hang, and for the mark.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
 /// The token of this process, and where the next one finds it.
 #[derive(Debug)]
@@ -43,25 +42,33 @@ pub struct Trust {
 #[derive(Debug)]
 struct Presence {
     path: PathBuf,
-    number: [u64; 3],
+    /// The file, and the folder of the extents, with their numbers.
+    places: Vec<(PathBuf, [u64; 2])>,
     is_alone: bool,
     lock: Flight,
 }
 
 impl Trust {
-    /// Note that a server of a store runs that has no cache. Its writes remove no notes.
-    pub fn without_drives(store: &str) -> Trust {
+    /// Note that a server of a store runs that has no cache. Its writes remove no notes. Fails as `open` does.
+    pub fn without_drives(store: &str) -> Result<Trust> {
         Trust::open(&[], true, &store.replace('\n', " "))
     }
 
-    /// Take over the token of the last server of a store, or begin with another one. `is_whole` says that no drive fails. Cost: a few calls for each drive.
-    pub(crate) fn open(drives: &[Drive], is_whole: bool, store: &str) -> Trust {
-        let begin = |path: PathBuf| Presence::begin(path).ok().flatten();
-        let mark = marks_folder().ok().and_then(|folder| begin(folder.join(store_name(store))));
-        let found: Vec<Option<Presence>> = drives.iter().map(|drive| begin(drive.servers_file(store))).collect();
+    /// Take over the token of the last server of a store, or begin with another one. `is_whole` says that no drive fails. Fails if another server of
+    /// the store has been starting for too long: it would not know of this one. Cost: a few calls for each drive.
+    pub(crate) fn open(drives: &[Drive], is_whole: bool, store: &str) -> Result<Trust> {
+        let on_drive_of =
+            |drive: &Drive| Presence::begin(drive.servers_file(store), Some(drive.store_folder(store)), PATIENCE.0).ok().flatten();
+        let found: Vec<Option<Presence>> = drives.iter().map(on_drive_of).collect();
+        let mark = match marks_folder().and_then(|folder| Presence::begin(folder.join(store_name(store)), None, PATIENCE.1)) {
+            Ok(None) => {
+                let text = format!("cannot serve: another server of the same store has been starting for {} s", PATIENCE.1.as_secs());
+                return Err(Error::new("storage-failed", text).hint("end that server, or wait until it answers"));
+            }
+            other => other.ok().flatten(),
+        };
         let is_alone = is_whole && [&mark].into_iter().chain(&found).all(|file| file.as_ref().is_some_and(|file| file.is_alone));
-        let setting = setting(drives, &found);
-        let marked = |token: &str| setting.as_ref().map(|setting| format!("{token}\n{setting}"));
+        let marked = |token: &str| setting(drives, &found).map(|setting| format!("{token}\n{setting}"));
         let is_kept = |token: &String| {
             let is_same = |(drive, file): (&Drive, &Option<Presence>)| file.as_ref().is_some_and(|file| file.says(&on_drive(token, drive)));
             let is_marked = mark.as_ref().is_some_and(|mark| marked(token).is_some_and(|text| mark.says(&text)));
@@ -79,7 +86,7 @@ impl Trust {
             token
         });
         [&mark].into_iter().chain(&found).flatten().for_each(|file| file.lock.stay());
-        Trust { token: Mutex::new(token), mark, drives: found }
+        Ok(Trust { token: Mutex::new(token), mark, drives: found })
     }
 
     fn token(&self) -> MutexGuard<'_, String> {
@@ -112,10 +119,12 @@ impl Trust {
 
     fn is_there(&self, drive: usize) -> bool {
         let file = self.drives.get(drive).and_then(Option::as_ref);
-        file.is_some_and(|file| number_of(&file.path).is_ok_and(|number| number == file.number))
+        let is_same = |(path, number): &(PathBuf, [u64; 2])| number_of(path).is_ok_and(|found| found == *number);
+        file.is_some_and(|file| file.places.iter().all(is_same))
     }
 
-    fn renew(&self) {
+    /// Believe no note that was written until now.
+    pub(crate) fn renew(&self) {
         let token = new_token();
         self.token().clone_from(&token);
         // One of them is enough.
@@ -125,11 +134,12 @@ impl Trust {
 
 impl Presence {
     /// Lock a file with other servers. Returns None if another one that starts has it for too long.
-    fn begin(path: PathBuf) -> io::Result<Option<Presence>> {
-        path.parent().map_or(Ok(()), private::create_folders)?;
-        let Some((lock, is_alone)) = Flight::join(&path, PATIENCE)? else { return Ok(None) };
-        let number = number_of(&path)?;
-        Ok(Some(Presence { path, number, is_alone, lock }))
+    fn begin(path: PathBuf, beside: Option<PathBuf>, patience: Duration) -> io::Result<Option<Presence>> {
+        path.parent().into_iter().chain(beside.as_deref()).try_for_each(private::create_folders)?;
+        let Some((lock, is_alone)) = Flight::join(&path, patience)? else { return Ok(None) };
+        let number = |path: PathBuf| number_of(&path).map(|number| (path, number));
+        let places = [path.clone()].into_iter().chain(beside).map(number).collect::<io::Result<_>>()?;
+        Ok(Some(Presence { path, places, is_alone, lock }))
     }
 
     fn says(&self, text: &str) -> bool {
@@ -137,17 +147,20 @@ impl Presence {
     }
 }
 
-/// Return the numbers of a file: of its file system, its own, and of the mount. A drive that was pulled out and is mounted again may have lost what was
-/// written last. Kernels before 6.8 do not number mounts.
-fn number_of(path: &Path) -> io::Result<[u64; 3]> {
+/// Return the numbers of a file: of its file system, and its own.
+fn number_of(path: &Path) -> io::Result<[u64; 2]> {
+    std::fs::metadata(path).map(|found| [found.dev(), found.ino()])
+}
+
+/// Return what changes if a file is put back from a copy, or if its drive was pulled out: it may have lost what was written last. Mounts are not compared,
+/// because each container and each start of a service has other ones. File systems without a device of their own have no number of it.
+fn past_of(path: &Path) -> io::Result<String> {
     let found = std::fs::metadata(path)?;
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: all-zero bytes are a valid `statx`.
-    let mut more: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends with a zero, and the kernel writes only `more`.
-    let failed = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_MNT_ID_UNIQUE, &raw mut more) } != 0;
-    let has_mount = !failed && more.stx_mask & libc::STATX_MNT_ID_UNIQUE != 0;
-    Ok([found.dev(), found.ino(), if has_mount { more.stx_mnt_id } else { 0 }])
+    let device = format!("/sys/dev/block/{}:{}", libc::major(found.dev()), libc::minor(found.dev()));
+    // A partition has the number of its disk.
+    let numbers = [format!("{device}/diskseq"), format!("{device}/../diskseq")].map(std::fs::read_to_string);
+    let disk = numbers.into_iter().find_map(io::Result::ok).unwrap_or_default();
+    Ok(format!("{:?} {}.{} {}", number_of(path)?, found.ctime(), found.ctime_nsec(), disk.trim()))
 }
 
 fn new_token() -> String {
@@ -172,8 +185,8 @@ fn setting(drives: &[Drive], found: &[Option<Presence>]) -> Option<String> {
     // The size of an only drive does not matter.
     let weight = |drive: &Drive| if drives.len() > 1 { drive.place.weight } else { 1.0 };
     let place = |(drive, file): (&Drive, &Option<Presence>)| {
-        let number = file.as_ref().map(|file| file.number);
-        format!("{:016x} {} {number:?}\n", drive.place.name, weight(drive))
+        let past = file.as_ref().and_then(|file| past_of(&file.path).ok());
+        format!("{:016x} {} {past:?}\n", drive.place.name, weight(drive))
     };
     Some(format!("{}\n{}", boot.trim(), drives.iter().zip(found).map(place).collect::<String>()))
 }
@@ -212,7 +225,7 @@ mod tests {
         /// Other tests have other stores.
         fn open_for(&self, spec: &str, store: &str) -> Trust {
             let drives = self.drives(spec);
-            Trust::open(&drives.drives, drives.failed.is_empty(), &self.store(store))
+            Trust::open(&drives.drives, drives.failed.is_empty(), &self.store(store)).unwrap()
         }
 
         fn store(&self, name: &str) -> String {
@@ -335,7 +348,7 @@ mod tests {
     fn servers_that_do_not_use_the_drives_end_the_token() -> io::Result<()> {
         let set = Set::new()?;
         for other in ["", "b:1GB"] {
-            let begin = || if other.is_empty() { Trust::without_drives(&set.store("one")) } else { set.open(other) };
+            let begin = || if other.is_empty() { Trust::without_drives(&set.store("one")).unwrap() } else { set.open(other) };
             let note = set.open("a:1GB").sign(b"note");
             drop(begin());
             assert!(!is_believed(&set.open("a:1GB"), &note), "`{other}` ran between");
@@ -373,6 +386,32 @@ mod tests {
         std::fs::rename(path("d"), path("f"))?;
         std::fs::rename(path("e"), path("d"))?;
         assert!(!is_believed(&set.open("d:1GB"), &note));
+        // A file that is put back where it was.
+        let trust = set.open("d:1GB");
+        let (note, path) = (trust.sign(b"note"), trust.drives[0].as_ref().unwrap().path.clone());
+        drop(trust);
+        let text = std::fs::read(&path)?;
+        std::fs::write(&path, text)?;
+        assert!(!is_believed(&set.open("d:1GB"), &note));
+        Ok(())
+    }
+
+    #[test]
+    fn a_folder_of_extents_that_is_away_ends_the_token() -> io::Result<()> {
+        let set = Set::new()?;
+        for part in ["a/stores", "a/stores/*"] {
+            let trust = set.open("a:1GB");
+            let note = trust.sign(b"note");
+            let stores = set.0.path().join("a/stores");
+            let part = if part.ends_with('*') { std::fs::read_dir(&stores)?.next().unwrap()?.path() } else { stores };
+            let away = set.0.path().join("away");
+            std::fs::rename(&part, &away)?;
+            assert!(trust.removing(0, || Ok(())).is_err());
+            std::fs::rename(&away, &part)?;
+            assert!(!is_believed(&trust, &note));
+            drop(trust);
+            assert!(!is_believed(&set.open("a:1GB"), &note));
+        }
         Ok(())
     }
 }

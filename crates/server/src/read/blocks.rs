@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
+use penstock_error::Result;
 use penstock_storage::{RangeRequest, Storage as _};
 use s3s::dto::{GetObjectInput, Range as HttpRange};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
@@ -75,13 +76,13 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    pub fn new(cold: Arc<dyn S3>, identity: String, drives: Drives, reading: Reading, metrics: Arc<Metrics>) -> Blocks {
+    pub fn new(cold: Arc<dyn S3>, identity: String, drives: Drives, reading: Reading, metrics: Arc<Metrics>) -> Result<Blocks> {
         let early = Early::default();
         let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
         let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
-        let cached = Cached::over(Box::new(source), drives, None, policy).with_notes();
+        let cached = Cached::over(Box::new(source), drives, None, policy).with_notes()?;
         let Reading { memory, hot, states_bytes, revalidate, stale_if_error, immutable } = reading;
-        Blocks {
+        Ok(Blocks {
             cold,
             early,
             states: States::new(cached.clone(), states_bytes),
@@ -98,7 +99,7 @@ impl Blocks {
             opened: Instant::now(),
             down_until_ms: AtomicU64::new(0),
             metrics,
-        }
+        })
     }
 
     pub(super) fn now_ms(&self) -> u64 {
