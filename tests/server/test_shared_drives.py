@@ -26,7 +26,7 @@ class Store(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answer)
         self.objects, self.reads, self.may_end, self.began = {}, 0, threading.Event(), threading.Event()
-        self.fails = False
+        self.fails = self.takes_no_puts = False
         self.environment = {
             "AWS_ACCESS_KEY_ID": servers.KEY,
             "AWS_SECRET_ACCESS_KEY": servers.SECRET,
@@ -72,6 +72,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def do_PUT(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.takes_no_puts:
+            return self.answer(503, b"<Error><Code>SlowDown</Code></Error>")
         self.server.objects[self.path.partition("?")[0].removeprefix(f"/{BUCKET}/")] = body
         self.answer(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
 
@@ -263,6 +265,48 @@ def test_what_was_written_without_the_drives_ends_what_is_believed(start, tmp_pa
     one.server.options = own
     one.server.restart()
     assert [one.get(key) for key in keys] == [b"new"] * 3 + [None] + [b"old"] * 2
+
+
+@pytest.mark.parametrize("policy", ["never", "3600s"])
+def test_what_waited_to_be_sent_is_newer_than_what_is_known(start, cache, tmp_path, policy):
+    store, node = start
+    plain = ("--cache", f"{cache}:1GB", "--revalidate", policy)
+    one = node(*plain, "--write-back", f"{tmp_path / 'pending'}:1GB")
+    store.objects["a"] = b"old"
+    assert one.get("a") == b"old"
+    store.takes_no_puts = True
+    one.put("a", b"new")
+    one.again(*plain)
+    # The page says that only the folder has what was acknowledged.
+    assert one.get("a") == b"old"
+    noted(cache, 1)
+    store.takes_no_puts = False
+    one.again(*plain, "--write-back", f"{tmp_path / 'pending'}:1GB")
+    until(lambda: store.objects["a"] == b"new", "the object is sent")
+    for _ in range(3):
+        assert one.get("a") == b"new"
+    one.again()
+    assert one.get("a") == b"new"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("part", ["stores", "stores/*", "servers"])
+def test_a_folder_of_a_cache_that_is_away_for_a_while_is_not_believed(start, cache, policy, part):
+    _, node = start
+    one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy), cache.with_name("away")
+    for key in ("a", "b"):
+        one.put(key, b"old")
+        assert one.get(key) == b"old"
+    noted(cache, 2)
+    [moved] = [path for path in cache.glob(part) if path.is_dir()]
+    os.rename(moved, away)
+    one.put("a", b"new")
+    one.server.client().delete_object(Bucket=BUCKET, Key="b")
+    shutil.rmtree(moved, ignore_errors=True)
+    os.rename(away, moved)
+    for _ in range(2):
+        assert (one.get("a"), one.get("b")) == (b"new", None)
+        one.again()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
