@@ -130,6 +130,14 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
+def known(one, cache, keys, body=b"old"):
+    """Put objects and read them, until each has a state beside its pages."""
+    for key in keys:
+        one.put(key, body)
+        assert one.get(key) == body
+    noted(cache, len(keys))
+
+
 def noted(cache, count):
     """Wait until this many objects have a state beside their pages."""
 
@@ -172,11 +180,7 @@ def test_a_server_reads_what_it_wrote_though_another_one_fetched_what_was_there_
 def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, cache, policy, restarts):
     _, node = start
     one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--status", "127.0.0.1:0"), cache.with_name("away")
-    keys = ["replaced", "deleted", "left"]
-    for key in keys:
-        one.put(key, b"old" * 4000)
-        assert one.get(key) == b"old" * 4000
-    noted(cache, len(keys))
+    known(one, cache, ["replaced", "deleted", "left"], b"old" * 4000)
     os.rename(cache, away)
     one.put("replaced", b"new" * 4000)
     one.server.client().delete_object(Bucket=BUCKET, Key="deleted")
@@ -294,10 +298,7 @@ def test_what_waited_to_be_sent_is_newer_than_what_is_known(start, cache, tmp_pa
 def test_a_folder_of_a_cache_that_is_away_for_a_while_is_not_believed(start, cache, policy, part):
     _, node = start
     one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy), cache.with_name("away")
-    for key in ("a", "b"):
-        one.put(key, b"old")
-        assert one.get(key) == b"old"
-    noted(cache, 2)
+    known(one, cache, "ab")
     [moved] = [path for path in cache.glob(part) if path.is_dir()]
     os.rename(moved, away)
     one.put("a", b"new")
@@ -313,10 +314,7 @@ def test_a_folder_of_a_cache_that_is_away_for_a_while_is_not_believed(start, cac
 def test_what_is_not_believed_is_not_served_when_the_cold_store_fails(start, cache, policy):
     store, node = start
     one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--memory-bytes", str(64 << 20)), cache.with_name("away")
-    for key in ("a", "b"):
-        one.put(key, b"old")
-        assert one.get(key) == b"old"
-    noted(cache, 2)
+    known(one, cache, "ab")
     os.rename(cache, away)
     one.put("a", b"new")
     os.rename(away, cache)
@@ -337,10 +335,7 @@ def test_what_is_not_believed_is_not_served_when_the_cold_store_fails(start, cac
 def test_named_objects_are_asked_for_when_what_is_known_is_not_believed(start, cache, policy):
     _, node = start
     one, away = node("--cache", f"{cache}:1GB", "--revalidate", policy, "--immutable", f"{BUCKET}/"), cache.with_name("away")
-    for key in ("a", "b"):
-        one.put(key, b"old")
-        assert one.get(key) == b"old"
-    noted(cache, 2)
+    known(one, cache, "ab")
     os.rename(cache, away)
     one.put("a", b"new")
     one.server.client().delete_object(Bucket=BUCKET, Key="b")
@@ -353,10 +348,7 @@ def test_the_next_server_of_a_drive_believes_what_it_finds(start, cache, policy,
     store, node = start
     one = node("--cache", f"{cache}:1GB", "--revalidate", policy)
     for end in ("kill -9", "a stop", "another one beside it"):
-        for key in "abc":
-            one.put(key, f"{key} {end}".encode() * 900)
-            assert one.get(key) == f"{key} {end}".encode() * 900
-        noted(cache, 3)
+        known(one, cache, "abc", body := end.encode() * 900)
         if end == "a stop":
             one.server.process.terminate()
             one.server.process.wait(300)
@@ -369,5 +361,5 @@ def test_the_next_server_of_a_drive_believes_what_it_finds(start, cache, policy,
             other.kill()
         for expected in (requests if end != "another one beside it" else 3, requests):
             store.reads = 0
-            assert [one.get(key) for key in "abc"] == [f"{key} {end}".encode() * 900 for key in "abc"]
+            assert [one.get(key) for key in "abc"] == [body] * 3
             assert store.reads == expected, end
