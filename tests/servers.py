@@ -59,7 +59,7 @@ class Server:
         self.log = (folder / "log").open("wb")
         command, environment = self.command()
         self.process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self.log, stderr=self.log)
-        self._wait()
+        self.wait()
         self.make_bucket()
 
     def command(self) -> tuple[list[str], dict[str, str]]:
@@ -68,7 +68,7 @@ class Server:
     def make_bucket(self) -> None:
         raise NotImplementedError
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         def accepts() -> bool:
             if self.process.poll() is not None:
                 raise RuntimeError(f"{type(self).__name__} exited: {(self.folder / 'log').read_text()}")
@@ -148,8 +148,8 @@ class Minio(S3Server):
         environment |= {"MINIO_BROWSER": "off", "MINIO_UPDATE": "off", "MINIO_CI_CD": "1"}
         return [tool("bin/minio"), "server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(self.folder / "data")], environment
 
-    def _wait(self) -> None:
-        super()._wait()
+    def wait(self) -> None:
+        super().wait()
 
         def is_live() -> bool:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint}/minio/health/live", timeout=1):
@@ -178,6 +178,8 @@ class Penstock(S3Server):
 
     def __init__(self, folder: pathlib.Path, cold: str = "", *options: str, environment: dict[str, str] | None = None) -> None:
         self.cold, self.options, self.cold_environment = cold, options, environment or {}
+        # A command that starts the server.
+        self.runner: list[str] = []
         super().__init__(folder)
 
     def command(self) -> tuple[list[str], dict[str, str]]:
@@ -186,18 +188,19 @@ class Penstock(S3Server):
             write_secret(keys, json.dumps({"keys": [{"access_key": KEY, "secret_key": SECRET}]}))
         (self.folder / "data").mkdir(exist_ok=True)
         cold = self.cold or str(self.folder / "data")
-        command = [sys.executable, "-m", "penstock", "serve", "--cold", cold, "--listen", f"127.0.0.1:{self.port}"]
+        command = [*self.runner, sys.executable, "-m", "penstock", "serve", "--cold", cold, "--listen", f"127.0.0.1:{self.port}"]
         return [*command, *(["--keys", str(keys)] if "--anonymous" not in self.options else []), *self.options], self.cold_environment
 
     def make_bucket(self) -> None:
         if "--anonymous" not in self.options and not self.cold:
             super().make_bucket()
 
-    def restart(self) -> None:
+    def restart(self, waits: bool = True) -> None:
         """Start the server again at the same port, after it was stopped or killed."""
         command, environment = self.command()
         self.process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self.log, stderr=self.log)
-        self._wait()
+        if waits:
+            self.wait()
 
 
 class Azurite(Server):

@@ -1,11 +1,17 @@
 """What `penstock serve` believes of a cache's drives that other servers use as well, that were away for a while, or that were left out."""
 
+import contextlib
+import fcntl
 import hashlib
 import http.server
 import os
+import pathlib
 import re
 import shutil
 import signal
+import socket
+import struct
+import subprocess
 import threading
 import urllib.request
 
@@ -363,3 +369,118 @@ def test_the_next_server_of_a_drive_believes_what_it_finds(start, cache, policy,
             store.reads = 0
             assert [one.get(key) for key in "abc"] == [body] * 3
             assert store.reads == expected, end
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cache_that_is_deleted_below_a_server_is_not_missed(start, cache, policy):
+    _, node = start
+    one = node("--cache", f"{cache}:1GB", "--revalidate", policy)
+    known(one, cache, "ab")
+    shutil.rmtree(cache)
+    expected = {"a": b"new", "b": None, "c": b"first"}
+    one.put("a", b"new")
+    one.server.client().delete_object(Bucket=BUCKET, Key="b")
+    one.put("c", b"first")
+    for _ in range(3):
+        assert {key: one.get(key) for key in expected} == expected
+    one.again()
+    assert {key: one.get(key) for key in expected} == expected
+    one.put("a", b"last")
+    one.again()
+    assert (one.get("a"), one.get("b"), one.get("c")) == (b"last", None, b"first")
+
+
+@contextlib.contextmanager
+def mounted(image, folder):
+    """Mount a file that is a file system. Each time, it is on another device."""
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() or subprocess.run(["mount", "-o", "loop", str(image), str(folder)], capture_output=True).returncode:
+        pytest.skip("root without the right to mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_drive_that_lost_its_last_writes_is_not_believed(start, tmp_path, policy):
+    _, node = start
+    image, earlier, drive = tmp_path / "image", tmp_path / "earlier", tmp_path / "drive"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    cache = drive / "cache"
+    with mounted(image, drive):
+        one = node("--cache", f"{cache}:30MB", "--revalidate", policy)
+        known(one, cache, "ab")
+        os.sync()
+        shutil.copyfile(image, earlier)
+        one.put("a", b"new")
+        one.server.client().delete_object(Bucket=BUCKET, Key="b")
+        one.kill()
+    shutil.copyfile(earlier, image)
+    with mounted(image, drive):
+        one.server.restart()
+        noted(cache, 2)
+        assert (one.get("a"), one.get("b")) == (b"new", None)
+        one.kill()
+
+
+def marks_of(one):
+    """Return the files in shared memory that a server has open."""
+    found = set()
+    for descriptor in pathlib.Path(f"/proc/{one.server.process.pid}/fd").iterdir():
+        # It may be closed in the meantime.
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(descriptor))
+    return {path for path in found if path.startswith("/dev/shm/penstock-servers-")}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_missed_is_known_though_shared_memory_is_away_as_well(start, cache, policy):
+    _, node = start
+    one = node("--cache", f"{cache}:1GB", "--revalidate", policy)
+    known(one, cache, "ab")
+    places = [str(cache), *marks_of(one)]
+    assert len(places) == 2
+    for place in places:
+        os.rename(place, place + "-away")
+    one.put("a", b"new")
+    one.server.client().delete_object(Bucket=BUCKET, Key="b")
+    shutil.rmtree(cache, ignore_errors=True)
+    for place in places:
+        os.rename(place + "-away", place)
+    for _ in range(2):
+        assert (one.get("a"), one.get("b")) == (b"new", None)
+        one.again()
+
+
+@pytest.mark.parametrize(("policy", "requests"), [("never", 0), ("3600s", 0), ("always", 3)])
+def test_a_server_with_mounts_of_its_own_believes_what_it_finds(start, cache, policy, requests):
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("root without the right to mount")
+    store, node = start
+    one = node("--cache", f"{cache}:1GB", "--revalidate", policy)
+    known(one, cache, "abc")
+    one.server.runner = ["unshare", "-m"]
+    for _ in range(2):
+        one.again()
+        store.reads = 0
+        assert [one.get(key) for key in "abc"] == [b"old"] * 3 and store.reads == requests
+
+
+def test_a_server_waits_for_another_one_that_starts(start, cache):
+    _, node = start
+    one = node("--cache", f"{cache}:1GB")
+    [mark] = marks_of(one)
+    one.kill()
+    with open(mark, "r+b") as other:
+        # A server holds this lock while it starts: `GATE` in crates/cache/src/flight.rs.
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 62, 1, 0))
+        one.server.restart(waits=False)
+        until(lambda: marks_of(one) == {mark}, "it has opened the mark")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", one.server.port))
+    one.server.wait()
+    one.put("a", b"new")
+    assert one.get("a") == b"new"

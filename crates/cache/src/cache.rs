@@ -154,7 +154,13 @@ impl Cached {
 
     /// Return the drive that holds an extent.
     pub(crate) fn drive_of(&self, key: &Key) -> &Drive {
-        &self.drives.drives[self.drives.number_of(key)]
+        self.numbered_drive_of(key).1
+    }
+
+    /// Return the drive that holds an extent, and its number.
+    pub(crate) fn numbered_drive_of(&self, key: &Key) -> (usize, &Drive) {
+        let number = self.drives.number_of(key);
+        (number, &self.drives.drives[number])
     }
 
     /// Let a plan decide what is kept, until the guard is dropped.

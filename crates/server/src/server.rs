@@ -214,7 +214,6 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
                     }
                 }
             }
-
             drop(permit);
         });
     }

@@ -68,12 +68,12 @@ impl Cached {
     pub fn forget(&self, name: &str) -> std::io::Result<()> {
         for number in 0.. {
             let key = self.key(name, number);
-            let drive = self.drive_of(&key);
+            let (drive_number, drive) = self.numbered_drive_of(&key);
             let remove = || {
                 let found = drive.find_any(&key)?.filter(|(extent, _)| is_of(extent, name));
                 found.map(|(extent, _)| upkeep::remove(drive, &extent)).transpose()
             };
-            if self.removing(self.drives().number_of(&key), remove)?.is_none() {
+            if self.removing(drive_number, remove)?.is_none() {
                 return Ok(());
             }
         }
@@ -117,10 +117,10 @@ impl Cached {
     /// Return which version of an object is cached, in whole or in part, and its note. Cost: five calls, whatever the cache holds.
     pub fn noted(&self, object: &str) -> Option<Noted> {
         let key = self.key(object, 0);
-        let drive = self.drive_of(&key);
+        let (drive_number, drive) = self.numbered_drive_of(&key);
         let found = if drive.is_usable() { drive.find_any(&key) } else { Ok(None) };
         let (extent, note) = found.inspect_err(|error| drive.failed(error)).ok()??;
-        let (note, is_believed) = self.trust.as_ref()?.check(self.drives().number_of(&key), &note)?;
+        let (note, is_believed) = self.trust.as_ref()?.check(drive_number, &note)?;
         is_of(&extent, object).then(|| Noted { name: extent.key().name().to_owned(), note: note.to_vec(), is_believed })
     }
 }

@@ -41,8 +41,7 @@ pub struct Trust {
 /// A file that all servers of a store have locked.
 #[derive(Debug)]
 struct Presence {
-    path: PathBuf,
-    /// The file, and the folder of the extents, with their numbers.
+    /// The file, and then the folder of the extents, with their numbers.
     places: Vec<(PathBuf, [u64; 2])>,
     is_alone: bool,
     lock: Flight,
@@ -74,7 +73,7 @@ impl Trust {
             let is_marked = mark.as_ref().is_some_and(|mark| marked(token).is_some_and(|text| mark.says(&text)));
             is_alone && is_marked && drives.iter().zip(&found).all(is_same)
         };
-        let last = found.first().and_then(|file| std::fs::read_to_string(&file.as_ref()?.path).ok()?.get(..TOKEN_BYTES).map(str::to_owned));
+        let last = mark.as_ref().and_then(|mark| std::fs::read_to_string(mark.path()).ok()?.get(..TOKEN_BYTES).map(str::to_owned));
         let token = last.filter(is_kept).unwrap_or_else(|| {
             let token = new_token();
             let write =
@@ -138,12 +137,16 @@ impl Presence {
         path.parent().into_iter().chain(beside.as_deref()).try_for_each(private::create_folders)?;
         let Some((lock, is_alone)) = Flight::join(&path, patience)? else { return Ok(None) };
         let number = |path: PathBuf| number_of(&path).map(|number| (path, number));
-        let places = [path.clone()].into_iter().chain(beside).map(number).collect::<io::Result<_>>()?;
-        Ok(Some(Presence { path, places, is_alone, lock }))
+        let places = [path].into_iter().chain(beside).map(number).collect::<io::Result<_>>()?;
+        Ok(Some(Presence { places, is_alone, lock }))
+    }
+
+    fn path(&self) -> &Path {
+        &self.places[0].0
     }
 
     fn says(&self, text: &str) -> bool {
-        std::fs::read_to_string(&self.path).is_ok_and(|found| found == text)
+        std::fs::read_to_string(self.path()).is_ok_and(|found| found == text)
     }
 }
 
@@ -185,7 +188,7 @@ fn setting(drives: &[Drive], found: &[Option<Presence>]) -> Option<String> {
     // The size of an only drive does not matter.
     let weight = |drive: &Drive| if drives.len() > 1 { drive.place.weight } else { 1.0 };
     let place = |(drive, file): (&Drive, &Option<Presence>)| {
-        let past = file.as_ref().and_then(|file| past_of(&file.path).ok());
+        let past = file.as_ref().and_then(|file| past_of(file.path()).ok());
         format!("{:016x} {} {past:?}\n", drive.place.name, weight(drive))
     };
     Some(format!("{}\n{}", boot.trim(), drives.iter().zip(found).map(place).collect::<String>()))
@@ -330,7 +333,7 @@ mod tests {
         let set = Set::new()?;
         let trust = set.open("a:1GB");
         let note = trust.sign(b"note");
-        let mark = trust.mark.as_ref().unwrap().path.clone();
+        let mark = trust.mark.as_ref().unwrap().path().to_owned();
         let text = std::fs::read_to_string(&mark)?;
         let (token, rest) = text.split_once('\n').unwrap();
         std::fs::write(&mark, format!("{token}\nanother run of the machine\n{}", rest.split_once('\n').unwrap().1))?;
@@ -388,7 +391,7 @@ mod tests {
         assert!(!is_believed(&set.open("d:1GB"), &note));
         // A file that is put back where it was.
         let trust = set.open("d:1GB");
-        let (note, path) = (trust.sign(b"note"), trust.drives[0].as_ref().unwrap().path.clone());
+        let (note, path) = (trust.sign(b"note"), trust.drives[0].as_ref().unwrap().path().to_owned());
         drop(trust);
         let text = std::fs::read(&path)?;
         std::fs::write(&path, text)?;
