@@ -205,11 +205,11 @@ def test_a_drive_that_is_away_while_objects_are_written_is_not_believed(start, c
 
 def test_missed_removals_are_counted(start, cache):
     _, node = start
-    one = node("--cache", f"{cache}:1GB", "--status", "127.0.0.1:0")
-    status = re.search(r"http://127\.0\.0\.1:\d+", (one.server.folder / "log").read_text().partition("status")[2])[0]
+    port = servers.free_port()
+    one = node("--cache", f"{cache}:1GB", "--status", f"127.0.0.1:{port}")
 
     def missed():
-        with urllib.request.urlopen(f"{status}/metrics", timeout=300) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as page:
             return int(re.search(r"^penstock_missed_removals_total (\d+)$", page.read().decode(), re.M)[1])
 
     one.put("a", b"old")
