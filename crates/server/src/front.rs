@@ -4,7 +4,7 @@ mod answers;
 mod patient;
 
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use http_body_util::{BodyDataStream, StreamBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{EXPECT, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
@@ -39,6 +39,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 
 /// The version of batches, by which clients see that the server has them.
 const BATCH: HeaderName = HeaderName::from_static("x-penstock-batch");
+const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 
 /// Limits of requests.
 pub struct Limits {
@@ -181,7 +182,8 @@ impl Front {
         };
         let asks_attributes = is_read && authentication::parameters(request.uri()).any(|(name, _)| name == "attributes");
         let has_body = !request.body().is_end_stream();
-        let call = self.service.call(request.map(body));
+        // It is large, and must not be moved.
+        let call = pin!(self.service.call(request.map(body)));
         let response = match is_read {
             false => call.await,
             true => tokio::time::timeout(idle, call).await.unwrap_or_else(|_| Ok(late())),
@@ -200,7 +202,7 @@ impl Front {
     /// Return how a request is signed, or why this server never answers it: the status, the code of S3 and a message.
     fn form_of(&self, request: &Request<Incoming>) -> Result<Form, (StatusCode, &'static str, String)> {
         let header = |name| text(request, name);
-        if header("content-type").trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
+        if header(CONTENT_TYPE).trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT.".into()));
         }
         if request.uri().path_and_query().is_some_and(|text| text.as_str().contains("%00")) {
@@ -210,7 +212,7 @@ impl Front {
                 "Names cannot have the character U+0000: no list could show it.".into(),
             ));
         }
-        let is_in_chunks = header("x-amz-content-sha256").starts_with("STREAMING-") || header("content-encoding").contains("aws-chunked");
+        let is_in_chunks = header(CONTENT_SHA256).starts_with("STREAMING-") || header(CONTENT_ENCODING).contains("aws-chunked");
         if self.gate.taken != Taken::Unverified {
             let refused = |(code, text): Refusal| {
                 let is_denied = matches!(code, "AccessDenied" | "RequestTimeTooSkewed");
@@ -263,13 +265,13 @@ impl Front {
 }
 
 /// Return a header, or an empty text.
-fn text<'a>(request: &'a Request<Incoming>, name: &str) -> &'a str {
+fn text(request: &Request<Incoming>, name: HeaderName) -> &str {
     request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// Return the host that a request names.
 fn host(request: &Request<Incoming>) -> &str {
-    request.uri().host().unwrap_or_else(|| text(request, "host"))
+    request.uri().host().unwrap_or_else(|| text(request, HOST))
 }
 
 /// The body of a response. When it ends, its bytes are counted and logged.
