@@ -41,6 +41,10 @@ class Store(http.server.ThreadingHTTPServer):
         }
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def tag(self, body):
+        """Return the ETag of an object."""
+        return hashlib.md5(body).hexdigest()
+
 
 class Answer(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -64,7 +68,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>") if key else self.answer(200)
         self.server.reads += 1
         body = self.server.objects[key]
-        whole = {"ETag": f'"{hashlib.md5(body).hexdigest()}"', "Last_Modified": "Sun, 09 Sep 2001 01:46:40 GMT"}
+        whole = {"ETag": f'"{self.server.tag(body)}"', "Last_Modified": "Sun, 09 Sep 2001 01:46:40 GMT"}
         if key.startswith("slow") and self.command == "GET":
             self.server.began.set()
             assert self.server.may_end.wait(300)
@@ -81,7 +85,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if self.server.takes_no_puts:
             return self.answer(503, b"<Error><Code>SlowDown</Code></Error>")
         self.server.objects[self.path.partition("?")[0].removeprefix(f"/{BUCKET}/")] = body
-        self.answer(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
+        self.answer(200, ETag=f'"{self.server.tag(body)}"')
 
     def do_DELETE(self):
         self.server.objects.pop(self.path.partition("?")[0].removeprefix(f"/{BUCKET}/"), None)

@@ -20,6 +20,8 @@ use crate::usage::{NowCounts, Record, Usage, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
+/// A marker is shorter than this.
+const MARKER_BYTES: usize = 4096;
 /// The folder of the extents of all stores.
 const STORES: &str = "stores";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
@@ -199,6 +201,14 @@ impl Drive {
         Ok(Some((extent, note)))
     }
 
+    /// Remove what is at the place of an extent and cannot be read as one. It might be read again later, with the note that it has.
+    pub fn remove_unreadable(&self, key: &Key) -> io::Result<()> {
+        match std::fs::remove_file(self.path(key)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
     /// Remove an extent's file and free its space, also if other processes have the file open. The caller holds its locks.
     pub fn unlink(&self, extent: &Extent) -> io::Result<()> {
         extent.empty()?;
@@ -307,7 +317,7 @@ fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
         Unusable::Refused(error.hint("choose an empty folder, or delete this one if it is an old cache"))
     };
     let marker = folder.join(MARKER_NAME);
-    match std::fs::read(&marker) {
+    match private::read_own(&marker, MARKER_BYTES) {
         Ok(found) if found == MARKER.as_bytes() => return Ok(()),
         Ok(found) if is_damaged_marker(&found) => return write_marker(folder).map_err(Unusable::Failed),
         Ok(found) => {
@@ -329,7 +339,7 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
         let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "orders", "leaders", "stores", "pending", "servers"];
         if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
-            return Ok(std::fs::read_to_string(folder.join(MARKER_NAME)).is_ok_and(|found| found == MARKER));
+            return Ok(private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES).is_ok_and(|found| found == MARKER.as_bytes()));
         }
     }
     std::fs::write(folder.join("CACHEDIR.TAG"), TAG)?;

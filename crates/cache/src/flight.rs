@@ -39,7 +39,7 @@ const INSIDE: i64 = GATE + 1;
 
 impl Flight {
     pub fn new(path: &Path) -> io::Result<Flight> {
-        Ok(Flight { locks: private::options().read(true).write(true).create(true).truncate(false).open(path)? })
+        Ok(Flight { locks: private::open_own(path)? })
     }
 
     /// Begin an operation that changes what a drive holds. Returns None while another process counts again.

@@ -168,8 +168,13 @@ pub fn remove(drive: &Drive, extent: &Extent) -> io::Result<u64> {
 pub fn clear(drive: &Drive, is_meant: &dyn Fn(&Key) -> bool) -> io::Result<u64> {
     let mut freed = 0;
     let _ = walk(drive, &mut |path| {
-        if let Some(extent) = Extent::open_any(&path)?.filter(|extent| is_meant(extent.key())) {
-            freed += remove(drive, &extent)?;
+        match Extent::open_any(&path)? {
+            Some(extent) if is_meant(extent.key()) => freed += remove(drive, &extent)?,
+            Some(_) => {}
+            // It might be read again later, and may be one that is meant.
+            None if is_old(&path) => std::fs::remove_file(&path)?,
+            // It may be one that is being written now.
+            None => return Err(io::ErrorKind::WouldBlock.into()),
         }
         Ok(ControlFlow::Continue(()))
     })?;

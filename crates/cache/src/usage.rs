@@ -130,7 +130,7 @@ pub struct Usage {
 
 impl Usage {
     pub fn open(path: &Path) -> io::Result<Usage> {
-        let file = private::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = private::open_own(path)?;
         let (known, owed, in_vain) = (
             PerProcess::new(Mutex::default as fn() -> _),
             PerProcess::new(Mutex::default as fn() -> _),

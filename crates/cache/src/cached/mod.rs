@@ -70,8 +70,8 @@ impl Cached {
             let key = self.key(name, number);
             let (drive_number, drive) = self.numbered_drive_of(&key);
             let remove = || {
-                let found = drive.find_any(&key)?.filter(|(extent, _)| is_of(extent, name));
-                found.map(|(extent, _)| upkeep::remove(drive, &extent)).transpose()
+                let Some((extent, _)) = drive.find_any(&key)? else { return drive.remove_unreadable(&key).map(|()| None) };
+                is_of(&extent, name).then(|| upkeep::remove(drive, &extent)).transpose()
             };
             if self.removing(drive_number, remove)?.is_none() {
                 return Ok(());

@@ -25,6 +25,8 @@ use crate::flight::Flight;
 
 /// Bytes of a token, which is a text.
 const TOKEN_BYTES: usize = 32;
+/// A mark is shorter than this: it has a line for each drive.
+const MOST_BYTES: usize = 1 << 20;
 /// A server that starts waits this long for another one that starts: for a drive, which may hang, and for the mark.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
@@ -73,7 +75,7 @@ impl Trust {
             let is_marked = mark.as_ref().is_some_and(|mark| marked(token).is_some_and(|text| mark.says(&text)));
             is_alone && is_marked && drives.iter().zip(&found).all(is_same)
         };
-        let last = mark.as_ref().and_then(|mark| std::fs::read_to_string(mark.path()).ok()?.get(..TOKEN_BYTES).map(str::to_owned));
+        let last = mark.as_ref().and_then(|mark| mark.text()?.get(..TOKEN_BYTES).map(str::to_owned));
         let token = last.filter(is_kept).unwrap_or_else(|| {
             let token = new_token();
             let write =
@@ -145,8 +147,12 @@ impl Presence {
         &self.places[0].0
     }
 
+    fn text(&self) -> Option<String> {
+        String::from_utf8(private::read_own(self.path(), MOST_BYTES).ok()?).ok()
+    }
+
     fn says(&self, text: &str) -> bool {
-        std::fs::read_to_string(self.path()).is_ok_and(|found| found == text)
+        self.text().is_some_and(|found| found == text)
     }
 }
 

@@ -34,6 +34,8 @@ const MOST_METADATA_BYTES: usize = 2048;
 const MOST_PART_BYTES: usize = 255;
 /// The file that has the identity of the cold store.
 const OF: &str = "write-back-of";
+/// An identity is shorter than this.
+const MOST_OF_BYTES: usize = 64 << 10;
 
 /// A cold store with a folder before it.
 pub struct WriteBack {
@@ -105,13 +107,15 @@ impl WriteBack {
         penstock_storage::private::close_folder(folder).map_err(|error| failed(&error))?;
         let opened = Folder::open(folder)?;
         let of = opened.own(OF);
-        match std::fs::read_to_string(&of) {
-            Ok(other) if other != cold.1 => {
+        match penstock_storage::private::read_own(&of, MOST_OF_BYTES) {
+            Ok(other) if other != cold.1.as_bytes() => {
+                let other = String::from_utf8_lossy(&other);
                 let text = format!("`{}` has objects for another cold store, {other}", folder.display());
                 return Err(penstock_error::Error::new("invalid-argument", text).hint("name another folder for --write-back"));
             }
             Ok(_) => {}
-            Err(_) => std::fs::write(&of, cold.1).map_err(|error| failed(&error))?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::write(&of, cold.1).map_err(|error| failed(&error))?,
+            Err(error) => return Err(failed(&format!("`{}`: {error}", of.display()))),
         }
         let held = held(&opened).await.map_err(|error| failed(&error))?;
         let pending = Pending::new(held, most_bytes);
@@ -127,6 +131,11 @@ impl WriteBack {
     /// Return how many objects are not in the cold store yet.
     pub fn pending_objects(&self) -> u64 {
         self.pending.counts().objects
+    }
+
+    /// Return how many bytes of objects below a prefix are not in the cold store yet.
+    pub fn pending_bytes_of(&self, bucket: &str, prefix: &str) -> u64 {
+        self.pending.bytes_of(bucket, prefix)
     }
 
     /// Wait until all objects are in the cold store.
@@ -242,7 +251,13 @@ impl WriteBack {
                 let written = S3::put_object(&self.folder, request(input)).await;
                 match &written {
                     Ok(_) => writing.done(bytes),
-                    Err(error) => self.may_be_written(writing, &object, error).await,
+                    Err(error) => {
+                        if *error.code() == S3ErrorCode::NoSuchBucket {
+                            // Somebody removed its folder. The next put makes it again.
+                            self.buckets.lock().unwrap_or_else(PoisonError::into_inner).remove(&object.bucket);
+                        }
+                        self.may_be_written(writing, &object, error).await;
+                    }
                 }
                 self.count();
                 return written.map(|response| response.output).map_err(of_the_folder);
@@ -262,6 +277,7 @@ fn is_full(error: &S3Error) -> bool {
 fn of_the_folder(error: S3Error) -> S3Error {
     match error.code() {
         S3ErrorCode::Custom(_) if is_full(&error) => s3_error!(ServiceUnavailable, "the folder of --write-back is full"),
+        S3ErrorCode::NoSuchBucket => s3_error!(ServiceUnavailable, "the folder of the bucket was removed; try again"),
         S3ErrorCode::AccessDenied => s3_error!(ServiceUnavailable, "{}", error.message().unwrap_or("the folder cannot be written")),
         _ => error,
     }

@@ -277,6 +277,13 @@ impl Pending {
         state.objects.keys().filter(|object| object.bucket == bucket && object.key.starts_with(prefix)).cloned().collect()
     }
 
+    /// Return how many bytes these objects have.
+    pub fn bytes_of(&self, bucket: &str, prefix: &str) -> u64 {
+        let state = self.lock();
+        let below = state.objects.iter().filter(|(object, _)| object.bucket == bucket && object.key.starts_with(prefix));
+        below.filter_map(|(_, entry)| entry.bytes).sum()
+    }
+
     /// Wait until everything was sent, or could not be.
     pub async fn settle_all(&self) {
         self.until(|state| state.objects.values().all(|entry| entry.bytes.is_none() || entry.why.is_some()).then_some(())).await;

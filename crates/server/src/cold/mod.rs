@@ -1,11 +1,13 @@
 //! Cold stores: an account of S3, or a local folder. Both are `s3s::S3`, so that the rest of the server does not know which one it has.
 
+pub mod outage;
 pub mod remote;
 pub mod source;
 mod taking;
 
+use hyper::StatusCode;
 use s3s::dto::ETag;
-use s3s::{S3Request, S3Result, s3_error};
+use s3s::{S3Error, S3Request, S3Result, s3_error};
 
 /// Build a request to a cold store.
 pub fn request<T>(input: T) -> S3Request<T> {
@@ -20,6 +22,12 @@ pub fn request<T>(input: T) -> S3Request<T> {
         service: None,
         trailing_headers: None,
     }
+}
+
+/// Return whether a write that failed may have succeeded nevertheless, or may do so later, because only its response was lost.
+pub fn may_be_there(error: &S3Error) -> bool {
+    let status = error.status_code().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    status.is_server_error() && !matches!(status, StatusCode::NOT_IMPLEMENTED | StatusCode::INSUFFICIENT_STORAGE)
 }
 
 /// Fail if a response has no object: a portal or a proxy in between may answer everything with 200 and a page of its own.

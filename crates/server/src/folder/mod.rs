@@ -76,7 +76,7 @@ impl Folder {
     fn bucket(&self, bucket: &str) -> S3Result<PathBuf> {
         let path = self.root.join(bucket);
         // Names from requests were checked before. This one becomes a path.
-        if s3s::path::check_bucket_name(bucket) && is_folder(&path) {
+        if s3s::path::check_bucket_name(bucket) && is_folder(&path).map_err(record::failed)? {
             Ok(path)
         } else {
             Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist"))
@@ -138,9 +138,15 @@ fn unique() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Return whether a path is a folder, and not a link to one.
-fn is_folder(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+/// Return whether a path is a folder, and not a link to one. Fails if the drive does: what cannot be read may exist.
+fn is_folder(path: &Path) -> io::Result<bool> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Make the names in a folder durable.

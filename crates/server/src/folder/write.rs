@@ -79,7 +79,7 @@ impl Folder {
                 }
                 // Another request removed the folder, or made one of the file.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                    if !is_folder(&folder) {
+                    if !is_folder(&folder).map_err(failed)? {
                         return Err(s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist"));
                     }
                 }
@@ -102,7 +102,7 @@ impl Folder {
         let parent = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
         self.create_folders(bucket, parent)?;
         let shape = self.shape.read().unwrap_or_else(PoisonError::into_inner);
-        let to = if is_folder(to) { to.join(SELF) } else { to.to_owned() };
+        let to = if is_folder(to)? { to.join(SELF) } else { to.to_owned() };
         std::fs::rename(from, &to)?;
         drop(shape);
         sync_folder(to.parent().unwrap_or(parent))
@@ -111,11 +111,11 @@ impl Folder {
     /// Create the folders above a file, durably. Files in their places become the objects of these folders.
     fn create_folders(&self, bucket: &Path, folder: &Path) -> io::Result<()> {
         if folder == bucket {
-            return if is_folder(bucket) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) };
+            return if is_folder(bucket)? { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) };
         }
         let above = folder.parent().filter(|above| above.starts_with(bucket)).ok_or(io::ErrorKind::NotFound)?;
         self.create_folders(bucket, above)?;
-        if is_folder(folder) {
+        if is_folder(folder)? {
             return Ok(());
         }
         if folder.is_symlink() {

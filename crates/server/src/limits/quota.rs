@@ -11,11 +11,14 @@ use tokio::sync::watch;
 
 use super::measure;
 use super::usage::{Found, Usage};
+use crate::cold::may_be_there;
 use crate::hosts::is_bucket_name;
 use crate::metrics::{Level, Metrics, QuotaLabels};
 
 /// A refused write lets its prefix be listed again at most this often.
 const LISTS_AGAIN: Duration = Duration::from_secs(60);
+/// A prefix whose listing fails is listed again after this time, and then after twice as long each time.
+const FAILED: Duration = Duration::from_secs(1);
 /// How often a prefix is listed anyway.
 const LISTS: Duration = Duration::from_secs(3600);
 /// How long a write waits for such a listing before it is refused.
@@ -103,15 +106,16 @@ impl Drop for Reserved {
     }
 }
 
-/// Return whether a write that failed may have succeeded nevertheless, because only its response was lost.
-fn may_be_there(error: &S3Error) -> bool {
-    let status = error.status_code().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    status.is_server_error() && !matches!(status, StatusCode::NOT_IMPLEMENTED | StatusCode::INSUFFICIENT_STORAGE)
-}
-
 impl Quotas {
-    /// Begin to count. Each prefix is listed in the background, now and then once an hour.
-    pub fn open(limits: Vec<Limit>, cold: Arc<dyn S3>, metrics: &Arc<Metrics>, note: fn(&str)) -> Arc<Quotas> {
+    /// Begin to count. Each prefix is listed in the background, now and then once an hour. `waiting` returns the bytes below a prefix of a bucket that are
+    /// not in the cold store yet: until the first listing ends, they are all that is known to be there.
+    pub fn open(
+        limits: Vec<Limit>,
+        cold: Arc<dyn S3>,
+        waiting: impl Fn(&str, &str) -> u64,
+        metrics: &Arc<Metrics>,
+        note: fn(&str),
+    ) -> Arc<Quotas> {
         let quota = |limit: Limit| {
             let labels = QuotaLabels { quota: limit.name.clone() };
             metrics.quota_limit_bytes.get_or_create(&labels).set(i64::try_from(limit.bytes).unwrap_or(i64::MAX));
@@ -119,7 +123,8 @@ impl Quotas {
             for counts in [&metrics.quota_refusals, &metrics.quota_listings, &metrics.quota_failures] {
                 drop(counts.get_or_create(&labels));
             }
-            let (usage, asked, ended) = (Mutex::default(), Mutex::default(), watch::Sender::new(()));
+            let usage = Mutex::new(Usage::beginning(waiting(&limit.bucket, &limit.prefix)));
+            let (asked, ended) = (Mutex::default(), watch::Sender::new(()));
             let used = metrics.quota_used_bytes.get_or_create(&labels).clone();
             Arc::new(Quota { limit, usage, asked, ended, used, metrics: metrics.clone(), note })
         };
@@ -127,9 +132,12 @@ impl Quotas {
         for quota in &quotas.each {
             let (quota, cold) = (quota.clone(), quotas.cold.clone());
             tokio::spawn(async move {
+                let mut pause = FAILED;
                 loop {
-                    quota.list(&cold).await;
-                    tokio::time::sleep(LISTS).await;
+                    let is_listed = quota.list(&cold).await;
+                    // Until a listing succeeds, the quota does not hold.
+                    pause = if is_listed { FAILED } else { (2 * pause).min(LISTS_AGAIN) };
+                    tokio::time::sleep(if is_listed { LISTS } else { pause }).await;
                 }
             });
         }
@@ -259,11 +267,11 @@ impl Quota {
         tokio::time::timeout(PATIENCE, ended.changed()).await.is_ok()
     }
 
-    /// List what is below the prefix, unless another task does.
-    async fn list(&self, cold: &Arc<dyn S3>) {
+    /// List what is below the prefix, unless another task does. Returns whether that succeeded.
+    async fn list(&self, cold: &Arc<dyn S3>) -> bool {
         let Some((was_listed, known)) = self.change(|usage| (!usage.is_listing()).then(|| (usage.is_listed(), usage.begin_listing())))
         else {
-            return;
+            return false;
         };
         let limit = &self.limit;
         let found = measure::below(cold, (&limit.bucket, &limit.prefix), &known).await;
@@ -272,6 +280,7 @@ impl Quota {
             self.metrics.quota_listings.get_or_create(&self.labels()).inc();
         }
         self.ended.send_replace(());
+        let is_listed = found.is_ok();
         match found {
             Ok(Found { bytes, .. }) if !was_listed && bytes > limit.bytes => {
                 let over = format!("`{}` has {bytes} bytes, more than its quota of {}", limit.name, limit.size);
@@ -284,6 +293,7 @@ impl Quota {
                 (self.note)(&format!("the quota of `{}` counts only what was written since its last listing: {why}", limit.name));
             }
         }
+        is_listed
     }
 }
 

@@ -33,6 +33,11 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Begin with bytes that will be there, until the first listing ends.
+    pub fn beginning(bytes: u64) -> Usage {
+        Usage { written: bytes, ..Usage::default() }
+    }
+
     pub fn bytes(&self) -> u64 {
         self.listed.unwrap_or(0).saturating_add(self.written).saturating_add(self.running)
     }

@@ -3,7 +3,7 @@
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result};
 
-use super::copy::{check_source, copied_bytes};
+use super::copy::{changed, check_source, copied_bytes};
 use crate::cold::request as cold_request;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
@@ -36,16 +36,17 @@ async fn upload_counted(tier: &Tier, request: S3Request<UploadPartInput>) -> S3R
     tier.cold.upload_part(cold_request(input)).await.map_err(|error| broken.or(error))
 }
 
-pub async fn copy(tier: &Tier, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
+pub async fn copy(tier: &Tier, mut request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
     check_source(&request.input.copy_source, &request.extensions)?;
     let input = &request.input;
     let (bucket, key) = (input.bucket.clone(), input.key.clone());
-    let bytes = match input.copy_source_range.as_deref().and_then(range_bytes) {
-        _ if !tier.quotas.cover(&bucket, &key) => 0,
-        Some(bytes) => bytes,
+    let (bytes, is_ours) = match input.copy_source_range.as_deref().and_then(range_bytes) {
+        _ if !tier.quotas.cover(&bucket, &key) => (0, false),
+        Some(bytes) => (bytes, false),
         None => copied_bytes!(tier, request.input),
     };
-    tier.quotas.count(&bucket, &key, bytes, tier.cold.upload_part_copy(request)).await
+    let copied = tier.quotas.count(&bucket, &key, bytes, tier.cold.upload_part_copy(request)).await;
+    copied.map_err(|error| changed(error, is_ours))
 }
 
 /// Return the length of a copied range such as `bytes=0-9`.

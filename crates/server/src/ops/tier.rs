@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use s3s::{S3, S3Result};
 
+use crate::cold::may_be_there;
 use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::meta::Object;
@@ -21,10 +22,14 @@ pub struct Tier {
 impl Tier {
     /// Run a write, and forget what was known of the objects before it and after it.
     pub async fn write<T>(&self, objects: &[Object], write: impl Future<Output = S3Result<T>>) -> S3Result<T> {
-        let _writing = match &self.blocks {
+        let mut writing = match &self.blocks {
             Some(blocks) => Some(blocks.begin_write(objects).await),
             None => None,
         };
-        write.await
+        let written = write.await;
+        if let (Err(error), Some(writing)) = (&written, &mut writing) {
+            writing.is_uncertain = may_be_there(error);
+        }
+        written
     }
 }

@@ -1,9 +1,8 @@
 //! Objects of a cold store, read through the cache: the bytes of a version as windows.
 
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
@@ -15,6 +14,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 use super::flights::{Fetched, Flights, copy};
 use super::immutable::Immutable;
 use super::states::{Revalidate, States};
+use crate::cold::outage::Outage;
 use crate::cold::source::{Early, Source, answer, receive};
 use crate::cold::{check_is_object, request};
 use crate::memory::{Memory, Taken, overloaded};
@@ -69,9 +69,7 @@ pub struct Blocks {
     pub(super) revalidate: Revalidate,
     pub(super) stale_if_error: Duration,
     pub(super) immutable: Immutable,
-    opened: Instant,
-    /// Until then, the cold store counts as down: milliseconds since `opened`.
-    pub(super) down_until_ms: AtomicU64,
+    pub(super) outage: Outage,
     pub metrics: Arc<Metrics>,
 }
 
@@ -96,20 +94,15 @@ impl Blocks {
             revalidate,
             stale_if_error,
             immutable,
-            opened: Instant::now(),
-            down_until_ms: AtomicU64::new(0),
+            outage: Outage::default(),
             metrics,
         })
-    }
-
-    pub(super) fn now_ms(&self) -> u64 {
-        self.opened.elapsed().as_millis() as u64
     }
 
     /// Note that objects will be written, and remove their cached pages. Nothing is kept of them until the result is dropped.
     pub async fn begin_write(self: &Arc<Self>, objects: &[Object]) -> Writing {
         let known: Vec<Option<Arc<Meta>>> = objects.iter().map(|object| self.states.begin_write(object)).collect();
-        let writing = Writing { blocks: self.clone(), objects: objects.to_vec() };
+        let writing = Writing { blocks: self.clone(), objects: objects.to_vec(), is_uncertain: false };
         for (object, known) in objects.iter().zip(known) {
             self.forget_pages(object, known).await;
         }
@@ -293,11 +286,13 @@ impl Blocks {
 pub struct Writing {
     blocks: Arc<Blocks>,
     objects: Vec<Object>,
+    /// Whether the cold store may carry out the write later.
+    pub is_uncertain: bool,
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.objects.iter().for_each(|object| self.blocks.states.end_write(object));
+        self.objects.iter().for_each(|object| self.blocks.states.end_write(object, self.is_uncertain));
     }
 }
 

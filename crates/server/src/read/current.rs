@@ -1,7 +1,6 @@
 //! Which version of an object is current: what is known of it, and when the cold store is asked.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use hyper::header::{AGE, HeaderValue, WARNING};
@@ -19,8 +18,6 @@ use crate::metrics::Counted;
 const DELETED_AFTER: Duration = Duration::from_secs(3600);
 /// A cold store that takes longer than this counts as failed, if what is known may be served.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A cold store that failed is asked again after this many milliseconds.
-const PAUSE_MS: u64 = 1000;
 
 /// A state, and how old it is if the cold store could not be asked.
 pub type Current = (Arc<Meta>, Option<Duration>);
@@ -100,17 +97,20 @@ impl Blocks {
             (*is_immutable || meta.is_believed && age < self.stale_if_error).then(|| (meta.clone(), Some(age)))
         });
         let asked = match &spare {
-            Some(spare) if self.now_ms() < self.down_until_ms.load(Relaxed) => {
+            Some(spare) if !self.outage.may_ask(object) => {
                 self.metrics.stale_answers.inc();
                 return Ok(spare.clone());
             }
             Some(_) => tokio::time::timeout(PATIENCE, self.head(object)).await.unwrap_or_else(|_| Err(slow())),
             None => self.head(object).await,
         };
+        if !asked.as_ref().is_err_and(is_failure) {
+            self.outage.answered(object);
+        }
         let meta = match (asked, spare) {
             (Ok(meta), _) => meta,
             (Err(error), Some(spare)) if is_failure(&error) => {
-                self.down_until_ms.store(self.now_ms() + PAUSE_MS, Relaxed);
+                self.outage.failed(object);
                 self.metrics.stale_answers.inc();
                 return Ok(spare);
             }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_cache::Cached;
 use quick_cache::Weighter;
@@ -38,12 +38,25 @@ struct Stripe {
     on_drive: Mutex<()>,
 }
 
+/// Nothing is kept of an object for this time after a write of it whose outcome is not known: the cold store may carry it out later.
+const UNCERTAIN: Duration = Duration::from_secs(15 * 60);
+/// At most this many such objects are remembered for each stripe.
+const MOST_UNCERTAIN: usize = 256;
+
 #[derive(Default)]
 struct Writes {
     /// Changes when one of the objects is written, so that what was read before is not kept.
     generation: u64,
     /// Objects that are being written, and how many times. Nothing is kept of them.
     running: HashMap<Object, usize>,
+    /// Objects whose last write may be carried out later, and when it ended.
+    uncertain: HashMap<Object, Instant>,
+}
+
+impl Writes {
+    fn is_uncertain(&self, object: &Object) -> bool {
+        self.uncertain.get(object).is_some_and(|since| since.elapsed() < UNCERTAIN)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -82,10 +95,10 @@ impl States {
         self.writes(object).generation
     }
 
-    /// Keep the state of an object in memory, unless it was written since `generation` or is being written.
+    /// Keep the state of an object in memory, unless it was written since `generation`, is being written, or may be written later.
     pub fn keep(&self, object: &Object, generation: u64, meta: &Arc<Meta>) {
         let writes = self.writes(object);
-        if writes.generation == generation && !writes.running.contains_key(object) {
+        if writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object) {
             self.known.insert(object.clone(), meta.clone());
         }
     }
@@ -96,10 +109,21 @@ impl States {
         self.changed(object)
     }
 
-    /// Note that a write has ended, however it ended.
-    pub fn end_write(&self, object: &Object) {
+    /// Note that a write has ended, and whether the cold store may carry it out later.
+    pub fn end_write(&self, object: &Object, is_uncertain: bool) {
         let mut writes = self.writes(object);
         writes.generation += 1;
+        if is_uncertain {
+            if writes.uncertain.len() >= MOST_UNCERTAIN {
+                writes.uncertain.retain(|_, since| since.elapsed() < UNCERTAIN);
+            }
+            if writes.uncertain.len() >= MOST_UNCERTAIN
+                && let Some(oldest) = writes.uncertain.iter().min_by_key(|(_, since)| **since).map(|(object, _)| object.clone())
+            {
+                writes.uncertain.remove(&oldest);
+            }
+            writes.uncertain.insert(object.clone(), Instant::now());
+        }
         if let Some(running) = writes.running.get_mut(object) {
             *running -= 1;
             if *running == 0 {

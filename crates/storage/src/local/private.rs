@@ -12,6 +12,27 @@ pub fn options() -> OpenOptions {
     options
 }
 
+/// Open a small file of our own for reading and writing, and create it if it is missing. Fails if something else has its name: a link may lead
+/// anywhere, and a pipe may never answer.
+pub fn open_own(path: &Path) -> io::Result<File> {
+    own(options().read(true).write(true).create(true).truncate(false), path)
+}
+
+/// Read a small file of our own. Fails as `open_own` does, and if the file has more than `most` bytes.
+pub fn read_own(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    own(File::options().read(true), path)?.take(most as u64 + 1).read_to_end(&mut text)?;
+    if text.len() <= most { Ok(text) } else { Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes"))) }
+}
+
+fn own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{}` is not a file", path.display()))),
+    }
+}
+
 /// Create a folder that only its owner can read, unless it exists. Those above it are created as usual.
 pub fn create_folders(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
