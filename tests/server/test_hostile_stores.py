@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import urllib.error
 import urllib.request
 
@@ -70,7 +71,8 @@ def test_an_object_that_fails_makes_no_other_one_stale(start, tmp_path, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_put_that_is_carried_out_after_it_failed_is_seen(start, tmp_path, policy):
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_a_put_that_is_carried_out_after_it_failed_is_seen(start, tmp_path, policy, restarts):
     store, node = start
     one = node("--cache", f"{tmp_path / 'cache'}:1GB", "--revalidate", policy)
     known(one, tmp_path / "cache", ["a"])
@@ -79,6 +81,8 @@ def test_a_put_that_is_carried_out_after_it_failed_is_seen(start, tmp_path, poli
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(urllib.request.Request(url, b"new", method="PUT"), timeout=300)
     assert raised.value.code >= 500
+    for _ in range(restarts):
+        one.again()
     assert [one.get("a") for _ in range(3)] == [b"old"] * 3
     store.objects |= store.late
     assert one.get("a") == b"new"
@@ -115,15 +119,17 @@ def test_a_part_of_a_cache_that_is_damaged_for_a_while_is_not_believed(start, tm
         one.again()
 
 
-def test_a_copy_counts_what_it_copies(start):
+@pytest.mark.parametrize("condition", [None, "*", "the later one", "the earlier one"])
+def test_a_copy_counts_what_it_copies(start, condition):
     store, node = start
     one = node("--quota", f"{BUCKET}/copies/=1KB")
     client = one.server.client()
     store.objects["flips"] = b"small"
+    etags = {"the later one": store.tag(b"another one" * 1000), "the earlier one": store.tag(b"small")}
+    more = {"CopySourceIfMatch": etags.get(condition, condition)} if condition else {}
     with pytest.raises(botocore.exceptions.ClientError) as raised:
-        client.meta.config.retries = {"max_attempts": 0}
-        client.copy_object(Bucket=BUCKET, Key="copies/a", CopySource={"Bucket": BUCKET, "Key": "flips"})
-    assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] in (403, 503)
+        client.copy_object(Bucket=BUCKET, Key="copies/a", CopySource={"Bucket": BUCKET, "Key": "flips"}, **more)
+    assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] in (403, 412, 503)
     assert "copies/a" not in store.objects
     store.objects["steady"] = b"small"
     client.copy_object(Bucket=BUCKET, Key="copies/b", CopySource={"Bucket": BUCKET, "Key": "steady"})
@@ -242,3 +248,57 @@ def test_what_waits_counts_although_the_store_takes_nothing(start, tmp_path):
             one.put("b", bytes(900))
         assert raised.value.response["Error"]["Code"] == "QuotaExceeded"
     store.takes_no_puts = False
+
+
+@pytest.mark.parametrize("query", ["annotation", "renameObject", "encryption", "annotation&annotationName=x"])
+def test_operations_that_are_not_known_do_not_become_plain_writes(start, query):
+    store, node = start
+    one = node()
+    one.put("a", b"kept")
+    for method in ("PUT", "DELETE", "POST"):
+        url = one.server.client().generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": "a"})
+        request = urllib.request.Request(f"{url}&{query}", b"other" if method != "DELETE" else None, method=method)
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(request, timeout=300)
+        assert raised.value.code in (403, 501), "it is refused before, or because the signature does not cover it"
+    assert store.objects["a"] == b"kept"
+    # Without signatures, nothing else refuses it.
+    open_to_all = node("--anonymous")
+    for method in ("PUT", "DELETE", "POST"):
+        request = urllib.request.Request(f"{open_to_all.server.endpoint}/{BUCKET}/a?{query}", b"other", method=method)
+        with pytest.raises(urllib.error.HTTPError, match="501"):
+            urllib.request.urlopen(request, timeout=300)
+    assert store.objects["a"] == b"kept"
+
+
+def test_a_copy_of_a_file_that_is_rewritten_meanwhile_fails(tmp_path):
+    """A served folder: another program writes into the source while it is copied."""
+    (tmp_path / "node").mkdir()
+    server = servers.Penstock(tmp_path / "node")
+    client = server.client()
+    try:
+        client.put_object(Bucket=BUCKET, Key="a", Body=bytes(50_000_000))
+        path = tmp_path / "node" / "data" / BUCKET / "a"
+        stop, copied = threading.Event(), []
+
+        def rewrite():
+            with path.open("r+b") as file:
+                while not stop.is_set():
+                    file.seek(0)
+                    file.write(b"other")
+                    file.flush()
+
+        for _ in range(3):
+            client.put_object(Bucket=BUCKET, Key="a", Body=bytes(50_000_000))
+            stop.clear()
+            thread = threading.Thread(target=rewrite)
+            thread.start()
+            try:
+                copied.append(client.copy_object(Bucket=BUCKET, Key="b", CopySource={"Bucket": BUCKET, "Key": "a"}))
+            except botocore.exceptions.ClientError as error:
+                assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+            stop.set()
+            thread.join()
+        assert not copied, "the file was changed many times meanwhile"
+    finally:
+        server.stop()

@@ -1,6 +1,7 @@
 """Quotas of `penstock serve`: the most bytes of a bucket or a prefix, in every way to write, and what a full drive answers."""
 
 import concurrent.futures
+import datetime
 import json
 import re
 import subprocess
@@ -347,3 +348,29 @@ def test_puts_go_to_the_cold_store_while_the_folder_of_write_back_is_full(tmp_pa
         assert minio.client().head_object(Bucket=bucket, Key="long")["ContentLength"] == 20 * MB
     finally:
         server.stop()
+
+
+def test_conditions_of_a_copy_mean_the_same_below_a_quota(start):
+    node = start("{bucket}/counted=1MB")
+    etag = node.put("source", 100)["ETag"]
+    past = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
+    future = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    source = {"Bucket": node.bucket, "Key": "source"}
+
+    def copied(key, more):
+        try:
+            node.client.copy_object(Bucket=node.bucket, Key=key, CopySource=source, **more)
+        except botocore.exceptions.ClientError as error:
+            return error.response["ResponseMetadata"]["HTTPStatusCode"]
+        return 200
+
+    for more in (
+        {"CopySourceIfMatch": etag},
+        {"CopySourceIfMatch": '"other"'},
+        {"CopySourceIfNoneMatch": etag},
+        {"CopySourceIfNoneMatch": '"other"'},
+        {"CopySourceIfModifiedSince": past},
+        {"CopySourceIfUnmodifiedSince": past},
+        {"CopySourceIfUnmodifiedSince": future},
+    ):
+        assert copied("counted/copy", more) == copied("other/copy", more), more

@@ -86,7 +86,7 @@ def test_requests_beyond_the_rate_of_a_key_are_refused_and_others_are_not(start)
         return any(code == 503 for code, _ in answers)
 
     until(is_refused, "requests are refused")
-    assert answers[0][0] == 200 or answers[1][0] == 200
+    assert 200 in [code for code, _ in answers]
     for code, answer in answers:
         assert code in (200, 503)
         if code == 503:

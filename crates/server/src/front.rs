@@ -1,6 +1,7 @@
 //! What happens to every request before and after its operation: its number, the limit on requests, counts, and the access log.
 
 mod answers;
+mod operations;
 mod patient;
 
 use std::net::SocketAddr;
@@ -212,6 +213,10 @@ impl Front {
                 "Names cannot have the character U+0000: no list could show it.".into(),
             ));
         }
+        if let Some(name) = operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty()) {
+            let text = format!("This server does not know the operation `{name}`.");
+            return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", text));
+        }
         let is_in_chunks = header(CONTENT_SHA256).starts_with("STREAMING-") || header(CONTENT_ENCODING).contains("aws-chunked");
         if self.gate.taken != Taken::Unverified {
             let refused = |(code, text): Refusal| {
@@ -246,11 +251,15 @@ impl Front {
         Ok(Form::Unsigned)
     }
 
+    /// Return the key that a request names, as it was sent, or an empty text.
+    fn key_of<'r>(&self, request: &'r Request<Incoming>) -> &'r str {
+        let path = request.uri().path().trim_start_matches('/');
+        if self.gate.domains.bucket_of(host(request)).is_some() { path } else { path.split_once('/').map_or("", |(_, key)| key) }
+    }
+
     /// Return the name under which a request is counted.
     fn operation(&self, request: &Request<Incoming>) -> &'static str {
-        let path = request.uri().path().trim_start_matches('/');
-        let key = if self.gate.domains.bucket_of(host(request)).is_some() { path } else { path.split_once('/').map_or("", |(_, key)| key) };
-        match (request.method().as_str(), !key.is_empty()) {
+        match (request.method().as_str(), !self.key_of(request).is_empty()) {
             ("GET", true) => "get",
             ("GET", false) => "list",
             ("HEAD", _) => "head",

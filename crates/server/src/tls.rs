@@ -81,7 +81,9 @@ fn read(chain: &Path, key: &Path) -> Result<Current> {
     let bad = |path: &Path, why: String| {
         Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display())).hint("give files in PEM format")
     };
-    let certificates = CertificateDer::pem_file_iter(chain).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
+    let text = std::fs::File::open(chain).and_then(|mut file| penstock_storage::private::read_text(&mut file));
+    let text = text.map_err(|error| bad(chain, error.to_string()))?;
+    let certificates = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| bad(chain, error.to_string()))?;
     if certificates.is_empty() {
         return Err(bad(chain, "no certificate found".into()));

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -83,6 +83,16 @@ impl Cached {
     /// Believe no note that was written until now, because objects may have changed.
     pub fn distrust_notes(&self) {
         self.trust.iter().for_each(|trust| trust.renew());
+    }
+
+    /// Let servers that start later believe no note of this one, and learn that objects may change until then.
+    pub fn note_uncertain(&self, until: SystemTime) {
+        self.trust.iter().for_each(|trust| trust.note_uncertain(until));
+    }
+
+    /// Return until when objects may change, because an earlier server did not learn the outcome of a write.
+    pub fn uncertain_until(&self) -> SystemTime {
+        self.trust.as_ref().map_or(SystemTime::UNIX_EPOCH, |trust| trust.uncertain_until)
     }
 
     /// Remove notes from a drive. If that fails, no note is believed any more.

@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use penstock_error::{Error, Result};
 use penstock_storage::private;
@@ -25,6 +25,9 @@ use crate::flight::Flight;
 
 /// Bytes of a token, which is a text.
 const TOKEN_BYTES: usize = 32;
+/// How a mark begins that says until when objects may change. The seconds since 1970 follow.
+const UNCERTAIN: &str = "until ";
+const MOST_UNCERTAIN: Duration = Duration::from_secs(3600);
 /// A mark is shorter than this: it has a line for each drive.
 const MOST_BYTES: usize = 1 << 20;
 /// A server that starts waits this long for another one that starts: for a drive, which may hang, and for the mark.
@@ -38,6 +41,8 @@ pub struct Trust {
     mark: Option<Presence>,
     /// The files on the drives. One that fails has none.
     drives: Vec<Option<Presence>>,
+    /// Until then, the store may carry out a write whose outcome an earlier server did not learn.
+    pub uncertain_until: SystemTime,
 }
 
 /// A file that all servers of a store have locked.
@@ -75,6 +80,10 @@ impl Trust {
             let is_marked = mark.as_ref().is_some_and(|mark| marked(token).is_some_and(|text| mark.says(&text)));
             is_alone && is_marked && drives.iter().zip(&found).all(is_same)
         };
+        let until = mark.as_ref().and_then(|mark| mark.text()?.strip_prefix(UNCERTAIN)?.parse().ok()).unwrap_or(0);
+        // A clock that went back must not hold it up for long.
+        let uncertain_until =
+            (SystemTime::UNIX_EPOCH + Duration::from_secs(until.min(u32::MAX.into()))).min(SystemTime::now() + MOST_UNCERTAIN);
         let last = mark.as_ref().and_then(|mark| mark.text()?.get(..TOKEN_BYTES).map(str::to_owned));
         let token = last.filter(is_kept).unwrap_or_else(|| {
             let token = new_token();
@@ -82,12 +91,13 @@ impl Trust {
                 |(drive, file): (&Drive, &Option<Presence>)| file.as_ref().map_or(Ok(()), |file| file.lock.write(&on_drive(&token, drive)));
             let written = drives.iter().zip(&found).map(write).fold(Ok(()), io::Result::and);
             let text = marked(&token).filter(|_| is_alone && written.is_ok()).unwrap_or_default();
-            // A mark that cannot be written has another token.
-            let _ = mark.as_ref().map(|mark| mark.lock.write(&text));
+            // A mark that cannot be written has another token. One that says how long objects are uncertain stays for later servers.
+            let is_over = uncertain_until <= SystemTime::now();
+            let _ = mark.as_ref().filter(|_| is_over).map(|mark| mark.lock.write(&text));
             token
         });
         [&mark].into_iter().chain(&found).flatten().for_each(|file| file.lock.stay());
-        Ok(Trust { token: Mutex::new(token), mark, drives: found })
+        Ok(Trust { token: Mutex::new(token), mark, drives: found, uncertain_until })
     }
 
     fn token(&self) -> MutexGuard<'_, String> {
@@ -122,6 +132,12 @@ impl Trust {
         let file = self.drives.get(drive).and_then(Option::as_ref);
         let is_same = |(path, number): &(PathBuf, [u64; 2])| number_of(path).is_ok_and(|found| found == *number);
         file.is_some_and(|file| file.places.iter().all(is_same))
+    }
+
+    /// Let servers that start later believe nothing, and learn that objects may change until then. This one knows which, and goes on as before.
+    pub(crate) fn note_uncertain(&self, until: SystemTime) {
+        let seconds = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.mark.iter().for_each(|mark| drop(mark.lock.write(&format!("{UNCERTAIN}{seconds}"))));
     }
 
     /// Believe no note that was written until now.
@@ -331,6 +347,28 @@ mod tests {
         std::fs::remove_file(set.0.path().join("b"))?;
         std::fs::rename(set.0.path().join("away"), set.0.path().join("b"))?;
         assert!(!is_believed(&set.open("a:1GB,b:1GB"), &note));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_uncertain_is_known_to_later_servers() -> io::Result<()> {
+        let set = Set::new()?;
+        let trust = set.open("a:1GB");
+        let note = trust.sign(b"note");
+        let until = SystemTime::now() + Duration::from_secs(60);
+        trust.note_uncertain(until);
+        assert!(is_believed(&trust, &note) && is_believed(&trust, &trust.sign(b"later")) && trust.uncertain_until < until);
+        drop(trust);
+        for _ in 0..2 {
+            let next = set.open("a:1GB");
+            assert!(!is_believed(&next, &note) && next.uncertain_until > SystemTime::now() + Duration::from_secs(50));
+        }
+        set.open("a:1GB").note_uncertain(SystemTime::now() - Duration::from_secs(1));
+        let next = set.open("a:1GB");
+        let note = next.sign(b"note");
+        assert!(next.uncertain_until < SystemTime::now());
+        drop(next);
+        assert!(is_believed(&set.open("a:1GB"), &note));
         Ok(())
     }
 

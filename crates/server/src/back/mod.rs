@@ -232,13 +232,16 @@ impl WriteBack {
     }
 
     /// A put that failed may have been written, and would be sent after a restart. So it is sent now, before later ones.
-    async fn may_be_written(&self, writing: Writing<'_>, object: &Object, error: &S3Error) {
+    async fn may_be_written(&self, writing: Writing<'_>, (object, bytes): (&Object, u64), error: &S3Error) {
         if matches!(error.code(), S3ErrorCode::ServiceUnavailable | S3ErrorCode::AccessDenied) || is_full(error) {
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
-        if let Ok(found) = S3::head_object(&self.folder, request(input)).await {
-            writing.done(found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0));
+        match S3::head_object(&self.folder, request(input)).await {
+            Ok(found) => writing.done(found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)),
+            Err(error) if matches!(error.code(), S3ErrorCode::NoSuchKey | S3ErrorCode::NoSuchBucket) => {}
+            // It may be there, although the folder cannot say so now. A start would find it, and send it over later versions.
+            Err(_) => writing.done(bytes),
         }
     }
 
@@ -256,7 +259,7 @@ impl WriteBack {
                             // Somebody removed its folder. The next put makes it again.
                             self.buckets.lock().unwrap_or_else(PoisonError::into_inner).remove(&object.bucket);
                         }
-                        self.may_be_written(writing, &object, error).await;
+                        self.may_be_written(writing, (&object, bytes), error).await;
                     }
                 }
                 self.count();

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use super::names::{Part, SELF, part_of};
+use super::record::is_absent;
 
 /// What is listed.
 #[derive(Debug, Default, Clone)]
@@ -84,13 +85,20 @@ fn read(folder: &Path, base: &str, is_rest: bool, entries: &mut Vec<(String, Kin
             Some(Part::Whole(part)) if is_folder => {
                 let key = format!("{base}{part}");
                 let own = path.join(SELF);
-                if own.is_file() {
-                    entries.push((key.clone(), Kind::File, own));
+                // An error must not hide a key from somebody who deletes what is not listed.
+                match std::fs::metadata(&own) {
+                    Ok(found) if found.is_file() => entries.push((key.clone(), Kind::File, own)),
+                    Err(error) if !is_absent(&error) => return Err(error),
+                    _ => {}
                 }
                 entries.push((key + "/", Kind::Folder, path));
             }
             Some(Part::Whole(part)) if is_file => entries.push((format!("{base}{part}"), Kind::File, path)),
-            Some(Part::Begin(part)) if is_folder => read(&path, &format!("{base}{part}"), true, entries)?,
+            Some(Part::Begin(part)) if is_folder => match read(&path, &format!("{base}{part}"), true, entries) {
+                // It was removed in the meantime, and the others are still there.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            },
             _ => {}
         }
     }

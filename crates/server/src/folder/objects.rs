@@ -70,7 +70,7 @@ impl Folder {
         }
         let range = range.unwrap_or(0..record.bytes);
         output.content_length = Some((range.end - range.start) as i64);
-        output.body = Some(body(file, range));
+        output.body = Some(body(file, record, range));
         Ok(output)
     }
 
@@ -192,7 +192,7 @@ impl Folder {
         let (bucket, key) = source(&input.copy_source)?;
         self.bucket(&input.bucket)?;
         let (mut file, record) = on_disk(|| self.read_record(&bucket, &key))?;
-        check_copy(copy_conditions!(input), &record)?;
+        copy_conditions!(input).check_copy(&record.etag(), Some(&record.modified()))?;
         let replaces = match input.metadata_directive.as_ref().map(MetadataDirective::as_str) {
             None | Some(MetadataDirective::COPY) => false,
             Some(MetadataDirective::REPLACE) => true,
@@ -203,9 +203,10 @@ impl Folder {
         }
         let given = if replaces { given!(input) } else { record.given.clone() };
         let mut draft = self.draft()?;
-        let copy = Record { etag: record.etag, given, sums: record.sums, parts: record.parts, ..Record::default() };
+        let copy = Record { etag: record.etag.clone(), given, sums: record.sums.clone(), parts: record.parts.clone(), ..Record::default() };
         let copy = on_disk(|| {
             std::io::copy(&mut file, &mut draft.file).map_err(failed)?;
+            record.check_unchanged(&file).map_err(failed)?;
             self.place(&input.bucket, &input.key, &draft, copy, Conditions::default())
         })?;
         let mut result = CopyObjectResult { e_tag: Some(copy.etag()), last_modified: Some(copy.modified()), ..CopyObjectResult::default() };
@@ -217,7 +218,7 @@ impl Folder {
     pub(super) fn copy_source(&self, input: &UploadPartCopyInput) -> S3Result<(File, Record)> {
         let (bucket, key) = source(&input.copy_source)?;
         let (file, record) = self.read_record(&bucket, &key)?;
-        check_copy(copy_conditions!(input), &record)?;
+        copy_conditions!(input).check_copy(&record.etag(), Some(&record.modified()))?;
         Ok((file, record))
     }
 }
@@ -252,16 +253,6 @@ fn parts_of(record: &Record, marker: Option<&i32>, most: Option<i32>) -> Option<
         // Without checksums, S3 does not list the parts of an object.
         parts: (!record.sums.is_empty()).then_some(page),
     })
-}
-
-/// A copy whose conditions are not met fails with 412, where a read would answer 304.
-fn check_copy(conditions: Conditions<'_>, record: &Record) -> S3Result<()> {
-    match conditions.check_read(&record.etag(), Some(&record.modified())) {
-        Err(error) if *error.code() == S3ErrorCode::NotModified => {
-            Err(s3_error!(PreconditionFailed, "the source of the copy does not meet the conditions"))
-        }
-        other => other,
-    }
 }
 
 fn source(source: &CopySource) -> S3Result<(String, String)> {
@@ -302,20 +293,23 @@ fn part(record: &Record, number: i32, count: &mut Option<i32>) -> S3Result<Optio
 }
 
 /// Return a part of a file as a body.
-fn body(file: File, range: Range<u64>) -> StreamingBlob {
+fn body(file: File, record: Record, range: Range<u64>) -> StreamingBlob {
     let bytes = (range.end - range.start) as usize;
-    let parts = futures::stream::unfold((Arc::new(file), range), |(file, range)| async move {
+    let parts = futures::stream::unfold((Arc::new((file, record)), range), |(opened, range)| async move {
         if range.is_empty() {
             return None;
         }
-        let (own, begin, end) = (file.clone(), range.start, range.end.min(range.start + PIECE_BYTES));
+        let (own, begin, end) = (opened.clone(), range.start, range.end.min(range.start + PIECE_BYTES));
         let read = tokio::task::spawn_blocking(move || {
+            let (file, record) = &*own;
             let mut piece = vec![0; (end - begin) as usize];
-            own.read_exact_at(&mut piece, begin).map(|()| Bytes::from(piece))
+            file.read_exact_at(&mut piece, begin)?;
+            // What was sent before breaks off, and a cache keeps nothing of it.
+            record.check_unchanged(file).map(|()| Bytes::from(piece))
         });
         let piece = read.await.map_err(StdError::from).and_then(|read| read.map_err(StdError::from));
         let rest = if piece.is_ok() { end..range.end } else { 0..0 };
-        Some((piece, (file, rest)))
+        Some((piece, (opened, rest)))
     });
     crate::body::with_length(parts, bytes)
 }

@@ -1,11 +1,16 @@
 //! The two listings of S3, from pages of `listing`.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
 
 use super::buckets::owner;
 use super::listing::{Found, Listed, Query, list};
+use super::names::SELF;
 use super::record::{Record, failed};
 use super::{Folder, on_disk};
 
@@ -56,9 +61,9 @@ impl Folder {
                 }
                 Found::Object(key, path) => (key, path),
             };
-            let record = match on_disk(|| std::fs::File::open(&path).and_then(|file| Record::listed(&file))) {
+            let record = match on_disk(|| open(&path).and_then(|file| Record::listed(&file))) {
                 // It was deleted in the meantime.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 other => other.map_err(failed)?,
             };
             objects.push(Object {
@@ -174,4 +179,10 @@ fn token(key: &str) -> String {
 fn from_token(token: &str) -> S3Result<String> {
     let key = base64_simd::URL_SAFE_NO_PAD.decode_to_vec(token).ok().and_then(|key| String::from_utf8(key).ok());
     key.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is not one of this server"))
+}
+
+/// Open the file of a listed object. It may be the object of a folder by now.
+fn open(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    if file.metadata()?.is_dir() { File::open(path.join(SELF)) } else { Ok(file) }
 }

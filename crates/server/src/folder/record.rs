@@ -196,6 +196,16 @@ impl Record {
         }
     }
 
+    /// Fail unless a file still has the bytes that this describes, after they were read: another program may have changed it in its place. What is only
+    /// replaced or removed stays as it was while it is open.
+    pub fn check_unchanged(&self, file: &File) -> io::Result<()> {
+        let found = file.metadata()?;
+        match found.len() == self.bytes && modified_ns(&found) == self.modified_ns {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read")),
+        }
+    }
+
     /// Read the record of a file without reading its bytes.
     pub fn listed(file: &File) -> io::Result<Record> {
         let (found, own) = Record::find(file)?;
@@ -213,7 +223,10 @@ impl Record {
         let mut text = vec![0; MOST_BYTES];
         let record = match rustix::fs::fgetxattr(file, ATTRIBUTE, &mut text[..]) {
             Ok(length) => serde_json::from_slice::<Record>(&text[..length]).ok(),
-            Err(_) => None,
+            // It has none, or one of somebody else.
+            Err(rustix::io::Errno::NODATA | rustix::io::Errno::RANGE) => None,
+            // Without its record, the object would have another ETag and no metadata, and so would its copies.
+            Err(error) => return Err(error.into()),
         };
         let own = record.filter(|record| record.is_sound() && record.bytes == found.len() && record.modified_ns == modified_ns(&found));
         Ok((found, own))
@@ -357,6 +370,15 @@ pub fn date_of(text: &str) -> Option<Timestamp> {
 }
 
 /// Turn an error of the file system into a response.
+/// Return `absent()` for a file that does not exist, and otherwise the error of a drive that failed: what cannot be read may exist.
+pub fn absent_or_failed(error: io::Error, absent: impl FnOnce() -> S3Error) -> S3Error {
+    if is_absent(&error) { absent() } else { failed(error) }
+}
+
+pub fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 pub fn failed(error: io::Error) -> S3Error {
     let answer = match error.kind() {
         io::ErrorKind::NotFound => s3_error!(NoSuchKey, "the object does not exist"),

@@ -1,20 +1,20 @@
 //! Uploads in parts. Each upload is a folder with its description and a file for each part.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::*;
-use s3s::{S3Error, S3Result, s3_error};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use serde::{Deserialize, Serialize};
 
 use super::buckets::owner;
 use super::objects::refuse;
 use super::pages::{Texts, most};
-use super::record::{Given, Record, Sums, failed, fill_sums, given, sums};
+use super::record::{Given, Record, Sums, absent_or_failed, failed, fill_sums, given, is_absent, sums};
 use super::write::Draft;
 use super::{Folder, OWN, on_disk, sync_folder, unique};
 use crate::read::conditions::Conditions;
@@ -56,7 +56,7 @@ impl Folder {
             return Err(unknown());
         }
         let folder = self.uploads(bucket).join(id);
-        let text = std::fs::read(folder.join(DESCRIPTION)).map_err(|_| unknown())?;
+        let text = std::fs::read(folder.join(DESCRIPTION)).map_err(|error| absent_or_failed(error, unknown))?;
         let description: Description = serde_json::from_slice(&text).map_err(S3Error::internal_error)?;
         if description.key == key { Ok((folder, description)) } else { Err(unknown()) }
     }
@@ -120,7 +120,7 @@ impl Folder {
             };
             let mut draft = self.draft()?;
             file.seek(std::io::SeekFrom::Start(range.start)).map_err(failed)?;
-            let (mut md5, mut rest) = (Md5::new(), file.take(range.end - range.start));
+            let (mut md5, mut rest) = (Md5::new(), (&file).take(range.end - range.start));
             let mut piece = vec![0; 1 << 20];
             loop {
                 match rest.read(&mut piece).map_err(failed)? {
@@ -131,6 +131,7 @@ impl Folder {
                     }
                 }
             }
+            source.check_unchanged(&file).map_err(failed)?;
             let record = Record { etag: hex(md5.finalize().as_ref()), ..Record::default() };
             place_part(&folder, input.part_number, &draft, record)
         })?;
@@ -155,10 +156,15 @@ impl Folder {
         let (folder, description) = match self.upload(&input.bucket, &input.key, &input.upload_id) {
             Ok(found) => found,
             // The response to an earlier request may have been lost.
-            Err(error) => {
-                let done = self.find(&input.bucket, &input.key).ok().and_then(|(file, _)| Record::read(&file).ok());
+            Err(error) if *error.code() == S3ErrorCode::NoSuchUpload => {
+                let done = match self.find(&input.bucket, &input.key) {
+                    Ok((file, _)) => Some(Record::read(&file).map_err(failed)?),
+                    Err(other) if *other.code() == S3ErrorCode::NoSuchKey => None,
+                    Err(other) => return Err(other),
+                };
                 return done.filter(|record| record.upload.as_deref() == Some(&input.upload_id)).ok_or(error);
             }
+            Err(error) => return Err(error),
         };
         let asked = input.multipart_upload.as_ref().and_then(|upload| upload.parts.as_deref()).unwrap_or_default();
         let parts = self.parts_of(&folder, asked)?;
@@ -214,7 +220,8 @@ impl Folder {
         let mut parts = Vec::new();
         for (at, part) in asked.iter().enumerate() {
             let number = part.part_number.unwrap_or_default();
-            let file = File::open(folder.join(number.to_string())).map_err(|_| s3_error!(InvalidPart, "part {number} does not exist"))?;
+            let missing = || s3_error!(InvalidPart, "part {number} does not exist");
+            let file = File::open(folder.join(number.to_string())).map_err(|error| absent_or_failed(error, missing))?;
             let record = Record::read(&file).map_err(failed)?;
             if part.e_tag.as_ref().is_some_and(|etag| etag.value() != record.etag) {
                 return Err(s3_error!(InvalidPart, "part {number} has the ETag \"{}\"", record.etag));
@@ -236,17 +243,18 @@ impl Folder {
     pub(super) async fn list_parts(&self, input: ListPartsInput) -> S3Result<ListPartsOutput> {
         let (folder, description) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
         let (after, most) = (input.part_number_marker.unwrap_or_default(), most(input.max_parts)?);
-        let mut numbers: Vec<i32> = on_disk(|| std::fs::read_dir(&folder))
-            .map_err(failed)?
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .filter(|number| *number > after)
-            .collect();
+        let names = on_disk(|| std::fs::read_dir(&folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
+        let numbers = names.map_err(failed)?.into_iter().filter_map(|name| name.to_str()?.parse().ok());
+        let mut numbers: Vec<i32> = numbers.filter(|number| *number > after).collect();
         numbers.sort_unstable();
         let is_truncated = numbers.len() > most;
         numbers.truncate(most);
         let mut parts = Vec::new();
         for number in &numbers {
-            let Ok(file) = File::open(folder.join(number.to_string())) else { continue };
+            let file = match File::open(folder.join(number.to_string())) {
+                Err(error) if is_absent(&error) => continue,
+                other => other.map_err(failed)?,
+            };
             let record = on_disk(|| Record::read(&file)).map_err(failed)?;
             let sums = record.sums.to_checksum();
             parts.push(s3s::dto::Part {
@@ -283,8 +291,17 @@ impl Folder {
         let (prefix, delimiter) = (input.prefix.clone().unwrap_or_default(), input.delimiter.clone().unwrap_or_default());
         let after = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone());
         let mut all = Vec::new();
-        for entry in std::fs::read_dir(self.uploads(&input.bucket)).into_iter().flatten().flatten() {
-            let Ok(text) = std::fs::read(entry.path().join(DESCRIPTION)) else { continue };
+        let folders = match std::fs::read_dir(self.uploads(&input.bucket)) {
+            Err(error) if is_absent(&error) => None,
+            other => Some(other.map_err(failed)?),
+        };
+        for entry in folders.into_iter().flatten() {
+            let entry = entry.map_err(failed)?;
+            let text = match std::fs::read(entry.path().join(DESCRIPTION)) {
+                // It has just ended, or it was never begun.
+                Err(error) if is_absent(&error) => continue,
+                other => other.map_err(failed)?,
+            };
             let Ok(description) = serde_json::from_slice::<Description>(&text) else { continue };
             let id = entry.file_name().to_string_lossy().into_owned();
             let is_behind = match &after.1 {

@@ -128,7 +128,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other?,
         }
-        if folder.is_file() {
+        if std::fs::metadata(folder)?.is_file() {
             // The file and the folder change places at once, so that the object is always there.
             let (twin, file) = (self.temporary(), File::open(folder)?);
             let own = Record::fresh(&file);

@@ -1,6 +1,6 @@
 //! CopyObject, by the cold store itself.
 
-use s3s::dto::{CopyObjectInput, CopyObjectOutput, CopySource, ETag, HeadObjectInput};
+use s3s::dto::{CopyObjectInput, CopyObjectOutput, CopySource, HeadObjectInput, HeadObjectOutput};
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::request as cold_request;
@@ -17,12 +17,22 @@ macro_rules! copied_bytes {
             sse_customer_key_md5: $input.copy_source_sse_customer_key_md5.clone(),
             ..s3s::dto::HeadObjectInput::default()
         };
-        let (bytes, etag) = $crate::ops::copy::source($tier, &$input.copy_source, input).await?;
-        let is_ours = $input.copy_source_if_match.is_none() && etag.is_some();
-        if is_ours {
-            $input.copy_source_if_match = etag.map(s3s::dto::ETagCondition::ETag);
+        let found = $crate::ops::copy::source($tier, &$input.copy_source, input).await?;
+        let etag = found.e_tag.filter(|etag| matches!(etag, s3s::dto::ETag::Strong(_)));
+        if let Some(etag) = &etag {
+            let conditions = $crate::read::conditions::Conditions {
+                matches: $input.copy_source_if_match.as_ref(),
+                none_match: $input.copy_source_if_none_match.as_ref(),
+                modified_since: $input.copy_source_if_modified_since.as_ref(),
+                unmodified_since: $input.copy_source_if_unmodified_since.as_ref(),
+            };
+            conditions.check_copy(etag, found.last_modified.as_ref())?;
+            // This version meets them. Beside the condition that it is this one, they would mean something else.
+            ($input.copy_source_if_none_match, $input.copy_source_if_modified_since) = (None, None);
+            $input.copy_source_if_unmodified_since = None;
+            $input.copy_source_if_match = Some(s3s::dto::ETagCondition::ETag(etag.clone()));
         }
-        (bytes, is_ours)
+        (found.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0), etag.is_some())
     }};
 }
 pub(crate) use copied_bytes;
@@ -36,7 +46,7 @@ pub async fn copy(tier: &Tier, mut request: S3Request<CopyObjectInput>) -> S3Res
     copied.map_err(|error| changed(error, is_ours))
 }
 
-/// Return the error for a copy whose source changed after its length was asked for. The client has set no condition, so it may try again.
+/// Return the error for a copy whose source changed after its length was asked for. Its conditions were met before, so the client may try again.
 pub fn changed(error: S3Error, is_ours: bool) -> S3Error {
     match is_ours && *error.code() == S3ErrorCode::PreconditionFailed {
         true => s3_error!(ServiceUnavailable, "the source of the copy has just changed; try again"),
@@ -44,13 +54,12 @@ pub fn changed(error: S3Error, is_ours: bool) -> S3Error {
     }
 }
 
-/// Return the length and the ETag of an object that will be copied.
-pub async fn source(tier: &Tier, source: &CopySource, input: HeadObjectInput) -> S3Result<(u64, Option<ETag>)> {
-    let CopySource::Bucket { bucket, key, version_id } = source else { return Ok((0, None)) };
+/// Return what a HEAD of an object says that will be copied.
+pub async fn source(tier: &Tier, source: &CopySource, input: HeadObjectInput) -> S3Result<HeadObjectOutput> {
+    let CopySource::Bucket { bucket, key, version_id } = source else { return Ok(HeadObjectOutput::default()) };
     let (bucket, key, version_id) = (bucket.to_string(), key.to_string(), version_id.as_ref().map(ToString::to_string));
     let found = tier.cold.head_object(cold_request(HeadObjectInput { bucket, key, version_id, ..input })).await?;
-    let bytes = found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
-    Ok((bytes, found.output.e_tag.filter(|etag| matches!(etag, ETag::Strong(_)))))
+    Ok(found.output)
 }
 
 /// Fail unless the request may read the source of a copy.

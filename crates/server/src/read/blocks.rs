@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
@@ -13,7 +13,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 
 use super::flights::{Fetched, Flights, copy};
 use super::immutable::Immutable;
-use super::states::{Revalidate, States};
+use super::states::{Revalidate, States, UNCERTAIN};
 use crate::cold::outage::Outage;
 use crate::cold::source::{Early, Source, answer, receive};
 use crate::cold::{check_is_object, request};
@@ -292,6 +292,10 @@ pub struct Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
+        if self.is_uncertain {
+            // A server that starts later would not know of it.
+            self.blocks.cached.note_uncertain(SystemTime::now() + UNCERTAIN);
+        }
         self.objects.iter().for_each(|object| self.blocks.states.end_write(object, self.is_uncertain));
     }
 }

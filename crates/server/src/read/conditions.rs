@@ -3,7 +3,7 @@
 use hyper::Method;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
-use s3s::{S3Error, S3Result, s3_error};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
 use crate::meta::seconds;
 
@@ -116,6 +116,16 @@ fn not_modified(etag: &ETag, modified: Option<&Timestamp>) -> S3Error {
 }
 
 impl Conditions<'_> {
+    /// Check the conditions on the source of a copy. One that is not met is answered with 412, where a read would be answered with 304.
+    pub fn check_copy(&self, etag: &ETag, modified: Option<&Timestamp>) -> S3Result<()> {
+        match self.check_read(etag, modified) {
+            Err(error) if *error.code() == S3ErrorCode::NotModified => {
+                Err(s3_error!(PreconditionFailed, "the source of the copy does not meet the conditions"))
+            }
+            other => other,
+        }
+    }
+
     /// Fail with 412 or 304 unless a read of this version meets the conditions.
     pub fn check_read(&self, etag: &ETag, modified: Option<&Timestamp>) -> S3Result<()> {
         self.check_match(Some(etag))?;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use penstock_cache::Cached;
 use quick_cache::Weighter;
@@ -29,6 +29,8 @@ pub struct States {
     known: Cache<Object, Arc<Meta>, Bytes>,
     stripes: Vec<Stripe>,
     cached: Cached,
+    /// Until then, nothing is kept: an earlier server did not learn the outcome of a write.
+    uncertain_until: Option<SystemTime>,
 }
 
 #[derive(Default)]
@@ -39,7 +41,7 @@ struct Stripe {
 }
 
 /// Nothing is kept of an object for this time after a write of it whose outcome is not known: the cold store may carry it out later.
-const UNCERTAIN: Duration = Duration::from_secs(15 * 60);
+pub const UNCERTAIN: Duration = Duration::from_secs(15 * 60);
 /// At most this many such objects are remembered for each stripe.
 const MOST_UNCERTAIN: usize = 256;
 
@@ -73,7 +75,8 @@ impl States {
     pub fn new(cached: Cached, bytes: u64) -> States {
         let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
         let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
-        States { known, stripes, cached }
+        let uncertain_until = Some(cached.uncertain_until()).filter(|until| *until > SystemTime::now());
+        States { known, stripes, cached, uncertain_until }
     }
 
     fn stripe(&self, object: &Object) -> &Stripe {
@@ -98,7 +101,8 @@ impl States {
     /// Keep the state of an object in memory, unless it was written since `generation`, is being written, or may be written later.
     pub fn keep(&self, object: &Object, generation: u64, meta: &Arc<Meta>) {
         let writes = self.writes(object);
-        if writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object) {
+        let is_known = writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object);
+        if is_known && self.uncertain_until.is_none_or(|until| until <= SystemTime::now()) {
             self.known.insert(object.clone(), meta.clone());
         }
     }

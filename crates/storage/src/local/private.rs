@@ -5,6 +5,9 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
+/// Keys, certificates and the like have less than this.
+const MOST_TEXT_BYTES: u64 = 64 << 20;
+
 /// Return options to open a file. If it is created, only its owner can read it.
 pub fn options() -> OpenOptions {
     let mut options = File::options();
@@ -46,9 +49,17 @@ pub fn read_secret(path: &Path) -> Result<Vec<u8>, String> {
     if mode & 0o027 != 0 {
         return Err(format!("its mode {mode:o} lets others use it; run chmod 600 {}", path.display()));
     }
+    read_text(&mut file).map_err(|error| error.to_string())
+}
+
+/// Read a file that an operator wrote. Fails if it is longer than any such file: a name may lead to a device that never ends.
+pub fn read_text(file: &mut File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    file.read_to_end(&mut text).map_err(|error| error.to_string())?;
-    Ok(text)
+    file.take(MOST_TEXT_BYTES + 1).read_to_end(&mut text)?;
+    match text.len() as u64 <= MOST_TEXT_BYTES {
+        true => Ok(text),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {MOST_TEXT_BYTES} bytes"))),
+    }
 }
 
 /// Make a folder one that only its owner can read, and create it if it is missing.
