@@ -19,6 +19,7 @@ WIDENED_FEATURE, CLASSES_FEATURE, INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = (
     2048,
     75,
 )  # data files in records: the feature, the limit, and where they begin
+GONE = 1 << 48  # the only column of an overlay of gone samples
 CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # kinds of records
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp", "duration", "time"]
@@ -29,7 +30,7 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     "run": "first:u64 count:varint",
     "file": "kind:file_kind id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
     "place": "branch:varint number:varint offset:varint",
-    "fragment": "samples:varint runs:run* files:file*",
+    "fragment": "samples:varint stage:flag runs:runs files:file*",
     "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint",
     "overlay": "columns:varint* rows:row_set files:file*",
     "row_ids_word": "object:object base:varint ids:varint least:u64 span:varint",
@@ -43,8 +44,9 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     " gc_epoch:varint"
     " landmark:varint parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
     " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
-    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* statistics:object*",
+    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* stages:object* statistics:object*",
     "words": "column:varint words:string*",
+    "staged": "file:id runs:runs",
     "names": "number:u64 time:i64 before:object* operations:operation* own:varint",
     "operation": "remove:flag kind:u8 name:string branch:u64 number:u64 uuid:id",
 }
@@ -92,6 +94,8 @@ class Cursor:
             return self.read("object") if self.read("flag") else None
         if form == "delta":
             return self.read(("fragment", "page", "segment", "overlay")[self.read("delta_kind")])
+        if form == "runs":
+            return self.runs()
         if form == "row_set":
             return self.read("row_ids_word" if self.read("flag") else "run*")
         if form == "bitmap":
@@ -122,6 +126,21 @@ class Cursor:
             if byte < 128 and value < 1 << 64:
                 return value
         raise ValueError(f"{self.name}: a varint does not fit in 64 bits")
+
+    def runs(self):
+        """Section 5: read runs of row ids, each of which begins relative to the end of the one before."""
+        runs = []
+        for _ in range(self.varint()):
+            if runs:
+                value = self.varint()
+                gap = value >> 1 ^ -(value & 1)
+                need(gap, f"{self.name}: runs that touch")
+                first = runs[-1].first + runs[-1].count + gap
+            else:
+                first = self.read("u64")
+            runs.append(SimpleNamespace(first=first, count=self.varint()))
+            need(runs[-1].count and first >= 0, f"{self.name}: an empty run, or one before row id 0")
+        return runs
 
     def integers(self, width, count):
         """Read integers of the same width and return them as uint64."""
@@ -161,7 +180,7 @@ class Cursor:
 def envelope(data, magic, form, name, word=None):
     """Check the magic, version, zeros, CRC and any parent reference. Then parse the body as `form` and return the result."""
     crc, cursor = int.from_bytes(data[-4:], "little"), Cursor(data[8:-4], name)
-    need(data[:8] == magic + b"\1\0\0\0" and crc == crc32c(data[:-4]), f"{name}: wrong header or checksum")
+    need(data[:8] == magic + b"\2\0\0\0" and crc == crc32c(data[:-4]), f"{name}: wrong header or checksum")
     need(word is None or (word.length, word.crc) == (len(data), crc), f"{name}: length or CRC differs from the parent's reference")
     result = cursor.read(form)
     need(cursor.at == len(cursor.data), f"{name}: {len(cursor.data) - cursor.at} trailing bytes")
@@ -196,7 +215,8 @@ def root(r, now):
         r.dataset == now.dataset and (r.branch != now.branch or r.number <= now.number), "the root belongs to another dataset, or is newer"
     )
     hidden = [overlay.columns for overlay in r.overlays]
-    need(hidden.count([]) <= 1 and hidden.count([0]) <= 1, "the root has several deletions or absences")
+    good = all(hidden.count(columns) <= 1 for columns in ([], [0], [GONE]))
+    need(good, "the root has several deletions, absences or lists of gone samples")
     r.schema = schema(json.loads(r.schema))
     return r
 
@@ -204,7 +224,8 @@ def root(r, now):
 def page(fragments, word):
     """Section 4: check the fragments of a page, and replace provisional row ids with final ones."""
     counts = len(fragments), sum(f.samples for f in fragments)
-    good = counts == (word.fragments, word.samples) and len(fragments) <= 512 and word.object.length <= 65_536
+    small = len(fragments) == 1 or (len(fragments) <= 512 and word.object.length <= 65_536)
+    good = counts == (word.fragments, word.samples) and small
     need(good, f"p/{word.object.id}: {counts} exceeds a limit or differs from the parent's reference")
     runs = [run for f in fragments for run in f.runs]
     need(len({run.first & PROVISIONAL for run in runs}) == 1, f"p/{word.object.id}: final and provisional row ids")
@@ -222,7 +243,7 @@ def final(row_id, base):
 
 def fragment(f):
     """Section 5: check a fragment."""
-    need(1 <= len(f.runs) <= 16, f"a fragment with {len(f.runs)} row id runs (id blocks are unsupported)")
+    need(f.runs, "a fragment without row ids")
     need(sum(run.count for run in f.runs) == f.samples, "a fragment whose counts of row ids and samples differ")
     distinct_columns(f)
     return f
@@ -420,7 +441,7 @@ class Dataset:
                 self.overlays.append(part)
                 part.ids = self._row_set(part.rows)
                 good = distinct_columns(part) <= set(part.columns) and len(set(part.columns)) == len(part.columns)
-                good = good and (0 not in part.columns or (part.columns == [0] and not part.files))
+                good = good and (not {0, GONE} & set(part.columns) or (len(part.columns) == 1 and not part.files))
                 need(good and now.read & OVERLAYS_FEATURE, "an overlay with other columns, or feature 1 is not set")
             elif hasattr(part, "base"):
                 self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))
@@ -434,11 +455,20 @@ class Dataset:
         ids = self._physical()
         # Deleted samples, and absent ones, which never lived on the branch.
         self.deleted = [id for overlay in self.overlays for id in overlay.ids if overlay.columns in ([], [0])]
-        gone, known = set(self.deleted), set(ids)
+        hidden, known = set(self.deleted), set(ids)
         need(len(known) == len(ids) == now.physical, f"{len(ids)} row ids, expected {now.physical} distinct ones")
-        need(len(gone) == len(self.deleted) == now.physical - now.live, f"{len(gone)} deleted samples, expected {now.physical - now.live}")
+        count = now.physical - now.live
+        need(len(hidden) == len(self.deleted) == count, f"{len(hidden)} deleted samples, expected {count}")
         need(max(ids, default=0) < PROVISIONAL, "a provisional row id outside a page")
-        need(all(known.issuperset(overlay.ids) for overlay in self.overlays), "an overlay with the row id of no sample")
+        # Deleted samples that no fragment has any more. Older values of them may remain.
+        gone = {id for overlay in self.overlays for id in overlay.ids if overlay.columns == [GONE]}
+        need(not gone & known, "gone samples that a fragment has")
+        owners = [(known if overlay.columns in ([], [0]) else known | gone, overlay.ids) for overlay in self.overlays]
+        good = all(owner.issuperset(rows) for owner, rows in owners)
+        need(good, "an overlay with the row id of no sample")
+        for word in self.root.stages:
+            stages = self._object("g", word, b"PNST", "staged*")
+            need([stage.file for stage in stages] == sorted({stage.file for stage in stages}), "stages that are not in order")
 
     def __len__(self):
         return self.record.live

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedError,
     )
-    from penstock.history.log import Commit, Difference, Log
+    from penstock.history.log import Commit, Compaction, Difference, Log
     from penstock.loader import Loader
     from penstock.loader.files import Files, files
     from penstock.loader.mixture import Mix, mix
@@ -68,6 +68,7 @@ __all__ = [
     "ClosedError",
     "Column",
     "Commit",
+    "Compaction",
     "Concat",
     "ConflictError",
     "CorruptError",
@@ -127,7 +128,7 @@ _NAMES = {
     "penstock.columns.text": "Text",
     "penstock.dataset": "Dataset configure create open",
     "penstock.transaction": "Transaction",
-    "penstock.history.log": "Commit Difference Log",
+    "penstock.history.log": "Commit Compaction Difference Log",
     "penstock.errors": "AlreadyExistsError ClosedError ConflictError CorruptError Error InternalError InvalidInputError NotFoundError OutOfRangeError PermissionDeniedError UnavailableError UnsupportedError",
     "penstock.loader": "Loader",
     "penstock.loader.files": "Files files",

@@ -326,11 +326,22 @@ class Program:
                 self.same(ds, name, found, cell(row, name), (*where, name, row))
 
     def step(self, where):
-        at, what = self.rng.randrange(3), self.rng.choice(["transact"] * 4 + ["check"] * 6 + ["refresh", "open", "past", "pickle", "log"])
+        at, what = (
+            self.rng.randrange(3),
+            self.rng.choice(["transact"] * 4 + ["check"] * 6 + ["refresh", "open", "past", "pickle", "log", "compact"]),
+        )
         ds, where = self.handles[at], (*where, what)
         newest = len(self.versions) - 1
         if what == "transact":
             self.transact(at)
+        elif what == "compact":
+            # The handle may be old. Its samples are then those of the newest commit.
+            before = self.versions[-1]
+            if ds.compact().snapshot != before.snapshot:
+                self.versions.append(Version(before.order, before.cells, ds.snapshot))
+                self.messages.append("compact")
+                newest += 1
+            self.seen[at] = newest
         elif what == "refresh":
             ds.refresh()
             self.seen[at] = newest

@@ -25,11 +25,13 @@ class Refused(Exception):
 class State:
     """What a snapshot has and knows: columns by id, and the state and the cells of each sample that it knows, by row id."""
 
-    def __init__(self, columns, rows):
+    def __init__(self, columns, rows, dropped=()):
         self.columns, self.rows = dict(columns), {row: (state, dict(cells)) for row, (state, cells) in rows.items()}
+        # Deleted samples whose values a compaction dropped.
+        self.dropped = {row for row in dropped if self.what(row) == DELETED}
 
     def copy(self):
-        return State(self.columns, self.rows)
+        return State(self.columns, self.rows, self.dropped)
 
     def what(self, row):
         return self.rows[row][0] if row in self.rows else UNKNOWN
@@ -149,7 +151,7 @@ def three_way(base, ours, theirs, policy, copied):
                     result.rows[row] = (DELETED, ours.rows[row][1])
             elif (mine, other) == (UNKNOWN, DELETED):
                 result.rows[row] = (DELETED, dict(theirs.rows[row][1]))
-    return result
+    return State(result.columns, result.rows, ours.dropped | theirs.dropped)
 
 
 class Program:
@@ -160,7 +162,7 @@ class Program:
         ds = ps.create(root, {"key": "int64", "a": "int16"})
         first = Commit(State({self.column(None): ("key", "int64"), self.column(None): ("a", "int16")}, {}), [], ds.snapshot)
         self.commits, self.heads, self.handles = [first], {"main": first}, {"main": ds}
-        self.counts = dict.fromkeys(["merged", "refused", "copied", "crossed"], 0)
+        self.counts = dict.fromkeys(["merged", "refused", "copied", "crossed", "compacted", "dropped"], 0)
 
     def column(self, fill):
         """Return the id of a new column."""
@@ -303,6 +305,29 @@ class Program:
                 return True
         return any(past(base) & {*ours.state.columns, *given.state.columns} for base in bases)
 
+    def needs_dropped(self, ours, given, bases):
+        """Return whether values count that a compaction may have dropped. No sentence says what they were."""
+        one, other = ours.state, given.state
+        for row in {*one.dropped, *other.dropped}:
+            if DELETED in (one.what(row), other.what(row)) and ALIVE in (one.what(row), other.what(row)):
+                new = any(base.state.what(row) == UNKNOWN for base in bases)
+                if new or (row in one.dropped and set(one.columns) - set(other.columns)):
+                    return True
+        return False
+
+    def compact(self, name):
+        head, ds = self.heads[name], self.handles[name]
+        done = ds.compact()
+        assert ds.snapshot == done.snapshot
+        if done.snapshot != head.snapshot:
+            deleted = {row for row, (state, _) in head.state.rows.items() if state == DELETED}
+            state = State(head.state.columns, head.state.rows, deleted)
+            self.made(name, state, [head], done.snapshot)
+            self.counts["compacted"] += 1
+            self.counts["dropped"] += done.dropped_samples
+            again = ds.compact()
+            assert again.snapshot == done.snapshot, (self.seed, name, again)
+
     def combine(self, name, pick, handle=None):
         """Merge another branch or an older snapshot, or copy a commit."""
         ours, rng = self.heads[name], self.rng
@@ -318,7 +343,7 @@ class Program:
         if len(bases) > 1:
             argument, policy = "fail", lambda _: "fail"
             self.counts["crossed"] += 1
-        if self.would_come_back(ours, given, bases):
+        if self.would_come_back(ours, given, bases) or self.needs_dropped(ours, given, bases):
             return
         handle, where = handle or self.handles[name], (self.seed, len(self.commits), "pick" if pick else "merge", name, label, argument)
         call = handle.cherry_pick if pick else handle.merge
@@ -366,7 +391,7 @@ class Program:
             raise Refused("the ancestors disagree")
         # A branch learns of a deletion if it is one in the eyes of all ancestors.
         known = {row: of for row, of in states[0].rows.items() if all(row in state.rows for state in states)}
-        return State(states[0].columns, known)
+        return State(states[0].columns, known, states[0].dropped)
 
     def reset(self, name):
         head, target = self.heads[name], self.rng.choice(self.commits)
@@ -411,7 +436,13 @@ class Program:
     def step(self, number):
         name = self.rng.choice(list(self.heads))
         what = self.rng.choice(
-            ["transact"] * 6 + ["merge"] * 5 + ["pick"] * 5 + ["alter"] * 2 + ["branch"] * 2 + ["reset", "delete", "tag", "past"]
+            ["transact"] * 6
+            + ["merge"] * 5
+            + ["pick"] * 5
+            + ["alter"] * 2
+            + ["branch"] * 2
+            + ["compact"] * 2
+            + ["reset", "delete", "tag", "past"]
         )
         if what in ("merge", "pick"):
             self.combine(name, what == "pick")

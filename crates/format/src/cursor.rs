@@ -86,6 +86,12 @@ impl Cursor {
         Err(malformed(format!("the varint before offset {} does not fit in 64 bits", self.at)))
     }
 
+    /// Read a signed varint: 0, -1, 1, -2, 2, … are 0, 1, 2, 3, 4, …
+    pub fn signed(&mut self) -> Result<i64> {
+        let value = self.varint()?;
+        Ok((value >> 1).cast_signed() ^ -((value & 1).cast_signed()))
+    }
+
     /// Read the count of a list whose entries take at least `each` bytes. Fails if the remaining bytes cannot hold that many entries.
     pub fn count(&mut self, each: usize) -> Result<usize> {
         let count = self.varint()?;
@@ -257,6 +263,11 @@ impl Writer {
         self.0.push(value as u8);
     }
 
+    /// Write what `Cursor::signed` reads.
+    pub fn signed(&mut self, value: i64) {
+        self.varint((value << 1 ^ value >> 63).cast_unsigned());
+    }
+
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.varint(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
@@ -284,6 +295,7 @@ pub enum Magic {
     RowIds,
     Names,
     Stage,
+    Stages,
 }
 
 impl Magic {
@@ -296,6 +308,7 @@ impl Magic {
             Magic::RowIds => b"PNSO",
             Magic::Names => b"PNSN",
             Magic::Stage => b"PNSG",
+            Magic::Stages => b"PNST",
         }
     }
 
@@ -308,11 +321,12 @@ impl Magic {
             Magic::RowIds => "row ids",
             Magic::Names => "names record",
             Magic::Stage => "stage",
+            Magic::Stages => "stages object",
         }
     }
 }
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEADER_BYTES: usize = 8;
 const CRC_BYTES: usize = 4;
 
@@ -350,8 +364,12 @@ pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     }
     let version = cursor.u16()?;
     if version != VERSION {
-        return Err(Error::new("unsupported-format", format!("cannot read {noun}: format version {version}, expected {VERSION}"))
-            .hint("a newer Penstock wrote this dataset; upgrade Penstock"));
+        let hint = match version < VERSION {
+            true => "it was made before the first release; import its sources anew with `penstock import`",
+            false => "a newer Penstock wrote this dataset; upgrade Penstock",
+        };
+        let text = format!("cannot read {noun}: format version {version}, expected {VERSION}");
+        return Err(Error::new("unsupported-format", text).hint(hint));
     }
     if cursor.u16()? != 0 {
         return Err(malformed(format!("cannot read {noun}: reserved bytes are not zero")));

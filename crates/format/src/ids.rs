@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::cursor::{Cursor, Magic, Writer, crc};
+use crate::cursor::{Cursor, Magic, Writer, crc, malformed};
 use crate::id::Id;
 
 /// The permanent name of a commit: its branch, its number, and the uuid of its first transaction.
@@ -130,6 +130,41 @@ impl Run {
         Ok(Run { first: cursor.u64()?, count: cursor.varint()? })
     }
 
+    /// Parse runs in any order, each of which begins relative to the end of the one before. They are not empty, and do not touch.
+    pub fn parse_list(cursor: &mut Cursor) -> Result<Vec<Run>> {
+        let count = cursor.count(2)?;
+        let mut runs: Vec<Run> = Vec::with_capacity(count);
+        for _ in 0..count {
+            let first = match runs.last() {
+                None => Some(cursor.u64()?),
+                Some(last) => last.end().checked_add_signed(cursor.signed()?).filter(|first| *first != last.end()),
+            };
+            let run = Run { first: first.unwrap_or(u64::MAX), count: cursor.varint()? };
+            if run.count == 0 || run.first.checked_add(run.count).is_none() {
+                return Err(malformed(format!(
+                    "run {} of {count} runs of row ids is empty, touches another one, or is out of range",
+                    runs.len()
+                )));
+            }
+            runs.push(run);
+        }
+        Ok(runs)
+    }
+
+    /// Write what `parse_list` reads.
+    pub fn write_list(runs: &[Run], writer: &mut Writer) {
+        writer.varint(runs.len() as u64);
+        let mut end = None;
+        for run in runs {
+            match end {
+                None => writer.u64(run.first),
+                Some(end) => writer.signed(run.first.wrapping_sub(end).cast_signed()),
+            }
+            writer.varint(run.count);
+            end = Some(run.end());
+        }
+    }
+
     pub fn write(&self, writer: &mut Writer) {
         writer.u64(self.first);
         writer.varint(self.count);
@@ -183,7 +218,7 @@ pub fn record_number(name: &str) -> Option<u64> {
 }
 
 /// The folders of objects that have random ids as names.
-const ID_FOLDERS: [&str; 10] = ["d", "p", "r", "w", "c", "x", "o", "n", "s", "a"];
+const ID_FOLDERS: [&str; 10] = ["d", "p", "r", "w", "c", "o", "n", "s", "a", "g"];
 
 /// What a name below a dataset's root refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,6 +288,10 @@ pub fn names_name(id: Id) -> String {
 
 pub fn rows_name(id: Id) -> String {
     format!("o/{id}")
+}
+
+pub fn stages_name(id: Id) -> String {
+    format!("g/{id}")
 }
 
 pub fn words_name(id: Id) -> String {

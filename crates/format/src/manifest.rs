@@ -16,35 +16,39 @@ use crate::overlay::Overlay;
 pub const PAGE_FRAGMENTS: usize = 512;
 /// Maximum total size of a page's fragments, unless the page has a single larger fragment.
 pub const PAGE_BYTES: usize = 64 << 10;
-/// Maximum number of row id runs in a fragment. More runs require an id block, which this release does not write.
-pub const FRAGMENT_RUNS: usize = 16;
+/// A writer begins a new fragment at this many runs of row ids, so that a page stays small.
+pub const FRAGMENT_RUNS: usize = 1 << 14;
 
 /// A run of samples written together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fragment {
     pub samples: u64,
+    /// Whether it was added as a stage. Its first data file identifies it.
+    pub is_stage: bool,
+    /// The row ids in the order of the samples.
     pub runs: Vec<Run>,
     pub files: Vec<FileRef>,
 }
 
 impl Fragment {
     pub fn parse(cursor: &mut Cursor) -> Result<Fragment> {
-        let samples = cursor.varint()?;
-        let runs = cursor.list(9, Run::parse)?;
+        let (samples, is_stage) = (cursor.varint()?, cursor.flag()?);
+        let runs = Run::parse_list(cursor)?;
         let row_ids = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count));
-        if runs.len() > FRAGMENT_RUNS || runs.iter().any(|run| run.count == 0) || row_ids != Some(samples) {
+        if row_ids != Some(samples) {
             return Err(malformed(format!(
                 "a fragment has invalid counts: {samples} samples, {} runs and {} row ids",
                 runs.len(),
                 counted(row_ids)
             )));
         }
-        Ok(Fragment { samples, runs, files: FileRef::parse_list(cursor)? })
+        Ok(Fragment { samples, is_stage, runs, files: FileRef::parse_list(cursor)? })
     }
 
     pub fn write(&self, writer: &mut Writer) {
         writer.varint(self.samples);
-        writer.list(&self.runs, |writer, run| run.write(writer));
+        writer.u8(self.is_stage.into());
+        Run::write_list(&self.runs, writer);
         FileRef::write_list(&self.files, writer);
     }
 
@@ -160,7 +164,34 @@ impl WordsSegment {
     }
 }
 
-/// The state of a snapshot: its schema, pages, words and overlays.
+/// A fragment that was added as a stage: its first data file, and the row ids of its samples.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Staged {
+    pub file: Id,
+    pub runs: Vec<Run>,
+}
+
+/// Encode stages, by their first data files.
+pub fn encode_stages(stages: &[Staged]) -> Vec<u8> {
+    seal(Magic::Stages, |writer| {
+        writer.list(stages, |writer, stage| {
+            writer.id(stage.file);
+            Run::write_list(&stage.runs, writer);
+        });
+    })
+}
+
+pub fn parse_stages(bytes: &Bytes) -> Result<Vec<Staged>> {
+    let mut cursor = unseal(Magic::Stages, bytes)?;
+    let stages = cursor.list(17, |cursor| Ok(Staged { file: cursor.id()?, runs: Run::parse_list(cursor)? }))?;
+    cursor.end()?;
+    match stages.is_sorted_by(|one, other| one.file.0 < other.file.0) {
+        true => Ok(stages),
+        false => Err(malformed("stages are not in the order of their data files")),
+    }
+}
+
+/// The state of a snapshot: its schema, pages, words, overlays and stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     pub dataset: Id,
@@ -170,6 +201,8 @@ pub struct Root {
     pub pages: Vec<PageRef>,
     pub words: Vec<WordsSegment>,
     pub overlays: Vec<Overlay>,
+    /// Stages whose fragments were replaced.
+    pub stages: Vec<ObjectRef>,
 }
 
 impl Root {
@@ -182,6 +215,7 @@ impl Root {
             writer.list(&self.pages, |writer, page| page.write(writer));
             writer.list(&self.words, |writer, words| words.write(writer));
             writer.list(&self.overlays, |writer, overlay| overlay.write(writer));
+            writer.list(&self.stages, |writer, stages| stages.write(writer));
             writer.varint(0); // statistics: reserved
         })
     }
@@ -196,6 +230,7 @@ impl Root {
             pages: cursor.list(33, PageRef::parse)?,
             words: cursor.list(24, WordsSegment::parse)?,
             overlays: cursor.list(Overlay::LEAST_BYTES, Overlay::parse)?,
+            stages: cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?,
         };
         cursor.list(21, ObjectRef::parse)?; // Statistics are reserved, and this release does not load them.
         cursor.end()?;

@@ -10,10 +10,12 @@ use crate::rows::RowSet;
 
 /// No column has this id. An overlay of it lists absent samples.
 const ABSENT: u64 = 0;
+/// No column has this id. An overlay of it lists gone samples.
+const GONE: u64 = 1 << 48;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlay {
-    /// The columns that have new values. If empty, the samples are deleted. If it is column 0 alone, they are absent.
+    /// The columns that have new values. If empty, the samples are deleted. `ABSENT` or `GONE` stands alone.
     pub columns: Vec<u64>,
     pub rows: RowSet,
     /// Sample k of these files is the sample with the k-th smallest row id.
@@ -33,6 +35,11 @@ impl Overlay {
         Overlay { columns: vec![ABSENT], rows, files: Vec::new() }
     }
 
+    /// Return the overlay of samples that were deleted, and that no fragment has any more.
+    pub fn gone(rows: RowSet) -> Overlay {
+        Overlay { columns: vec![GONE], rows, files: Vec::new() }
+    }
+
     pub fn is_deletion(&self) -> bool {
         self.columns.is_empty()
     }
@@ -41,9 +48,18 @@ impl Overlay {
         self.columns == [ABSENT]
     }
 
-    /// Return whether the snapshot does not have these samples.
+    pub fn is_gone(&self) -> bool {
+        self.columns == [GONE]
+    }
+
+    /// Return whether a fragment has these samples, but the snapshot does not.
     pub fn hides(&self) -> bool {
         self.is_deletion() || self.is_absence()
+    }
+
+    /// Return whether the overlay has values.
+    pub fn has_values(&self) -> bool {
+        !self.hides() && !self.is_gone()
     }
 
     pub fn parse(cursor: &mut Cursor) -> Result<Overlay> {
@@ -57,8 +73,8 @@ impl Overlay {
             None if own.len() < columns.len() => Err(malformed("an overlay lists a column twice")),
             None if rows.ids() == 0 => Err(malformed("an overlay has no row ids")),
             None if own.is_empty() && !files.is_empty() => Err(malformed("a deletion has data files")),
-            None if own.contains(&ABSENT) && (own.len() > 1 || !files.is_empty()) => {
-                Err(malformed("an overlay of absent samples has other columns or data files"))
+            None if (own.contains(&ABSENT) || own.contains(&GONE)) && (own.len() > 1 || !files.is_empty()) => {
+                Err(malformed("an overlay of absent or gone samples has other columns or data files"))
             }
             None => Ok(Overlay { columns, rows, files }),
         }

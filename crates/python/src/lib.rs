@@ -56,6 +56,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(versions::branches::merge, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::cherry_pick, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::reset, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::branches::compact, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
     module.add_function(wrap_pyfunction!(tier::cache::cache_status, module)?)?;
     module.add_function(wrap_pyfunction!(tier::cache::cache_verify, module)?)?;

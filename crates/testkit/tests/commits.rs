@@ -27,7 +27,7 @@ fn machine(uuid: u8, changes: ChangeSet) -> Machine {
 }
 
 pub fn member(transaction: Transaction, changes: ChangeSet) -> Member {
-    let fragment = Fragment { samples: 2, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
+    let fragment = Fragment { samples: 2, is_stage: false, runs: vec![Run { first: 1 << 63, count: 2 }], files: Vec::new() };
     Member { transaction, deltas: vec![Delta::Fragment(Arc::new(fragment))], changes }
 }
 
@@ -42,6 +42,8 @@ pub fn proposal(transaction: Transaction, changes: ChangeSet, row_ids: Sets) -> 
         base: 0,
         gc_epoch: 0,
         schema: None,
+        fence_epoch: 0,
+        layout: None,
         theirs: Theirs::default(),
         may_exist: false,
     }

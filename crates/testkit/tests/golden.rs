@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{Context, Policies, Policy, Snapshot, Texts, create, create_branch, create_tag, merge, verify};
+use penstock_dataset::{
+    Context, Isolation, Policies, Policy, Snapshot, Texts, Transaction, Validate, compact, create, create_branch, create_tag, merge, verify,
+};
 use penstock_error::Result as Ours;
 use penstock_format::datafile::Tail;
 use penstock_format::ids::{record_number, rows_name};
-use penstock_format::manifest::{Root, encode_pages, encode_words, parse_page, parse_words};
+use penstock_format::manifest::{Root, encode_pages, encode_stages, encode_words, parse_page, parse_stages, parse_words};
 use penstock_format::names::Names;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
@@ -57,6 +59,17 @@ fn make() -> Ours<Objects> {
     let texts = Texts { message: "merge", author: "golden", properties: "{}" };
     let merged = merge(&snapshot, &branch.id(), &Policies::new(Policy::Fail, Vec::new()), texts)?.snapshot;
     create_tag(&merged.context, "merged", merged.id())?;
+    // A layout replaces all of these fragments, those of a stage as well.
+    let mut staged = Transaction::begin(Arc::new(merged), Isolation::Serializable)?;
+    staged.append(samples::batch(13, 5)?, Validate::Header)?;
+    let stage = staged.into_stage()?;
+    let mut adding =
+        Transaction::begin(Arc::new(Snapshot::open(Context::new(Box::new(Memory::named("golden"))), 0)?), Isolation::Serializable)?;
+    adding.add(&[stage])?;
+    let (_, with_stage) = adding.commit("add a stage", "golden", "{}")?;
+    let (laid_out, done) = compact(&Arc::new(with_stage), Texts { message: "compact", ..texts })?;
+    assert!(done.dropped > 0 && done.overlays > 0 && laid_out.stages.len() == 1, "{done:?}");
+    samples::change(&Arc::new(laid_out), 17)?;
     Ok(memory.objects())
 }
 
@@ -115,7 +128,7 @@ fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Err
 
 #[test]
 fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::error::Error>> {
-    let mut seen = [0; 7];
+    let mut seen = [0; 8];
     let objects = golden()?;
     let sets = row_sets(&objects)?;
     for (name, body) in objects {
@@ -137,6 +150,7 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
                 let reference = sets.iter().find(|set| rows_name(set.object.id) == name).ok_or("no parent")?;
                 (5, RowIds::parse(&body, reference)?.encode(reference.object.id).1.ok_or("too few runs for an object")?)
             }
+            Some("g") => (7, encode_stages(&parse_stages(&body)?)),
             Some("p") => (3, encode_pages(&parse_page(&body)?)[0].0.clone()),
             Some("w") => {
                 let (column, words) = parse_words(&body)?;

@@ -7,5 +7,6 @@ mod explore;
 mod fetch;
 mod golden;
 mod hostile;
+mod layouts;
 mod records;
 mod remote;

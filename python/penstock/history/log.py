@@ -28,6 +28,21 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compaction:
+    """What `Dataset.compact` did: how many fragments and overlays it replaced, and what it wrote instead. `dropped_samples` are deleted ones that left the
+    files. Damaged fragments remained as they were (`Dataset.verify` names their files).
+    """
+
+    snapshot: str
+    fragments: int
+    overlays: int
+    new_fragments: int
+    written_bytes: int
+    dropped_samples: int
+    damaged_fragments: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Commit:
     """An entry in `ds.log()`. `time` is in UTC; `samples` is the number of samples in the snapshot. A merge has two parents.
 

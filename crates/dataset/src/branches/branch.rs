@@ -12,9 +12,9 @@ use penstock_format::names::NameKind;
 use penstock_format::record::{RECORD_BYTES, Record, RecordKind, Transaction};
 use penstock_storage::{Created, create_certainly};
 
-use super::written::{Texts, Written};
 use crate::commit::machine;
-use crate::commit::root::write_root;
+use crate::commit::manifest::root::write_root;
+use crate::commit::written::{Texts, Written};
 use crate::config::now_us;
 use crate::log::records::{self, LogEntry};
 use crate::log::refs::MAIN;

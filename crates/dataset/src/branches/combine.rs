@@ -5,26 +5,28 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::cursor::{Writer, malformed};
+use penstock_format::cursor::Writer;
 use penstock_format::files::FileRef;
-use penstock_format::ids::ObjectRef;
+use penstock_format::ids::{ObjectRef, Run};
 use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Delta;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 
-use crate::commit::objects::{INLINE_BYTES, write_pages, write_rows, write_words};
-use crate::commit::overlays::write_values;
-use crate::commit::root::copy_to_fragments;
-use crate::commit::stored::WordList;
+use crate::commit::manifest::objects::{INLINE_BYTES, write_pages, write_rows, write_words};
+use crate::commit::manifest::overlays::write_values;
+use crate::commit::manifest::rewrite::{At, Rewritten, rewritten};
+use crate::commit::manifest::root::copy_to_fragments;
+use crate::commit::manifest::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
+use crate::read::group::Group;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::Part;
 use crate::snapshot::overlays::Overlays;
-use crate::upkeep::diff::Group;
+use crate::snapshot::values::file_of;
 use crate::write::pending::Pending;
 
 /// What a merge adds to a snapshot.
@@ -47,6 +49,13 @@ impl Additions {
         self.parts.is_empty() && self.overlays.is_empty()
     }
 
+    /// Add samples that were written again. Returns their fragments.
+    pub fn copy(&mut self, Rewritten { fragments, features, .. }: Rewritten) -> Vec<Fragment> {
+        self.parts.extend(fragments.iter().cloned().map(|fragment| Part::Fragment(Arc::new(fragment))));
+        self.features |= features;
+        fragments
+    }
+
     /// Return the additions as deltas. Returns None if there are too many for a record.
     pub fn deltas(&self) -> Option<Vec<Delta>> {
         let parts = self.parts.iter().map(|part| match part {
@@ -67,6 +76,8 @@ pub struct Linked {
     parts: Vec<(usize, Vec<bool>)>,
     /// The row ids of these fragments, deleted ones included.
     pub row_ids: RowIds,
+    /// Added samples whose fragments have samples that `ours` has in other fragments, since a layout. They are written again.
+    pub copied: RowIds,
 }
 
 /// Which fragments a merge needs.
@@ -85,27 +96,31 @@ pub struct Wanted<'a> {
 /// which must not be added again. Cost: reads the pages that `ours` lacks and, for fragments without samples, those that `theirs` lacks.
 pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Linked> {
     let known = ours.pages();
-    let (mut parts, mut row_ids) = (Vec::new(), Vec::new());
+    let (mut parts, mut row_ids, mut copied) = (Vec::new(), Vec::new(), Vec::new());
     let count = |fragment: &Fragment, ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
     let gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
     let own = names_in(ours, theirs, &known, gone)?;
-    let needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {
-        0 => Ok(false),
-        all if all == fragment.samples && gone(fragment) => Ok(fragment.files.first().is_some_and(|file| !own.contains(&file.id))),
-        all if all == fragment.samples => Ok(count(fragment, wanted.added) + count(fragment, wanted.learned) > 0),
-        some => Err(malformed(format!("{some} of the {} samples of a fragment are in another fragment as well", fragment.samples))),
+    let mut needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {
+        0 => false,
+        all if all == fragment.samples && gone(fragment) => fragment.files.first().is_some_and(|file| !own.contains(&file.id)),
+        all if all == fragment.samples => count(fragment, wanted.added) + count(fragment, wanted.learned) > 0,
+        _ => {
+            copied.extend(&fragment.runs);
+            false
+        }
     };
     for (index, part) in theirs.parts.iter().enumerate() {
         if part.page().is_some_and(|page| known.contains(&page)) {
             continue;
         }
         let fragments = theirs.fragments(index)?;
-        let wanted = fragments.as_slice().iter().map(needed).collect::<Result<Vec<bool>>>()?;
+        let wanted: Vec<bool> = fragments.as_slice().iter().map(&mut needed).collect();
         let chosen = fragments.as_slice().iter().zip(&wanted).filter(|(_, wanted)| **wanted);
         row_ids.extend(chosen.flat_map(|(fragment, _)| &fragment.runs));
         parts.push((index, wanted));
     }
-    Ok(Linked { parts, row_ids: RowIds::of_runs(row_ids) })
+    let copied = RowIds::of_runs(copied).and(wanted.lacking).and(wanted.added);
+    Ok(Linked { parts, row_ids: RowIds::of_runs(row_ids), copied })
 }
 
 /// Return which data files of the fragments that `gone` selects in `theirs` are also in fragments of `ours`. `known` are the pages of `ours`.
@@ -119,7 +134,7 @@ fn names_in(ours: &Snapshot, theirs: &Snapshot, known: &HashSet<PageRef>, gone: 
             );
         }
     }
-    Ok(ours.fragments_with(&theirs.pages(), &files)?.into_iter().map(|(file, _)| file).collect())
+    Ok(ours.rows_of_files(Some(theirs), &files)?.into_iter().map(|(file, _)| file).collect())
 }
 
 /// Visit the data files of the chosen fragments. Cost: reads the pages of these fragments, unless they are cached.
@@ -158,6 +173,47 @@ pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> 
     }
     flush(&mut parts, &mut loose, puts)?;
     Ok(parts)
+}
+
+/// Write samples of `theirs` again, under their row ids. `columns` are those that it has: the files of its fragments may have old values of others. Cost: reads
+/// and writes their values once.
+pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowIds, puts: &mut Vec<String>) -> Result<Rewritten> {
+    let mut all = Rewritten::default();
+    let mut found: Vec<(RowIds, Vec<&ColumnSpec>)> = Vec::new();
+    theirs.each_fragment(|fragment| {
+        let rows = RowIds::of_runs(fragment.runs.clone()).and(ids);
+        if !rows.is_empty() {
+            let stored = |spec: &ColumnSpec| spec.fill.is_none() || file_of(&fragment.files, spec.id).is_some();
+            let lists = |spec: &&ColumnSpec| columns.contains(&spec.id) && stored(spec);
+            found.push((rows, theirs.schema.columns.iter().filter(lists).collect()));
+        }
+        Ok(())
+    })?;
+    // A sample has a column's fill value unless it was given another one, in its fragment or later.
+    for spec in theirs.schema.columns.iter().filter(|spec| spec.fill.is_some() && columns.contains(&spec.id)) {
+        let later = theirs.overlays.all().iter().filter(|overlay| overlay.columns.contains(&spec.id)).map(|overlay| &overlay.rows);
+        let later = theirs.context.all_row_ids(later)?;
+        for (rows, specs) in std::mem::take(&mut found) {
+            match specs.iter().any(|own| own.id == spec.id) {
+                true => found.push((rows, specs)),
+                false => {
+                    found.push((rows.and(&later), specs.iter().copied().chain([spec]).collect()));
+                    found.push((rows.minus(&later), specs));
+                }
+            }
+        }
+        found.retain(|(rows, _)| !rows.is_empty());
+    }
+    for (rows, mut specs) in found {
+        specs.sort_by_key(|spec| spec.id);
+        let ids: Vec<u64> = rows.iter().collect();
+        let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
+        let at: Vec<At> = ids.into_iter().zip(positions).map(|(first, position)| (Run { first, count: 1 }, position)).collect();
+        let Rewritten { fragments, features, .. } = rewritten(theirs, &specs, &at, &HashMap::new(), puts)?;
+        all.fragments.extend(fragments);
+        all.features |= features;
+    }
+    Ok(all)
 }
 
 /// Write the words of `theirs` that `ours` lacks. Codes of `ours` keep their meaning. Cost: one put per category column with new words, for
@@ -221,7 +277,7 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
     Ok((overlays, features))
 }
 
-/// Return the overlay that hides these samples, either `Overlay::deleting` them or `without` them, as they never lived on the branch. None if there
+/// Return the overlay that hides these samples: `Overlay::deleting` them, `without` them, as they never lived on the branch, or `gone`. None if there
 /// are none. Cost: at most one put.
 pub fn hiding(snapshot: &Snapshot, rows: &RowIds, of: fn(RowSet) -> Overlay, puts: &mut Vec<String>) -> Result<Option<Overlay>> {
     match rows.is_empty() {
@@ -230,16 +286,37 @@ pub fn hiding(snapshot: &Snapshot, rows: &RowIds, of: fn(RowSet) -> Overlay, put
     }
 }
 
-/// Return a snapshot with the additions. Samples that are hidden in fragments of `ours` change in two ways: the `revived` ones get a position, and
-/// of the absent ones that are `settled`, the branch learns that they were deleted. Then the deletions and the absences are written again.
-pub fn combined(ours: &Snapshot, additions: &Additions, revived: &RowIds, settled: &RowIds, puts: &mut Vec<String>) -> Result<Snapshot> {
+/// What a merge changes of the samples that `ours` does not have.
+#[derive(Default)]
+pub struct Turned {
+    /// Samples that are hidden in fragments of `ours`, and get a position.
+    pub revived: RowIds,
+    /// Absent samples, of which the branch learns that they were deleted.
+    pub settled: RowIds,
+    /// Gone samples, which were written again.
+    pub back: RowIds,
+}
+
+impl Turned {
+    pub fn is_empty(&self) -> bool {
+        self.revived.is_empty() && self.settled.is_empty() && self.back.is_empty()
+    }
+}
+
+/// Return a snapshot with the additions, and with the stages of `theirs`. The deletions, the absences and the gone samples are written again if they change.
+pub fn combined(ours: &Snapshot, theirs: &Snapshot, additions: &Additions, turned: &Turned, puts: &mut Vec<String>) -> Result<Snapshot> {
     let all = Overlays::new(ours.overlays.all().iter().chain(&additions.overlays).cloned().collect());
     let mut overlays = all.all().to_vec();
-    if !revived.is_empty() || !settled.is_empty() {
+    let Turned { revived, settled, back } = turned;
+    if !turned.is_empty() {
         let (deleted, absent) = (ours.context.all_row_ids(all.deletions())?, ours.context.all_row_ids(all.absences())?);
-        overlays.retain(|overlay| !overlay.hides());
+        let gone = ours.context.all_row_ids(all.gone())?;
+        overlays.retain(Overlay::has_values);
         overlays.extend(hiding(ours, &deleted.minus(revived).or(settled), Overlay::deleting, puts)?);
         overlays.extend(hiding(ours, &absent.minus(revived).minus(settled), Overlay::without, puts)?);
+        overlays.extend(hiding(ours, &gone.minus(back), Overlay::gone, puts)?);
     }
-    Ok(ours.combined(additions.parts.clone(), overlays, &additions.words))
+    let mut combined = ours.combined(additions.parts.clone(), overlays, &additions.words);
+    combined.stages.extend(theirs.stages.iter().filter(|stages| !ours.stages.contains(stages)));
+    Ok(combined)
 }

@@ -9,16 +9,18 @@ use penstock_format::record::{Change, ChangeKind, FEATURE_MERGES, FEATURE_OVERLA
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::{Id, SnapshotId};
 
-use super::combine::{Additions, Linked, Wanted, combined, copied_values, hiding, linked, linked_files, new_parts, new_words};
+use super::combine::{
+    Additions, Linked, Turned, Wanted, combined, copied_samples, copied_values, hiding, linked, linked_files, new_parts, new_words,
+};
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
 use super::three_way::{Comparison, Samples, Sides, Taken, Values};
-use super::written::{Texts, Written};
 use crate::commit::changes::{Proposal, State, Theirs, schema_change};
-use crate::commit::objects::{folders_of, write_rows};
-use crate::commit::overlays::summary;
-use crate::commit::root::{copy_to_overlays, write_root};
+use crate::commit::manifest::objects::{folders_of, write_rows};
+use crate::commit::manifest::overlays::summary;
+use crate::commit::manifest::root::{copy_to_overlays, write_root};
+use crate::commit::written::{Texts, Written};
 use crate::log::history::merge_bases;
 use crate::log::records::{self, LogEntry};
 use crate::snapshot::Snapshot;
@@ -153,12 +155,15 @@ fn three_way(
         false => found.decide_among(&others, policies)?,
     };
     // A policy may have changed which samples are added.
-    if added.len() != found.added().and(&found.lacking).len() || !added.minus(&chosen.row_ids).is_empty() {
+    if added.len() != found.added().and(&found.lacking).len() || !added.minus(&chosen.row_ids).minus(&chosen.copied).is_empty() {
         chosen = choose(&added)?;
     }
+    let back = revived.and(&ours.context.all_row_ids(ours.overlays.gone())?);
+    let copied = chosen.copied.or(&back);
     let linked = check_stages(&ours, &sides.theirs, &chosen, &revived)?;
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
     let mut additions = additions(sides, &chosen, &found.lacking, &learned, values, puts)?;
+    let fragments = additions.copy(copied_samples(&sides.theirs, &sides.columns[2], &copied, puts)?);
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     columns.sort_unstable();
     columns.dedup();
@@ -171,6 +176,9 @@ fn three_way(
     let hidden = chosen.row_ids.minus(&added);
     additions.overlays.extend(hiding(&ours, &hidden.and(&learned).or(&removed), Overlay::deleting, puts)?);
     additions.overlays.extend(hiding(&ours, &hidden.minus(&learned), Overlay::without, puts)?);
+    // Samples that died there, and that no fragment of either side has.
+    let gone = learned.and(&found.lacking).minus(&chosen.row_ids);
+    additions.overlays.extend(hiding(&ours, &gone, Overlay::gone, puts)?);
     let (more, fewer) = (added.len() + revived.len(), removed.len());
     // Of earlier dtypes of the other side, the branch learns with the files that have them.
     let settled = learned.minus(&found.lacking);
@@ -186,15 +194,17 @@ fn three_way(
     let overlays = if additions.overlays.is_empty() { 0 } else { FEATURE_OVERLAYS };
     proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
-    proposal.theirs.physical = Some(chosen.row_ids.len());
+    proposal.theirs.physical = Some((chosen.row_ids.len() + copied.len()).cast_signed());
     proposal.own.changes.staged = Arc::new(linked);
-    match additions.deltas().filter(|_| revived.is_empty() && settled.is_empty() && !altered) {
+    let has_stages = sides.theirs.stages.iter().any(|stages| !ours.stages.contains(stages));
+    let turned = Turned { revived: revived.minus(&back), settled, back };
+    match additions.deltas().filter(|_| turned.is_empty() && !has_stages && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {
             let puts = &mut written.puts;
-            let whole = combined(&ours, &additions, &revived, &settled, puts)?;
+            let whole = combined(&ours, &sides.theirs, &additions, &turned, puts)?;
             let (root, listed) = write_root(&whole, puts)?;
-            written.delete_joined((&root, &listed), &proposal.own.changes);
+            written.delete_joined((&root, &listed), fragments.iter(), &proposal.own.changes);
             let record = whole.record();
             proposal.theirs.state = Some(State { root, samples: record.samples, live: record.live });
         }
@@ -263,14 +273,14 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
         theirs.each_fragment(|fragment| {
             if fragment.runs.iter().any(|run| revived.count_in(run.first..run.end()) > 0) {
                 files.extend(fragment.files.iter().map(|file| file.id));
-                same.push(RowIds::Runs(fragment.runs.clone()));
+                same.push(RowIds::of_runs(fragment.runs.clone()));
             }
             Ok(())
         })?;
     }
-    let known = ours.fragments_with(&theirs.pages(), &files)?;
-    let known: Vec<RowIds> = known.into_iter().map(|(_, fragment)| RowIds::Runs(fragment.runs)).collect();
-    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&ours.hidden()?);
+    let known = ours.rows_of_files(Some(theirs), &files)?;
+    let known: Vec<RowIds> = known.into_iter().map(|(_, runs)| RowIds::of_runs(runs)).collect();
+    let twice = RowIds::union(known.iter()).minus(&RowIds::union(same.iter())).minus(&ours.not_alive()?);
     if twice.is_empty() {
         return Ok(linked);
     }

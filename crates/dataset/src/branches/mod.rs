@@ -8,4 +8,3 @@ pub mod policy;
 pub mod reset;
 mod schemas;
 mod three_way;
-pub mod written;

@@ -8,9 +8,9 @@ use penstock_format::ids::ObjectRef;
 use penstock_format::record::{Change, ChangeKind, RecordKind};
 use penstock_format::rows::RowSet;
 
-use super::written::{Texts, Written};
 use crate::commit::changes::{State, Theirs};
-use crate::commit::root::write_root;
+use crate::commit::manifest::root::write_root;
+use crate::commit::written::{Texts, Written};
 use crate::log::records;
 use crate::snapshot::Snapshot;
 use crate::upkeep::diff::Unshared;

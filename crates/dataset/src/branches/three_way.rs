@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
@@ -12,7 +12,7 @@ use penstock_format::schema::{ColumnSpec, Schema};
 use super::clashes::{ByPolicy, Clash, Clashing, error};
 use super::policy::{Policies, Policy};
 use crate::snapshot::Snapshot;
-use crate::upkeep::diff::{Unshared, changed_rows, changed_values};
+use crate::upkeep::diff::{Unshared, changed_rows, changed_values, moved_rows};
 
 /// Three snapshots of one dataset: a common ancestor, and two that were made from it.
 pub struct Sides {
@@ -106,7 +106,12 @@ impl<'a> Comparison<'a> {
         let candidates = |spec: &'a ColumnSpec| {
             let [before, own, other] = [0, 1, 2].map(|side| sides.columns[side].contains(&spec.id));
             let (added, own, other) = match (before, own, other) {
-                (true, ..) => (AddedBy::Nobody, changed_rows(base, ours, spec.id)?, changed_rows(base, theirs, spec.id)?),
+                (true, ..) => {
+                    // Of samples that the ancestor lacks, both sides may have other values in fragments since a layout.
+                    let moved = moved_rows(ours, theirs, spec.id)?;
+                    let since = |side: &Snapshot| Ok::<_, Error>(changed_rows(base, side, spec.id)?.or(&moved));
+                    (AddedBy::Nobody, since(ours)?, since(theirs)?)
+                }
                 (_, true, false) => (AddedBy::Ours, changed_rows(base, ours, spec.id)?, RowIds::default()),
                 // Without an ancestor, all values of the other side count.
                 (_, false, _) => (AddedBy::Theirs, RowIds::default(), changed_rows(ours, theirs, spec.id)?),
@@ -234,7 +239,7 @@ impl<'a> Comparison<'a> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let is_new = |overlay: &Overlay| !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
         let values: Vec<(&Overlay, bool)> =
-            theirs.overlays.all().iter().filter(|overlay| !overlay.hides()).map(|overlay| (overlay, is_new(overlay))).collect();
+            theirs.overlays.all().iter().filter(|overlay| overlay.has_values()).map(|overlay| (overlay, is_new(overlay))).collect();
         if self.hides_shared(&values)? {
             return Ok(None);
         }
@@ -374,7 +379,10 @@ impl<'a> Comparison<'a> {
             if died.is_empty() || !columns.contains(&spec.id) {
                 return Ok(RowIds::default());
             }
-            changed_values(&Arc::new(there.with_hidden()), living, spec, &changed_rows(ours, theirs, spec.id)?.and(died))
+            // The values of samples that no fragment has any more may have been others.
+            let gone = there.context.all_row_ids(there.overlays.gone())?.and(died);
+            let candidates = changed_rows(ours, theirs, spec.id)?.and(died);
+            Ok(changed_values(&Arc::new(there.with_hidden()), living, spec, &candidates)?.or(&gone))
         };
         let [here, there] = &self.died;
         Ok([changed(here, ours, theirs, other)?, changed(there, theirs, ours, own)?])

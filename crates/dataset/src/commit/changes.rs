@@ -8,8 +8,11 @@ use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, PROVISIONAL, Run};
 use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, Record, RecordKind, Transaction};
-use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
+
+use super::manifest::layout::Layout;
+pub use super::manifest::objects::Known;
 
 /// Samples and columns that a transaction read. If another commit changes them, there is a conflict.
 #[derive(Debug, Clone)]
@@ -139,9 +142,6 @@ impl ChangeSet {
     }
 }
 
-/// Row sets that are in objects, as far as they are known.
-pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
-
 /// A transaction with its changes.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -167,8 +167,12 @@ pub struct Proposal {
     /// The number and the GC epoch of the snapshot at which the transaction began.
     pub base: u64,
     pub gc_epoch: u64,
+    /// The GC epoch that a fence begins. 0 for all other kinds.
+    pub fence_epoch: u64,
     /// The new schema, if it changed. The record then needs a new root.
     pub schema: Option<NewSchema>,
+    /// How fragments are replaced. The record then needs a new root.
+    pub layout: Option<Arc<Layout>>,
     /// What a merge, a reset or a copied commit adds to the record.
     pub theirs: Theirs,
     /// Whether another process may commit the transaction: an earlier one, or one with a copy of the journal.
@@ -197,8 +201,9 @@ impl NewSchema {
 pub struct Theirs {
     /// The second parent, and its time.
     pub parent: Option<(Parent, i64)>,
-    /// The number of samples that have row ids already, deleted ones included. A transaction's own samples get theirs at the commit.
-    pub physical: Option<u64>,
+    /// The number of samples that have row ids already, deleted ones included, less those that a layout drops. A transaction's own samples get theirs
+    /// at the commit.
+    pub physical: Option<i64>,
     /// The state that replaces the parent's state. The commit then fails if its parent is not the base.
     pub state: Option<State>,
 }

@@ -130,10 +130,10 @@ fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
         (Classes, _) | (_, Classes) => Meets::No,
         (Schema, Append | Value) | (Append | Value, Schema) => always(columns_meet(&ours.columns, &theirs.columns)),
         (Value, Value) if !columns_meet(&ours.columns, &theirs.columns) => Meets::No,
-        // A merge lists the samples of another branch that it adds. Two merges must not add the same ones.
-        (Append, Append) => rows_meet(&ours.rows, &theirs.rows, known),
+        // A merge lists the samples of another branch that it adds or revives. Two merges must not add the same ones, and a layout may have dropped them.
+        (Append, Append | Layout) | (Layout, Append) => rows_meet(&ours.rows, &theirs.rows, known),
         (Value | Delete, Value | Delete) | (Layout, Layout) => rows_meet(&ours.rows, &theirs.rows, known),
-        // New samples have new row ids. A layout change keeps all values and lists the overlays that it folds.
+        // New samples have new row ids. A layout keeps all values, and folds only overlays that it has seen.
         (Append, _) | (_, Append) | (Layout, _) | (_, Layout) | (Schema, Delete) | (Delete, Schema) => Meets::No,
     }
 }

@@ -31,8 +31,16 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
     let held = store.held()?;
     let store = held.as_deref().unwrap_or(store);
     let dataset = context.new_id()?;
-    let root =
-        Root { dataset, branch: 0, number: 0, schema: schema.to_json()?, pages: Vec::new(), words: Vec::new(), overlays: Vec::new() };
+    let root = Root {
+        dataset,
+        branch: 0,
+        number: 0,
+        schema: schema.to_json()?,
+        pages: Vec::new(),
+        words: Vec::new(),
+        overlays: Vec::new(),
+        stages: Vec::new(),
+    };
     let root_id = context.new_id()?;
     let root_body = root.encode();
     let record = Record {

@@ -16,8 +16,9 @@ use penstock_storage::{Created, Storage, process};
 use super::changes::{NewSchema, Proposal};
 use super::keys::Keys;
 use super::machine::{Event, Machine, Request, Taken};
+use super::manifest::layout::Layout;
+use super::manifest::root::write_root;
 use super::queue;
-use super::root::write_root;
 use crate::config::now_us;
 use crate::log::records::LogEntry;
 use crate::log::{newest, records};
@@ -56,8 +57,9 @@ fn commit_now(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>,
     let store = base.context.storage.as_ref();
     let _turn = store.turn(&log_folder(base.id().branch));
     let (home, base, schema, staged) = (home.clone(), base.clone(), proposal.schema.clone(), proposal.own.changes.staged.clone());
+    let layout = proposal.layout.clone();
     let mut driver =
-        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, staged, schema, uncertain: false };
+        Driver { home, base, parent: None, root: None, next: None, puts, root_puts: 0, keys, staged, schema, layout, uncertain: false };
     let snapshot = driver.drive(Machine::new(proposal))?;
     let record = snapshot.record();
     // If another process has committed in between, others may follow, so the newest record is looked for each time.
@@ -88,6 +90,8 @@ struct Driver<'a> {
     staged: Arc<HashSet<Id>>,
     /// The new schema, if it changed.
     schema: Option<NewSchema>,
+    /// How fragments are replaced, if they are.
+    layout: Option<Arc<Layout>>,
     /// Whether the record may exist although no response has confirmed this. A failure then leaves the commit's state unknown.
     uncertain: bool,
 }
@@ -179,10 +183,18 @@ impl Driver<'_> {
     /// commit was first.
     fn write_root(&mut self, of: Option<Record>) -> Result<ObjectRef> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
-        let of = of.map(|record| parent.near(LogEntry { record: Arc::new(record), crc: 0 })).transpose()?;
-        let parent = of.as_ref().unwrap_or(parent);
         delete_last(self.base.context.storage.as_ref(), self.puts, self.root_puts);
         let before = self.puts.len();
+        let of = match of.map(|record| LogEntry { record: Arc::new(record), crc: 0 }) {
+            None => Ok(None),
+            Some(entry) => match &self.layout {
+                None => parent.near(entry).map(Some),
+                Some(layout) => layout.applied(parent, entry, self.puts).map(Some),
+            },
+        };
+        self.root_puts = self.puts.len() - before;
+        let of = of?;
+        let parent = of.as_ref().unwrap_or(parent);
         let written = match &self.schema {
             Some(schema) => write_root(&parent.with_schema(schema.following(&parent.schema)?, &[]), self.puts),
             None => write_root(parent, self.puts),
@@ -205,7 +217,7 @@ impl Driver<'_> {
             }
         }
         let files = self.staged.iter().filter(|_| stages).copied().collect();
-        let found = parent.fragments_with(&self.base.pages(), &files)?;
+        let found = parent.rows_of_files(Some(&self.base), &files)?;
         Ok(found.into_iter().next().map(|(file, _)| Taken::Stage(file)))
     }
 

@@ -10,7 +10,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Column;
 
 use super::conflict::AGAIN;
-use super::stored::WordList;
+use super::manifest::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::plan::Plan;

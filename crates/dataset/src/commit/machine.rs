@@ -284,6 +284,9 @@ impl Machine {
         record.take_data();
         let body = record.encode();
         let exceeds = |deltas: usize, body: &[u8]| deltas > RECORD_DELTAS || body.len() > RECORD_BYTES;
+        if is_first && self.proposal.layout.is_some() {
+            return Ok(Request::WriteWhole(Box::new(record)));
+        }
         // A root contains the schema.
         if exceeds(record.deltas.len(), &body) || is_first && self.proposal.schema.is_some() {
             if !is_first {
@@ -329,8 +332,8 @@ impl Machine {
         let added: u64 = transactions.iter().map(|transaction| transaction.samples_added).sum();
         let deleted: u64 = transactions.iter().map(|transaction| transaction.samples_deleted).sum();
         let (theirs, later) = proposal.theirs.parent.clone().unzip();
-        let physical = proposal.theirs.physical.unwrap_or(added);
-        let (mut samples, mut live) = (before.samples + physical, (before.live + added).saturating_sub(deleted));
+        let physical = proposal.theirs.physical.unwrap_or(added.cast_signed());
+        let (mut samples, mut live) = (before.samples.saturating_add_signed(physical), (before.live + added).saturating_sub(deleted));
         if let Some(state) = &proposal.theirs.state {
             (root, deltas, samples, live) = (state.root, Vec::new(), state.samples, state.live);
         }
@@ -344,7 +347,7 @@ impl Machine {
             features_write: before.features_write | proposal.features,
             features_ignorable: before.features_ignorable,
             time_us: self.now_us.max(earlier + 1),
-            gc_epoch: before.gc_epoch,
+            gc_epoch: before.gc_epoch.max(proposal.fence_epoch),
             landmark: before.next_landmark(),
             parents: [parent.as_parent()].into_iter().chain(theirs).collect(),
             transactions,

@@ -18,8 +18,8 @@ use super::changes::{Altered, ChangeSet, Member, NO_COLUMN, NewSchema, Proposal,
 use super::drive;
 use super::keys::Keys;
 use super::machine;
-use super::objects::{INLINE_BYTES, folders_of, write_pages, write_words};
-use super::overlays::{Written, summary, unwritten};
+use super::manifest::objects::{INLINE_BYTES, folders_of, write_pages, write_words};
+use super::manifest::overlays::{Written, summary, unwritten};
 use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
@@ -348,6 +348,8 @@ impl Transaction {
             base: self.base.id().number,
             gc_epoch: self.gc_epoch,
             schema: self.altered.as_ref().map(|altered| NewSchema { before: altered.before.clone(), after: self.base.schema.clone() }),
+            fence_epoch: 0,
+            layout: None,
             theirs: Theirs::default(),
             may_exist: self.journal.is_some(),
         };

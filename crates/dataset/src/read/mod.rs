@@ -5,6 +5,7 @@ pub mod codes;
 pub mod fetch;
 pub mod fixed;
 pub mod foresee;
+pub mod group;
 pub mod plan;
 pub mod ragged;
 pub mod reader;

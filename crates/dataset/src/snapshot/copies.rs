@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::files::{FileRef, Place};
-use penstock_format::ids::{ObjectRef, data_name, page_name, record_name, rows_name, words_name};
+use penstock_format::ids::{ObjectRef, data_name, page_name, record_name, rows_name, stages_name, words_name};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::Fill;
 use penstock_storage::Storage;
@@ -20,7 +20,7 @@ const NAMED: usize = 3;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
-/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d`, `w` and `o`, and reads the manifest. The
+/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d`, `w`, `o` and `g`, and reads the manifest. The
 /// first commit in the copy writes a new hint, and later checks cost nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
@@ -57,7 +57,7 @@ fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
     let list = |folder: &str| Ok(store.list(folder)?.into_iter().map(|entry| (entry.name, entry.bytes)).collect::<HashMap<String, u64>>());
-    let (data, words, rows) = (list("d")?, list("w")?, list("o")?);
+    let (data, words, rows, stages) = (list("d")?, list("w")?, list("o")?, list("g")?);
     let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
         let whole = match listed.get(&id.to_string()) {
             Some(found) => *found == bytes,
@@ -78,6 +78,9 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
         missing.extend(lacking(&words, id, bytes, words_name(id))?);
+    }
+    for ObjectRef { id, bytes, .. } in snapshot.stages.iter().copied() {
+        missing.extend(lacking(&stages, id, bytes, stages_name(id))?);
     }
     for overlay in snapshot.overlays.all() {
         if let RowSet::Object(reference) = &overlay.rows {

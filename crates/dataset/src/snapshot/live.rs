@@ -227,6 +227,11 @@ impl Snapshot {
         self.context.all_row_ids(self.overlays.hidden())
     }
 
+    /// Return the row ids of all samples that are deleted or absent, and of those that no fragment has any more. Cost: as for `hidden`.
+    pub fn not_alive(&self) -> Result<RowIds> {
+        self.context.all_row_ids(self.overlays.hidden().chain(self.overlays.gone()))
+    }
+
     /// Visit every fragment.
     pub fn each_fragment(&self, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
         (0..self.parts.len()).try_for_each(|part| self.fragments(part)?.as_slice().iter().try_for_each(&mut visit))

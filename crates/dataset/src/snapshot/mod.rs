@@ -19,7 +19,7 @@ use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
 use penstock_format::cursor::malformed;
 use penstock_format::files::FileRef;
-use penstock_format::ids::{Run, root_name};
+use penstock_format::ids::{ObjectRef, Run, root_name};
 use penstock_format::manifest::{Fragment, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, FEATURE_TILED, Record};
@@ -46,6 +46,8 @@ pub struct Snapshot {
     pub schema: Arc<Schema>,
     pub parts: Arc<Vec<Part>>,
     pub overlays: Arc<Overlays>,
+    /// Stages whose fragments were replaced.
+    pub stages: Vec<ObjectRef>,
     pub(super) words: HashMap<u64, Vec<WordsSegment>>,
     pub(super) tables: Arc<PerProcess<Tables>>,
 }
@@ -98,7 +100,8 @@ impl Snapshot {
                 counted(deleted)
             )));
         }
-        if let Some(overlay) = overlays.all().iter().find(|overlay| overlay.rows.ids() > record.samples) {
+        let known = overlays.gone().map(RowSet::ids).fold(record.samples, u64::saturating_add);
+        if let Some(overlay) = overlays.all().iter().find(|overlay| !overlay.is_gone() && overlay.rows.ids() > known) {
             let (ids, samples) = (overlay.rows.ids(), record.samples);
             let text = format!("an overlay of commit {} has {ids} row ids, but the commit has only {samples} samples", record.snapshot());
             return Err(malformed(text));
@@ -110,6 +113,7 @@ impl Snapshot {
         Ok(Snapshot {
             context,
             entry,
+            stages: root.stages.clone(),
             root,
             schema,
             parts: Arc::new(parts),
@@ -128,6 +132,7 @@ impl Snapshot {
             schema: self.schema.clone(),
             parts: self.parts.clone(),
             overlays: self.overlays.clone(),
+            stages: self.stages.clone(),
             words: self.words.clone(),
             tables: self.tables.clone(),
         }
@@ -138,7 +143,7 @@ impl Snapshot {
         let mut entry = self.entry.clone();
         let record = Arc::make_mut(&mut entry.record);
         (record.samples, record.live) = (samples, samples);
-        let fragment = Fragment { samples, runs: vec![Run { first: 0, count: samples }], files };
+        let fragment = Fragment { samples, is_stage: false, runs: vec![Run { first: 0, count: samples }], files };
         // A column that the files lack is null, whatever it is in fragments.
         let mut without_fills = Schema::clone(&self.schema);
         without_fills.columns.iter_mut().for_each(|column| column.fill = None);
@@ -149,6 +154,7 @@ impl Snapshot {
             schema: Arc::new(without_fills),
             parts: Arc::new(vec![Part::Fragment(Arc::new(fragment))]),
             overlays: Arc::default(),
+            stages: Vec::new(),
             words: self.words.clone(),
             tables: Arc::new(PerProcess::new(tables)),
         }
@@ -182,6 +188,7 @@ impl Snapshot {
             schema: self.schema.clone(),
             parts: Arc::new(self.parts.iter().cloned().chain(new).collect()),
             overlays: Arc::new(Overlays::new(self.overlays.all().iter().cloned().chain(overlays).collect())),
+            stages: self.stages.clone(),
             words: self.words.clone(),
             tables: Arc::new(tables),
         }
@@ -189,10 +196,15 @@ impl Snapshot {
 
     /// Return this snapshot with more parts and words, and with these overlays instead of its own. All row ids are final.
     pub fn combined(&self, more: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
+        self.replaced(self.parts.iter().cloned().chain(more).collect(), overlays, words)
+    }
+
+    /// Return this snapshot with these parts and overlays instead of its own, and with more words. All row ids are final.
+    pub fn replaced(&self, parts: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
         let mut entry = self.entry.clone();
         let hidden: u64 = overlays.iter().filter(|overlay| overlay.hides()).map(|overlay| overlay.rows.ids()).sum();
         let record = Arc::make_mut(&mut entry.record);
-        record.samples += more.iter().map(Part::samples).sum::<u64>();
+        record.samples = parts.iter().map(Part::samples).sum::<u64>();
         record.live = record.samples.saturating_sub(hidden);
         let mut segments = self.words.clone();
         for segment in words {
@@ -204,8 +216,9 @@ impl Snapshot {
             entry,
             root: self.root.clone(),
             schema: self.schema.clone(),
-            parts: Arc::new(self.parts.iter().cloned().chain(more).collect()),
+            parts: Arc::new(parts),
             overlays: Arc::new(Overlays::new(overlays)),
+            stages: self.stages.clone(),
             words: segments,
             tables: Arc::new(PerProcess::new(tables)),
         }

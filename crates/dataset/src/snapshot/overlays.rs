@@ -34,7 +34,7 @@ impl Overlays {
     pub fn new(all: Vec<Overlay>) -> Overlays {
         let mut by_column: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (index, overlay) in all.iter().enumerate() {
-            let columns = overlay.columns.iter().filter(|_| !overlay.hides());
+            let columns = overlay.columns.iter().filter(|_| overlay.has_values());
             columns.for_each(|column| by_column.entry(*column).or_default().push(index));
         }
         Overlays { all, by_column }
@@ -57,6 +57,11 @@ impl Overlays {
     /// Return the row sets of all samples that are deleted or absent. They have a physical row, but no position.
     pub fn hidden(&self) -> impl Iterator<Item = &RowSet> {
         self.all.iter().filter(|overlay| overlay.hides()).map(|overlay| &overlay.rows)
+    }
+
+    /// Return the row sets of deleted samples that no fragment has any more.
+    pub fn gone(&self) -> impl Iterator<Item = &RowSet> {
+        self.all.iter().filter(|overlay| overlay.is_gone()).map(|overlay| &overlay.rows)
     }
 
     /// Return whether any sample has a newer value in this column.

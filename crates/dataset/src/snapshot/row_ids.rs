@@ -3,7 +3,7 @@
 use penstock_error::{Error, Result};
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
-use penstock_format::rows::RowIds;
+use penstock_format::rows::{RowIds, RowSet};
 
 use super::Snapshot;
 use super::live::{LiveFragments, Part, runs_of};
@@ -107,7 +107,7 @@ impl Snapshot {
         let missing = |(place, is_hidden): (usize, bool)| {
             let row_id = row_ids[place];
             let why =
-                if is_hidden && !self.is_absent(row_id.cast_unsigned()) { "its sample was deleted in" } else { "no such sample exists in" };
+                if self.is_deleted(row_id.cast_unsigned(), is_hidden) { "its sample was deleted in" } else { "no such sample exists in" };
             // What a transaction sees has no id of its own.
             let here =
                 if self.tables.get().kept.get().is_some() { "this transaction".to_owned() } else { format!("snapshot {}", self.id()) };
@@ -119,10 +119,12 @@ impl Snapshot {
         self.look_up(row_ids)?.into_iter().enumerate().map(found).collect::<std::result::Result<_, _>>().map_err(missing)
     }
 
-    /// Return whether a sample never lived on the branch, although its fragment is linked.
-    fn is_absent(&self, row_id: u64) -> bool {
-        let sets = self.context.row_ids(&self.overlays.absences().collect::<Vec<_>>());
-        sets.is_ok_and(|sets| sets.iter().any(|set| set.count_in(row_id..row_id + 1) > 0))
+    /// Return whether a sample without a position was deleted. If not, it never lived on the branch. `is_hidden` says whether a fragment has it.
+    fn is_deleted(&self, row_id: u64, is_hidden: bool) -> bool {
+        let overlays = &self.overlays;
+        let sets: Vec<&RowSet> = if is_hidden { overlays.absences().collect() } else { overlays.gone().collect() };
+        let is_listed = self.context.row_ids(&sets).is_ok_and(|sets| sets.iter().any(|set| set.count_in(row_id..row_id + 1) > 0));
+        is_listed != is_hidden
     }
 
     /// Return the positions of row ids, with None for those without a sample. Costs the same as `positions_of`.

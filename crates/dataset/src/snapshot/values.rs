@@ -8,7 +8,7 @@ use penstock_format::Id;
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::Chunk;
 use penstock_format::files::FileRef;
-use penstock_format::manifest::{Fragment, PageRef};
+use penstock_format::ids::{ObjectRef, Run};
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 
@@ -34,19 +34,26 @@ pub fn file_of(files: &[FileRef], column: u64) -> Option<&FileRef> {
 }
 
 impl Snapshot {
-    /// Return the fragments that have these data files, once for each such file. The pages `known` are left out. Cost: reads the other pages.
-    pub fn fragments_with(&self, known: &HashSet<PageRef>, files: &HashSet<Id>) -> Result<Vec<(Id, Fragment)>> {
+    /// Return the row ids of the fragments that have these data files, once for each such file. Those of stages are found although other fragments
+    /// replaced theirs. What is in `known`, too, is left out. Cost: reads the other pages and stages.
+    pub fn rows_of_files(&self, known: Option<&Snapshot>, files: &HashSet<Id>) -> Result<Vec<(Id, Vec<Run>)>> {
         let mut found = Vec::new();
         if files.is_empty() {
             return Ok(found);
         }
+        let pages = known.map(Snapshot::pages).unwrap_or_default();
+        let is_known = |stages: &&ObjectRef| known.is_some_and(|known| known.stages.contains(stages));
+        for stages in self.stages.iter().filter(|stages| !is_known(stages)) {
+            let stages = self.context.stages(stages)?.into_iter().filter(|stage| files.contains(&stage.file));
+            found.extend(stages.map(|stage| (stage.file, stage.runs)));
+        }
         for (index, part) in self.parts.iter().enumerate() {
-            if part.page().is_some_and(|page| known.contains(&page)) {
+            if part.page().is_some_and(|page| pages.contains(&page)) {
                 continue;
             }
             for fragment in self.fragments(index)?.as_slice() {
                 let named = fragment.files.iter().filter(|file| files.contains(&file.id));
-                found.extend(named.map(|file| (file.id, fragment.clone())));
+                found.extend(named.map(|file| (file.id, fragment.runs.clone())));
             }
         }
         Ok(found)

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use penstock_error::{Context as _, Result};
 use penstock_format::Id;
 use penstock_format::cursor::Strings;
-use penstock_format::ids::{ObjectRef, Run, page_name, rows_name, words_name};
-use penstock_format::manifest::{Fragment, PageRef, WordsSegment, parse_page, parse_words};
+use penstock_format::ids::{ObjectRef, Run, page_name, rows_name, stages_name, words_name};
+use penstock_format::manifest::{Fragment, PageRef, Staged, WordsSegment, parse_page, parse_stages, parse_words};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::RangeRequest;
 
@@ -87,6 +87,12 @@ impl Context {
     pub fn all_row_ids<'a>(&self, sets: impl IntoIterator<Item = &'a RowSet>) -> Result<RowIds> {
         let sets = self.row_ids(&sets.into_iter().collect::<Vec<&RowSet>>())?;
         Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
+    }
+
+    /// Return the stages of an object. Cost: one request.
+    pub fn stages(&self, object: &ObjectRef) -> Result<Vec<Staged>> {
+        let name = stages_name(object.id);
+        parse_stages(&self.object(&name, object)?).context(|| format!("cannot read `{name}`"))
     }
 
     pub fn words(&self, segment: &WordsSegment) -> Result<Arc<Strings>> {

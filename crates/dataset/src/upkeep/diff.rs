@@ -2,23 +2,25 @@
 //!
 //! The manifests are compared first. Values are compared only where the snapshots have different overlays.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use penstock_codec::widen;
 use penstock_error::{Error, Result};
-use penstock_format::manifest::{Fragment, PageRef};
+use penstock_format::ids::Run;
+use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_tensor::{Column, Dtype};
 
-use crate::commit::stored::WordList;
-use crate::config::Config;
+use crate::commit::manifest::stored::WordList;
 use crate::read::fetch::Purpose;
+use crate::read::group::Group;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Overlays;
+use crate::snapshot::values::file_of;
 use crate::write::pending::own_value;
 
 /// What happened to samples between two snapshots.
@@ -62,7 +64,7 @@ pub struct Unshared {
     pub added: RowIds,
     /// Samples that only the first snapshot has.
     pub removed: RowIds,
-    /// Row ids in parts that only the second snapshot has, hidden ones included. The first snapshot may have some of them in other parts.
+    /// Row ids that only the second snapshot has in fragments, hidden ones included, or as gone samples.
     pub rows: RowIds,
     /// Row ids that only the second snapshot knows: it has or deleted these samples, and the first one never had them.
     pub known: RowIds,
@@ -75,8 +77,11 @@ impl Unshared {
     /// Cost: reads the manifest pages and sets of row ids that only one of the snapshots has.
     pub fn between(one: &Snapshot, other: &Snapshot) -> Result<Unshared> {
         let (ours, theirs) = unshared_rows(one, other)?;
+        // Deleted samples that no fragment has any more are compared as if one had them.
+        let (dropped, dropped_later) = unshared_sets(one, other, |overlays| overlays.gone().collect())?;
+        let (ours, theirs) = (ours.or(&dropped), theirs.or(&dropped_later));
         let (new, gone) = (theirs.minus(&ours), ours.minus(&theirs));
-        let (hidden, hidden_later) = unshared_sets(one, other, |overlays| overlays.hidden().collect())?;
+        let (hidden, hidden_later) = unshared_sets(one, other, |overlays| overlays.hidden().chain(overlays.gone()).collect())?;
         let added = new.minus(&hidden_later).or(&hidden.minus(&hidden_later).minus(&gone));
         let removed = gone.minus(&hidden).or(&hidden_later.minus(&hidden).minus(&new));
         let (absent, absent_later) = unshared_sets(one, other, |overlays| overlays.absences().collect())?;
@@ -152,26 +157,6 @@ fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
     let widened = other.columns.iter().filter(|column| before(column).is_some_and(|dtype| dtype.as_deref() != column.kind.dtype()));
     let widened = widened.map(|column| Happened::ColumnWidened(column.name.clone()));
     dropped.chain(others).chain(widened).collect()
-}
-
-/// How many samples are read at once, according to the size of those before.
-#[derive(Debug, Clone, Copy)]
-pub struct Group {
-    pub samples: usize,
-}
-
-impl Default for Group {
-    fn default() -> Group {
-        Group { samples: 4 }
-    }
-}
-
-impl Group {
-    /// Note the size of the samples that were read. The next group takes up to an eighth of the memory budget, and is up to 16 times larger.
-    pub fn note(&mut self, samples: usize, bytes: usize) {
-        let fitting = (Config::memory_bytes() as usize / 8) * samples.max(1) / bytes.max(1);
-        self.samples = fitting.clamp(1, ROWS).min(16 * self.samples);
-    }
 }
 
 /// Return the column as both snapshots are read, so that its values can be compared: with the wider dtype, or with their own dtypes if neither
@@ -288,21 +273,56 @@ fn exact(bytes: &[u8], dtype: Dtype) -> Result<Vec<(i128, u64)>> {
     Ok(numbers.as_chunks().0.iter().map(number).collect())
 }
 
+/// Visit the fragments of the pages that another snapshot lacks, and those without a page.
+fn each_unshared(snapshot: &Snapshot, other: &Snapshot, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
+    let known = other.pages();
+    for part in 0..snapshot.parts.len() {
+        if !snapshot.parts[part].page().is_some_and(|page| known.contains(&page)) {
+            snapshot.fragments(part)?.as_slice().iter().try_for_each(&mut visit)?;
+        }
+    }
+    Ok(())
+}
+
 /// Return the row ids of parts that only one of the snapshots has.
 fn unshared_rows(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
-    let (ours, theirs) = (one.pages(), other.pages());
-    let rows = |snapshot: &Snapshot, known: &HashSet<PageRef>| {
+    let rows = |snapshot: &Snapshot, other: &Snapshot| {
         let mut runs = Vec::new();
-        for part in 0..snapshot.parts.len() {
-            if !snapshot.parts[part].page().is_some_and(|page| known.contains(&page)) {
-                let fragments = snapshot.fragments(part)?;
-                fragments.as_slice().iter().try_for_each(|fragment| check_count(snapshot, fragment))?;
-                runs.extend(fragments.as_slice().iter().flat_map(|fragment| fragment.runs.clone()));
-            }
-        }
+        each_unshared(snapshot, other, |fragment| {
+            check_count(snapshot, fragment)?;
+            runs.extend(&fragment.runs);
+            Ok(())
+        })?;
         Ok(RowIds::of_runs(runs))
     };
-    Ok((rows(one, &theirs)?, rows(other, &ours)?))
+    Ok((rows(one, other)?, rows(other, one)?))
+}
+
+/// Return the samples that both snapshots have, in different files of a column. A layout moved them. Cost: reads the pages that only one of them has.
+pub fn moved_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
+    // Fragments with the same samples in the same file are the same for this column.
+    let place = |fragment: &Fragment| (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id));
+    let mut kept: HashMap<_, Vec<Run>> = HashMap::new();
+    each_unshared(one, other, |fragment| {
+        kept.insert(place(fragment), fragment.runs.clone());
+        Ok(())
+    })?;
+    let mut moved = Vec::new();
+    each_unshared(other, one, |fragment| {
+        match kept.remove(&place(fragment)) {
+            Some(runs) if runs == fragment.runs => {}
+            _ => moved.extend(&fragment.runs),
+        }
+        Ok(())
+    })?;
+    let mut before = Vec::new();
+    if !moved.is_empty() {
+        each_unshared(one, other, |fragment| {
+            before.extend(&fragment.runs);
+            Ok(())
+        })?;
+    }
+    Ok(RowIds::of_runs(moved).and(&RowIds::of_runs(before)))
 }
 
 /// Refuse a fragment with more samples than its data files have, before anything is as long as its count. Cost: nothing, unless the count is far
@@ -324,11 +344,12 @@ fn unshared_sets(one: &Snapshot, other: &Snapshot, of: impl Fn(&Overlays) -> Vec
     Ok((set(one, &ours, &theirs)?, set(other, &theirs, &ours)?))
 }
 
-/// Return the samples for which only one of the snapshots has an overlay in a column. Cost: reads the row ids of these overlays.
+/// Return the samples whose values in a column may differ: only one of the snapshots has an overlay, or their files differ. Cost: reads the row ids of
+/// these overlays, and the pages that only one of the snapshots has.
 pub fn changed_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     let of = |snapshot: &Snapshot, known: &Snapshot| {
         let unshared = |overlay: &&Overlay| overlay.columns.contains(&column) && !known.overlays.all().contains(overlay);
         snapshot.context.all_row_ids(snapshot.overlays.all().iter().filter(unshared).map(|overlay| &overlay.rows))
     };
-    Ok(of(one, other)?.or(&of(other, one)?))
+    Ok(of(one, other)?.or(&of(other, one)?).or(&moved_rows(one, other, column)?))
 }

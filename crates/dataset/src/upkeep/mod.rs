@@ -1,7 +1,9 @@
 //! Checks for a dataset, and for the location of a new dataset.
 
+pub mod compact;
 pub mod diff;
 pub mod doctor;
+pub mod fence;
 pub mod unreferenced;
 pub mod verify;
 pub mod warm;

@@ -29,10 +29,11 @@ pub struct Unreferenced {
 }
 
 /// The folders whose objects only snapshots refer to.
-const FOLDERS: [&str; 5] = [DATA, "p", "r", WORDS, ROWS];
+const FOLDERS: [&str; 6] = [DATA, "p", "r", WORDS, ROWS, STAGES];
 const DATA: &str = "d";
 const WORDS: &str = "w";
 const ROWS: &str = "o";
+const STAGES: &str = "g";
 
 /// At most this many records, roots or pages are fetched together.
 const AT_ONCE: usize = 256;
@@ -172,6 +173,7 @@ impl Walk<'_> {
                 self.pages.extend(root.pages.iter().map(|page| page.object));
                 root.words.iter().for_each(|segment| self.words(segment));
                 root.overlays.iter().for_each(|overlay| self.overlay(overlay));
+                root.stages.iter().for_each(|stages| self.object(STAGES, stages));
                 let schema: Arc<Schema> = self.context.caches.get().schema(&root.schema)?;
                 self.files(schema.columns.iter().filter_map(|column| column.fill.as_ref()).map(|Fill(file)| file));
             }

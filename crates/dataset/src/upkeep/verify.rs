@@ -5,7 +5,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_footer, write_header};
 use penstock_format::files::FileRef;
-use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id};
+use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id, stages_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
@@ -87,6 +87,9 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     for Fill(file) in snapshot.fills() {
         check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
+    for stages in &snapshot.stages {
+        note(&mut report, stages_name(stages.id), snapshot.context.stages(stages).map(drop))?;
+    }
     report.unreferenced = unreferenced(&snapshot.context)?;
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     note(&mut report, "row ids".into(), check_hidden(snapshot))?;
@@ -110,13 +113,20 @@ fn check_names(snapshot: &Snapshot, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Check that each row id of an overlay belongs to a sample.
+/// Check that each row id of an overlay belongs to a sample, or that no fragment has it any more.
 fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result<()> {
     let ids = &snapshot.context.row_ids(&[&overlay.rows])?[0];
     let found: u64 = runs.iter().map(|run| ids.count_in(run.first..run.end())).sum();
-    match found == ids.len() {
+    if overlay.is_gone() {
+        return match found {
+            0 => Ok(()),
+            found => Err(malformed(format!("{found} samples are listed as gone, but fragments have them"))),
+        };
+    }
+    let gone = if overlay.has_values() { snapshot.context.all_row_ids(snapshot.overlays.gone())?.and(ids).len() } else { 0 };
+    match found + gone == ids.len() {
         true => Ok(()),
-        false => Err(malformed(format!("an overlay has {} row ids, but only {found} of them belong to a sample", ids.len()))),
+        false => Err(malformed(format!("an overlay has {} row ids, but only {} of them belong to a sample", ids.len(), found + gone))),
     }
 }
 

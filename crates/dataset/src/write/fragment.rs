@@ -215,6 +215,6 @@ impl FragmentWriter {
             }
         }
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
-        Ok((Fragment { samples: self.samples, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
+        Ok((Fragment { samples: self.samples, is_stage: false, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
     }
 }

@@ -109,7 +109,7 @@ impl FragmentsWriter {
         self.samples += fragment.samples;
         self.features |= features;
         self.linked.extend(fragment.files.iter().map(|file| file.id));
-        self.fragments.push(Fragment { runs: vec![run], ..fragment });
+        self.fragments.push(Fragment { is_stage: true, runs: vec![run], ..fragment });
         run
     }
 

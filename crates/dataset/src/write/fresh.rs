@@ -65,7 +65,7 @@ impl Fresh {
     /// Return a fragment with the row ids of the samples. Its values are those in memory. None without samples.
     pub fn fragment(&self) -> Option<Fragment> {
         let (first, samples) = (self.batches.first()?.first, self.samples());
-        Some(Fragment { samples, runs: vec![Run { first: PROVISIONAL | first, count: samples }], files: Vec::new() })
+        Some(Fragment { samples, is_stage: false, runs: vec![Run { first: PROVISIONAL | first, count: samples }], files: Vec::new() })
     }
 
     /// Return the values for reads. None without samples.

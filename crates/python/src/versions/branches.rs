@@ -1,10 +1,10 @@
-//! Branches: create, list, delete, merge and reset them.
+//! Branches: create, list, delete, merge, reset and compact them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use numpy::PyArray1;
-use penstock_dataset::{Merged, Policies, Policy, Texts};
+use penstock_dataset::{Compacted, Merged, Policies, Policy, Texts};
 use penstock_error::Result;
 use penstock_format::SnapshotId;
 use pyo3::prelude::*;
@@ -81,4 +81,17 @@ pub fn cherry_pick<'py>(py: Python<'py>, snapshot: &Snapshot, commit: &str, chos
 pub fn reset(py: Python<'_>, snapshot: &Snapshot, target: &str, given: Given) -> PyResult<Snapshot> {
     let done = py.detach(|| penstock_dataset::reset(&snapshot.inner, &SnapshotId::parse(target)?, texts(&given))).or_raise(py)?;
     Ok(Snapshot { inner: Arc::new(done), options: snapshot.options.clone() })
+}
+
+/// What a compaction did, by name.
+type Counts = BTreeMap<&'static str, u64>;
+
+/// Write small and worn fragments again. Returns the new snapshot, and what was done.
+#[pyfunction]
+pub fn compact(py: Python<'_>, snapshot: &Snapshot, given: Given) -> PyResult<(Snapshot, Counts)> {
+    let (done, counts) = py.detach(|| penstock_dataset::compact(&snapshot.inner, texts(&given))).or_raise(py)?;
+    let Compacted { fragments, overlays, new_fragments, written_bytes, dropped, damaged } = counts;
+    let named = [("fragments", fragments), ("overlays", overlays), ("new_fragments", new_fragments), ("written_bytes", written_bytes)];
+    let counts = named.into_iter().chain([("dropped_samples", dropped), ("damaged_fragments", damaged)]).collect();
+    Ok((Snapshot { inner: Arc::new(done), options: snapshot.options.clone() }, counts))
 }

@@ -352,7 +352,7 @@ impl Snapshot {
             })
         })
         .or_raise(py)?;
-        let changed = overlays.iter().filter(|overlay| !overlay.hides());
+        let changed = overlays.iter().filter(|overlay| overlay.has_values());
         let count = |is: fn(&Overlay) -> bool| overlays.iter().filter(|overlay| is(overlay)).map(|overlay| overlay.rows.ids()).sum::<u64>();
         Ok(vec![
             ("samples", record.live),

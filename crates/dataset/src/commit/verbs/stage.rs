@@ -21,14 +21,14 @@ use crate::store::datafile::DataFile;
 /// row ids. Of such copies, the one with the most samples counts. Cost: reads the manifest.
 fn live_copies(snapshot: &Snapshot, files: &HashSet<Id>) -> Result<HashMap<Id, Vec<Run>>> {
     let (mut known, mut hidden) = (HashMap::<Id, Vec<Run>>::new(), None);
-    for (file, fragment) in snapshot.fragments_with(&HashSet::new(), files)? {
-        let Some(runs) = known.insert(file, fragment.runs.clone()) else { continue };
+    for (file, found) in snapshot.rows_of_files(None, files)? {
+        let Some(runs) = known.insert(file, found.clone()) else { continue };
         let hidden = match &mut hidden {
             Some(hidden) => hidden,
-            none => none.insert(snapshot.hidden()?),
+            none => none.insert(snapshot.not_alive()?),
         };
         let live = |runs: &[Run]| runs.iter().map(|run| run.count - hidden.count_in(run.first..run.end())).sum::<u64>();
-        if live(&runs) > live(&fragment.runs) {
+        if live(&runs) > live(&found) {
             known.insert(file, runs);
         }
     }

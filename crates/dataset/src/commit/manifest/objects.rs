@@ -1,0 +1,58 @@
+//! Write manifest pages, words of categories and sets of row ids.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_error::Result;
+use penstock_format::ids::{ObjectRef, page_name, rows_name, words_name};
+use penstock_format::manifest::{Fragment, PageRef, WordsSegment, encode_pages, encode_words};
+use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
+
+use crate::store::context::Context;
+
+/// Row sets that are in objects, as far as they are known.
+pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
+
+/// If the encoded fragments exceed this size, they are written to manifest pages before the commit. This keeps records small, so
+/// that one record can contain the deltas of many commits.
+pub const INLINE_BYTES: usize = 1024;
+
+/// Write fragments to manifest pages. Cost: one put per page.
+pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
+    encode_pages(fragments)
+        .into_iter()
+        .map(|(body, fragments)| {
+            let id = context.new_id()?;
+            puts.push(page_name(id));
+            context.storage.put(&page_name(id), &body)?;
+            Ok(PageRef::of(id, &body, fragments))
+        })
+        .collect()
+}
+
+/// Write new words of a category column. A commit gives them the codes after those that exist. Cost: one put.
+pub fn write_words<S: AsRef<str>>(context: &Context, column: u64, words: &[S], puts: &mut Vec<String>) -> Result<WordsSegment> {
+    let (id, body) = (context.new_id()?, encode_words(column, words));
+    puts.push(words_name(id));
+    context.storage.put(&words_name(id), &body)?;
+    Ok(WordsSegment { column, first_code: 0, words: words.len() as u64, object: ObjectRef::of(id, &body) })
+}
+
+/// Store a set of row ids. Cost: one put, unless the set has so few runs that its parent can store it.
+pub fn write_rows(context: &Context, ids: &RowIds, puts: &mut Vec<String>) -> Result<RowSet> {
+    let id = context.new_id()?;
+    let (rows, body) = ids.encode(id);
+    if let Some(body) = body {
+        puts.push(rows_name(id));
+        context.storage.put(&rows_name(id), &body)?;
+    }
+    Ok(rows)
+}
+
+/// Return the folders of these names, each once.
+pub fn folders_of(names: &[String]) -> Vec<&str> {
+    let mut folders: Vec<&str> = names.iter().filter_map(|name| name.split('/').next()).collect();
+    folders.sort_unstable();
+    folders.dedup();
+    folders
+}

@@ -1,0 +1,354 @@
+//! Write small and worn fragments again as few large ones, with the newest values and without deleted samples. Row ids stay.
+//!
+//! What is written becomes one layout commit (docs/design/0024-layouts.md).
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use penstock_error::{Error, Kind, Result};
+use penstock_format::files::FileRef;
+use penstock_format::ids::Run;
+use penstock_format::manifest::Fragment;
+use penstock_format::overlay::Overlay;
+use penstock_format::record::{Change, ChangeKind, FEATURE_OVERLAYS, RecordKind};
+use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::schema::ColumnSpec;
+
+use crate::commit::manifest::layout::{Group, Layout};
+use crate::commit::manifest::objects::{folders_of, write_rows};
+use crate::commit::manifest::rewrite::{At, Rewritten, rewritten};
+use crate::commit::written::{Texts, Written};
+use crate::snapshot::Snapshot;
+use crate::snapshot::values::file_of;
+
+/// A fragment with fewer bytes is joined with its neighbours. A larger one keeps the files whose columns stay the same.
+const SMALL_BYTES: u64 = 32 << 20;
+/// A fragment is written again if more than this part of its samples is deleted or absent.
+const DEAD: u64 = 10;
+/// The number of lost races after which `compact` fails with `conflict`.
+const RACES: u32 = 20;
+
+/// What `compact` did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Compacted {
+    /// How many fragments and overlays were replaced.
+    pub fragments: u64,
+    pub overlays: u64,
+    /// How many fragments, and how many bytes of data files, were written instead.
+    pub new_fragments: u64,
+    pub written_bytes: u64,
+    /// Deleted samples that no fragment has any more.
+    pub dropped: u64,
+    /// Fragments that were left as they are, because their files are damaged. `verify` names them.
+    pub damaged: u64,
+}
+
+/// Compact the newest snapshot of the handle's branch. Other commits may be made in the meantime. Returns the new snapshot, or the newest one if there was
+/// nothing to do. Cost: reads the manifest; reads and writes the values of small and worn fragments; then a commit with a root.
+pub fn compact(handle: &Arc<Snapshot>, texts: Texts) -> Result<(Snapshot, Compacted)> {
+    for race in 0.. {
+        let newest = Arc::new(handle.refreshed()?);
+        let mut written = Written::at(&newest)?;
+        let mut compaction = Compaction::new(written.base.clone())?;
+        let groups = compaction.groups()?;
+        for group in groups {
+            compaction.replace(group, &mut written.puts)?;
+        }
+        let Compaction { layout, features, done, .. } = compaction.folded(&mut written.puts)?;
+        if layout.groups.is_empty() {
+            return Ok((newest.within(handle.context.clone()), done));
+        }
+        match commit(&mut written, layout, features, texts) {
+            Err(error) if error.code() == "conflict" && race < RACES => {}
+            other => return Ok((other?, done)),
+        }
+    }
+    Err(Error::new("internal", "a compaction ended without a result"))
+}
+
+fn commit(written: &mut Written, layout: Layout, features: u64, texts: Texts) -> Result<Snapshot> {
+    let mut proposal = written.proposal(RecordKind::Layout, texts, (0, 0))?;
+    let ids = layout.rows();
+    let rows = write_rows(&written.base.context, &ids, &mut written.puts)?;
+    if let RowSet::Object(reference) = rows {
+        proposal.row_ids.insert(reference, Arc::new(ids));
+    }
+    proposal.own.changes.writes = vec![Change { kind: ChangeKind::Layout, columns: Vec::new(), rows }];
+    proposal.theirs.physical = Some(-layout.dropped().cast_signed());
+    proposal.features = features | if layout.dropped() > 0 { FEATURE_OVERLAYS } else { 0 };
+    proposal.layout = Some(Arc::new(layout));
+    written.base.context.storage.sync(&folders_of(&written.puts))?;
+    written.commit(proposal)
+}
+
+/// A fragment that may be written again.
+struct Candidate {
+    fragment: Fragment,
+    /// The positions of its live samples.
+    positions: Range<u64>,
+    bytes: u64,
+    /// Whether it has newer values, or many of its samples are dead.
+    is_worn: bool,
+    /// The columns with fill values in which all of its samples were given a value. None if it has no live samples.
+    filled: Option<Vec<u64>>,
+}
+
+struct Compaction {
+    base: Arc<Snapshot>,
+    /// Overlays with values of columns that exist, and their row ids.
+    overlays: Vec<(Overlay, Arc<RowIds>)>,
+    /// The samples with newer values, by column.
+    newer: HashMap<u64, RowIds>,
+    /// Those whose newer values are in files of overlays that can be folded.
+    stored: HashMap<u64, RowIds>,
+    deleted: RowIds,
+    absent: RowIds,
+    /// Both of them.
+    dead: RowIds,
+    /// The samples whose newer values remain in overlays, by column.
+    kept: HashMap<u64, Vec<RowIds>>,
+    /// The samples that were given a null, by column.
+    nulls: HashMap<u64, Vec<RowIds>>,
+    layout: Layout,
+    features: u64,
+    done: Compacted,
+}
+
+impl Compaction {
+    fn new(base: Arc<Snapshot>) -> Result<Compaction> {
+        let exists = |column: &u64| base.schema.columns.iter().any(|spec| spec.id == *column);
+        let overlays = base.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.iter().any(exists));
+        let overlays: Vec<Overlay> = overlays.cloned().collect();
+        let sets = base.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
+        let overlays: Vec<(Overlay, Arc<RowIds>)> = overlays.into_iter().zip(sets).collect();
+        let newer = rows_by_column(&base, &overlays, |overlay, column| overlay.columns.contains(&column));
+        let deleted = base.context.all_row_ids(base.overlays.deletions())?;
+        let absent = base.context.all_row_ids(base.overlays.absences())?;
+        let seen = overlays.iter().map(|(overlay, _)| overlay.clone()).collect();
+        let mut compaction = Compaction {
+            base,
+            overlays,
+            newer,
+            stored: HashMap::new(),
+            dead: deleted.or(&absent),
+            deleted,
+            absent,
+            kept: HashMap::new(),
+            nulls: HashMap::new(),
+            layout: Layout { seen, ..Layout::default() },
+            features: 0,
+            done: Compacted::default(),
+        };
+        let partial = compaction.partial()?;
+        let foldable = compaction.without_older(|overlay, ids| {
+            let meets = |column: &u64| partial.get(column).is_some_and(|rows| !rows.common(ids, 1).is_empty());
+            !overlay.columns.iter().any(meets)
+        });
+        compaction.stored = rows_by_column(&compaction.base, &foldable, |overlay, column| file_of(&overlay.files, column).is_some());
+        Ok(compaction)
+    }
+
+    /// Return the overlays that may go. One that stays would show its values again if a newer one of the same cells went.
+    fn without_older(&self, may_go: impl Fn(&Overlay, &RowIds) -> bool) -> Vec<(Overlay, Arc<RowIds>)> {
+        let mut stay: HashMap<u64, RowIds> = HashMap::new();
+        let mut found = Vec::new();
+        for (overlay, ids) in &self.overlays {
+            let is_above = |column: &u64| stay.get(column).is_some_and(|rows| !rows.common(ids, 1).is_empty());
+            if may_go(overlay, ids) && !overlay.columns.iter().any(is_above) {
+                found.push((overlay.clone(), ids.clone()));
+                continue;
+            }
+            for column in &overlay.columns {
+                let rows = stay.entry(*column).or_default();
+                *rows = rows.or(ids);
+            }
+        }
+        found
+    }
+
+    /// Return the samples of fragments in which some samples were given a value later, by column with a fill value. A fragment lists such a column for
+    /// all of its samples or for none, so these values remain in overlays.
+    fn partial(&self) -> Result<HashMap<u64, RowIds>> {
+        let with_fill: Vec<&ColumnSpec> = self.base.schema.columns.iter().filter(|spec| spec.fill.is_some()).collect();
+        let mut found: HashMap<u64, Vec<Run>> = HashMap::new();
+        if with_fill.iter().any(|spec| self.newer.contains_key(&spec.id)) {
+            self.base.each_fragment(|fragment| {
+                for spec in &with_fill {
+                    let newer = self.newer.get(&spec.id).map_or(0, |newer| count(newer, fragment));
+                    if newer > 0 && !self.is_filled(spec, fragment) {
+                        found.entry(spec.id).or_default().extend(&fragment.runs);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(found.into_iter().map(|(column, runs)| (column, RowIds::of_runs(runs))).collect())
+    }
+
+    /// Return whether all live samples of a fragment were given a value in a column with a fill value.
+    fn is_filled(&self, spec: &ColumnSpec, fragment: &Fragment) -> bool {
+        let given = || self.newer.get(&spec.id).map_or(0, |newer| count(newer, fragment) - count(&newer.and(&self.dead), fragment));
+        file_of(&fragment.files, spec.id).is_some() || given() > 0 && given() == fragment.samples - count(&self.dead, fragment)
+    }
+
+    /// Return the groups of neighbouring fragments that are worth to be written again.
+    fn groups(&self) -> Result<Vec<Vec<Candidate>>> {
+        let (mut groups, mut position) = (Vec::<Vec<Candidate>>::new(), 0);
+        let mut ends = true;
+        self.base.each_fragment(|fragment| {
+            let candidate = self.candidate(fragment, &mut position);
+            let is_small = candidate.bytes < SMALL_BYTES;
+            if !is_small && !candidate.is_worn || fragment.samples == 0 {
+                ends = true;
+                return Ok(());
+            }
+            match groups.last_mut() {
+                // A large fragment is alone, so that its files may be kept.
+                Some(group) if !ends && is_small && may_join(group, &candidate) => group.push(candidate),
+                _ => groups.push(vec![candidate]),
+            }
+            ends = !is_small;
+            Ok(())
+        })?;
+        groups.retain(|group| group.len() > 1 || group[0].is_worn);
+        Ok(groups)
+    }
+
+    fn candidate(&self, fragment: &Fragment, position: &mut u64) -> Candidate {
+        let dead = count(&self.dead, fragment);
+        let live = fragment.samples - dead.min(fragment.samples);
+        let positions = *position..*position + live;
+        *position = positions.end;
+        let is_filled = |spec: &&ColumnSpec| spec.fill.is_some() && self.is_filled(spec, fragment);
+        Candidate {
+            fragment: fragment.clone(),
+            positions,
+            bytes: fragment.files.iter().fold(0, |sum, file| sum.saturating_add(file.file_bytes)),
+            is_worn: dead * DEAD > fragment.samples || self.stored.values().any(|ids| count(ids, fragment) > 0),
+            filled: (live > 0).then(|| self.base.schema.columns.iter().filter(is_filled).map(|spec| spec.id).collect()),
+        }
+    }
+
+    /// Write the samples of a group again. A group with damaged files stays as it is.
+    fn replace(&mut self, group: Vec<Candidate>, puts: &mut Vec<String>) -> Result<()> {
+        let rows = self.live_rows(&group);
+        let ids = RowIds::of_runs(rows.iter().map(|(run, _)| *run).collect());
+        let out: Vec<Fragment> = group.iter().map(|candidate| candidate.fragment.clone()).collect();
+        let base = self.base.clone();
+        let is_listed = |spec: &&ColumnSpec| match spec.fill {
+            Some(_) => filled_of(&group).is_some_and(|filled| filled.contains(&spec.id)),
+            None => {
+                let is_stored = out.iter().any(|fragment| file_of(&fragment.files, spec.id).is_some());
+                is_stored || self.stored.get(&spec.id).is_some_and(|newer| !newer.common(&ids, 1).is_empty())
+            }
+        };
+        let specs: Vec<&ColumnSpec> = base.schema.columns.iter().filter(is_listed).collect();
+        // The files of a large fragment whose columns stay the same, if no sample is dropped.
+        let keeps = group.len() == 1 && group[0].bytes >= SMALL_BYTES && ids.len() == out[0].samples;
+        let is_changed = |column: &u64| self.stored.get(column).is_some_and(|newer| !newer.common(&ids, 1).is_empty());
+        let is_kept =
+            |file: &&FileRef| keeps && !file.columns.iter().any(is_changed) && specs.iter().any(|spec| file.columns.contains(&spec.id));
+        let mut kept: Vec<FileRef> = out[0].files.iter().filter(is_kept).cloned().collect();
+        let mut written: Vec<&ColumnSpec> = specs.iter().copied().filter(|spec| file_of(&kept, spec.id).is_none()).collect();
+        if keeps && !written.iter().any(|spec| is_changed(&spec.id)) {
+            return Ok(());
+        }
+        let write = |written: &[&ColumnSpec], puts: &mut Vec<String>| rewritten(&base, written, &rows, &self.newer, puts);
+        let mut result = write(&written, puts);
+        if result.as_ref().is_ok_and(|done| !kept.is_empty() && done.fragments.len() != 1) {
+            // The kept files have all samples of one fragment.
+            (kept, written) = (Vec::new(), specs);
+            result = write(&written, puts);
+        }
+        let Rewritten { mut fragments, features, nulls } = match result {
+            Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
+                self.done.damaged += group.len() as u64;
+                return Ok(());
+            }
+            other => other?,
+        };
+        self.done.new_fragments += fragments.len() as u64;
+        self.done.written_bytes += fragments.iter().flat_map(|fragment| &fragment.files).map(|file| file.file_bytes).sum::<u64>();
+        fragments.iter_mut().for_each(|fragment| fragment.files.append(&mut kept));
+        for spec in base.schema.columns.iter().filter(|spec| !written.iter().any(|own| own.id == spec.id)) {
+            self.kept.entry(spec.id).or_default().push(ids.clone());
+        }
+        nulls.into_iter().filter(|(_, ids)| !ids.is_empty()).for_each(|(column, ids)| self.nulls.entry(column).or_default().push(ids));
+        self.features |= features;
+        self.done.fragments += out.len() as u64;
+        self.layout.groups.push(Group { out, fragments });
+        Ok(())
+    }
+
+    /// Return the row ids of the live samples of a group, in order, and their positions.
+    fn live_rows(&self, group: &[Candidate]) -> Vec<At> {
+        let mut rows: Vec<At> = Vec::new();
+        for Candidate { fragment, positions, .. } in group {
+            let mut position = positions.start;
+            for run in &fragment.runs {
+                let mut first = run.first;
+                let ends = self.dead.runs_in(run.first..run.end()).into_iter().map(|(dead, _)| (dead.first, dead.end()));
+                for (end, next) in ends.chain([(run.end(), run.end())]) {
+                    if first < end {
+                        let live = Run { first, count: end - first };
+                        match rows.last_mut().filter(|(last, _)| last.end() == first) {
+                            Some((last, _)) => last.count += live.count,
+                            None => rows.push((live, position)),
+                        }
+                        position += live.count;
+                    }
+                    first = next;
+                }
+            }
+        }
+        rows
+    }
+
+    /// Note which samples were given a null, and which overlays are folded: those all of whose samples were written again with their values. A merge may
+    /// revive a deleted sample with the values that it had, so those that still have a fragment count, too.
+    fn folded(mut self, puts: &mut Vec<String>) -> Result<Compaction> {
+        for (column, sets) in &self.nulls {
+            let rows = write_rows(&self.base.context, &RowIds::union(sets.iter()), puts)?;
+            self.layout.nulls.push(Overlay { columns: vec![*column], rows, files: Vec::new() });
+        }
+        self.layout.nulls.sort_by_key(|overlay| overlay.columns[0]);
+        let out = self.layout.rows();
+        let gone = self.base.context.all_row_ids(self.base.overlays.gone())?;
+        let kept: HashMap<u64, RowIds> = self.kept.iter().map(|(column, sets)| (*column, RowIds::union(sets.iter()))).collect();
+        let folded = self.without_older(|overlay, ids| {
+            let live = ids.minus(&self.dead);
+            let remains = |column: &u64| kept.get(column).is_some_and(|kept| !kept.common(&live, 1).is_empty());
+            ids.minus(&gone).minus(&out).is_empty() && !overlay.columns.iter().any(remains)
+        });
+        self.layout.folded = folded.into_iter().map(|(overlay, _)| overlay).collect();
+        (self.layout.deleted, self.layout.absent) = (self.deleted.and(&out), self.absent.and(&out));
+        self.done.overlays = self.layout.folded.len() as u64;
+        self.done.dropped = self.layout.deleted.len();
+        Ok(self)
+    }
+}
+
+/// Return the columns with fill values in which all samples of a group were given a value.
+fn filled_of(group: &[Candidate]) -> Option<&Vec<u64>> {
+    group.iter().find_map(|candidate| candidate.filled.as_ref())
+}
+
+fn may_join(group: &[Candidate], candidate: &Candidate) -> bool {
+    let (one, other) = (filled_of(group), candidate.filled.as_ref());
+    one.is_none() || other.is_none() || one == other
+}
+
+/// Return how many samples of a fragment are in a set.
+fn count(ids: &RowIds, fragment: &Fragment) -> u64 {
+    fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum()
+}
+
+/// Return the row ids of the overlays that have a column, by column.
+fn rows_by_column(base: &Snapshot, overlays: &[(Overlay, Arc<RowIds>)], has: impl Fn(&Overlay, u64) -> bool) -> HashMap<u64, RowIds> {
+    let rows = |spec: &ColumnSpec| {
+        let own = overlays.iter().filter(|(overlay, _)| has(overlay, spec.id));
+        (spec.id, RowIds::union(own.map(|(_, ids)| ids.as_ref())))
+    };
+    base.schema.columns.iter().map(rows).filter(|(_, ids)| !ids.is_empty()).collect()
+}

@@ -1,0 +1,212 @@
+"""`ds.compact()`: fragments are written again, and nothing that anybody sees changes."""
+
+import random
+import threading
+
+import numpy as np
+import penstock as ps
+import pytest
+from spec_reader import Dataset
+
+pytestmark = pytest.mark.local
+MB = 1 << 20
+
+
+def seen(ds):
+    """Return the row ids and the values of all samples, by position."""
+    batch = ds.take(range(len(ds)), columns=[*ds.schema, "_row_id"])
+    return {name: values.tolist() if isinstance(values, np.ndarray) else list(values) for name, values in batch.items()}
+
+
+def worn(path, appends=60):
+    """Return a dataset with many small fragments, overlays and deleted samples."""
+    ds = ps.create(path, {"n": "int32", "text": ps.Text(), "word": ps.Category()})
+    ids = ds.append({"n": range(200), "text": [f"t{n}" for n in range(200)], "word": [f"w{n % 7}" for n in range(200)]}).row_ids.tolist()
+    rng = random.Random(0)
+    for n in range(appends):
+        ids += ds.append({"n": [n], "text": [None if n % 5 else "s"], "word": [f"v{n % 3}"]}).row_ids.tolist()
+        ds.update({"n": [None if n % 9 == 0 else -n]}, row_ids=[rng.choice(ids)])
+    with ds.transaction() as tx:
+        tx.delete(row_ids=rng.sample(ids, len(ids) // 3))
+    return ds
+
+
+def test_what_is_there_stays_and_what_it_takes_shrinks(tmp_path):
+    ds = worn(tmp_path / "set")
+    old, before, was = ps.open(tmp_path / "set"), seen(ds), ds.structure()
+    done = ds.compact()
+    now = ds.structure()
+    assert seen(ds) == seen(old) == before and ds.log()[0].kind == "layout"
+    assert (done.fragments, done.new_fragments, done.dropped_samples) == (was["fragments"], 1, was["deleted_samples"])
+    assert (now["fragments"], now["deleted_samples"], now["data_files"]) == (1, 0, 1) and now["data_bytes"] < was["data_bytes"] / 2
+    assert not ds.verify()["problems"] and not old.verify()["problems"]
+    # Nothing is left to do.
+    assert ds.compact().snapshot == done.snapshot
+    second = Dataset(tmp_path / "set")
+    assert second.row_ids() == before["_row_id"] and [None if n is None else int(n) for n in second.column("n")] == before["n"]
+
+
+def test_an_older_handle_commits_after_it(tmp_path):
+    ds = worn(tmp_path / "set")
+    old = ps.open(tmp_path / "set")
+    before = seen(ds)
+    gone = set(range(260)) - set(before["_row_id"])
+    ds.compact()
+    kept = before["_row_id"][3]
+    old.update({"n": [77]}, row_ids=[kept])
+    with pytest.raises(ps.NotFoundError, match="was deleted"):
+        old.update({"n": [1]}, row_ids=[min(gone)])
+    old.append({"n": [5]})
+    assert old["n"][3] == 77 and len(old) == len(before["n"]) + 1
+    ds.refresh()
+    assert seen(ds) == seen(old)
+
+
+def test_writers_go_on_beside_it(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64", "m": "int64"})
+    model, locks = {}, threading.Lock()
+    stop = threading.Event()
+
+    def write(number):
+        own, rng, mine = ps.open(tmp_path / "set"), random.Random(number), {}
+        for step in range(40):
+            what = rng.choice(["append", "update", "delete"]) if len(mine) > 2 else "append"
+            if what == "append":
+                ids = own.append({"n": [step] * 2, "m": [number] * 2}).row_ids.tolist()
+                mine |= {row: [step, number] for row in ids}
+            elif what == "update":
+                rows = rng.sample(list(mine), 2)
+                own.update({"n": [step] * 2}, row_ids=rows)
+                for row in rows:
+                    mine[row][0] = step
+            else:
+                row = rng.choice(list(mine))
+                with own.transaction() as tx:
+                    tx.delete(row_ids=[row])
+                del mine[row]
+        with locks:
+            model.update(mine)
+
+    def compact():
+        own, done = ps.open(tmp_path / "set"), 0
+        while not stop.is_set():
+            done += own.compact().fragments
+        assert done
+
+    errors = []
+
+    def guarded(call, *arguments):
+        try:
+            call(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=guarded, args=(write, number)) for number in range(3)]
+    compacting = threading.Thread(target=guarded, args=(compact,))
+    [thread.start() for thread in (*writers, compacting)]
+    [thread.join() for thread in writers]
+    stop.set()
+    compacting.join()
+    assert not errors, errors
+    ds.refresh()
+    ds.compact()
+    found = seen(ds)
+    assert dict(zip(found["_row_id"], map(list, zip(found["n"], found["m"], strict=True)), strict=True)) == model
+    assert not ds.verify()["problems"] and {commit.kind for commit in ds.log()} == {"create", "data", "layout"}
+
+
+def test_a_stage_is_added_once_although_its_fragment_is_gone(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    stage = ds.stage({"n": [1, 2, 3]})
+    with ds.transaction() as tx:
+        first = tx.add([stage]).tolist()
+    first = tx.receipt.row_ids.tolist()
+    ds.append({"n": [4]})
+    with ds.transaction() as tx:
+        tx.delete(row_ids=first[:1])
+    branch = ds.create_branch("other")
+    ds.compact()
+    ds.append({"n": [5]})
+    ds.compact()
+    for handle in (ds, ps.open(tmp_path / "set")):
+        with handle.transaction() as tx:
+            assert tx.add([stage]).tolist() == first
+        assert sorted(handle["n"][:].tolist()) == [2, 3, 4, 5]
+    # The other branch knows it as well, before a merge and after it.
+    for _ in range(2):
+        with branch.transaction() as tx:
+            assert tx.add([stage]).tolist() == first
+        branch.merge("main")
+    assert sorted(branch["n"][:].tolist()) == [2, 3, 4, 5]
+
+
+def test_a_none_that_was_given_is_not_computed_again(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    ds.append({"n": range(10)})
+    ds.append({"n": range(10, 13)})
+    with ds.transaction() as tx:
+        tx.add_column("odd", "int32")
+        tx.add_column("seven", "int32", fill=7)
+    assert ds.backfill("odd", lambda batch: [n if n % 2 else None for n in batch["n"].tolist()], columns=["n"]) == 13
+    ds.append({"n": [13]})
+    ds.compact()
+    assert ds["odd"][:].tolist() == [None, 1, None, 3, None, 5, None, 7, None, 9, None, 11, None, None]
+    assert ds["seven"][:].tolist() == [7] * 14
+    assert ds.backfill("odd", lambda batch: batch["n"], columns=["n"]) == 1, "only the last sample lacks a value"
+    assert ds["odd"][-1] == 13
+
+
+def test_files_of_columns_that_stay_the_same_are_kept(tmp_path):
+    ds = ps.create(tmp_path / "set", {"blob": ps.Bytes(), "label": "int32"})
+    rng = np.random.default_rng(0)
+    bodies = [rng.bytes(MB) for _ in range(40)]
+    ids = ds.append({"blob": bodies, "label": [0] * 40}).row_ids
+    [file] = [file.id for file in Dataset(tmp_path / "set").fragments[0].files if file.columns == [1]]
+    ds.update({"label": [5]}, row_ids=ids[3:4])
+    done = ds.compact()
+    assert done.written_bytes < 10_000 and done.overlays == 1
+    assert file in [file.id for file in Dataset(tmp_path / "set").fragments[0].files]
+    assert ds["label"][:].tolist() == [0, 0, 0, 5, *[0] * 36] and list(ds.take(range(40), columns=["blob"], decode=False)["blob"]) == bodies
+    # A few deleted samples are not worth a copy, and many are.
+    with ds.transaction() as tx:
+        tx.delete(row_ids=ids[:2])
+    assert ds.compact().fragments == 0
+    with ds.transaction() as tx:
+        tx.delete(row_ids=ids[2:20])
+    assert ds.compact().dropped_samples == 20 and len(ds) == 20 and not ds.verify()["problems"]
+
+
+def test_a_damaged_fragment_stays_as_it_is(tmp_path):
+    ds = worn(tmp_path / "set", appends=5)
+    before, was = seen(ds), ds.structure()
+    name = max((tmp_path / "set" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    good = name.read_bytes()
+    name.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    other = ps.open(tmp_path / "set")
+    done = other.compact()
+    assert done.damaged_fragments > 0 and other.structure()["samples"] == was["samples"]
+    name.write_bytes(good)
+    assert seen(ps.open(tmp_path / "set")) == before
+
+
+@pytest.mark.parametrize("way", ["into the compacted one", "out of it"])
+def test_branches_merge_after_it(tmp_path, way):
+    ds = ps.create(tmp_path / "set", {"n": "int32", "m": "int32"})
+    ids = [ds.append({"n": [n], "m": [0]}).row_ids[0] for n in range(8)]
+    other = ds.create_branch("other")
+    with ds.transaction() as tx:
+        tx.delete(row_ids=ids[:2])
+        tx.update({"n": [100]}, row_ids=ids[5:6])
+    ds.append({"n": [9], "m": [1]})
+    ds.compact()
+    with other.transaction() as tx:
+        tx.delete(row_ids=ids[2:3])
+        tx.update({"m": [7]}, row_ids=ids[5:6])
+    other.append({"n": [10], "m": [2]})
+    one, two = (ds, other) if way == "into the compacted one" else (other, ds)
+    one.merge("other" if two is other else "main")
+    found = seen(one)
+    values = {row: (n, m) for row, n, m in zip(found["_row_id"], found["n"], found["m"], strict=True)}
+    expected = {ids[3]: (3, 0), ids[4]: (4, 0), ids[5]: (100, 7), ids[6]: (6, 0), ids[7]: (7, 0)}
+    assert {row: values[row] for row in expected} == expected and sorted(values.values())[-3:] == [(9, 1), (10, 2), (100, 7)]
+    assert len(values) == 7 and not one.verify()["problems"]
