@@ -20,6 +20,7 @@ use super::manifest::layout::Layout;
 use super::manifest::root::write_root;
 use super::queue;
 use crate::config::now_us;
+use crate::log::newest::Seen;
 use crate::log::records::LogEntry;
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
@@ -64,8 +65,10 @@ fn commit_now(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>,
     let record = snapshot.record();
     // If another process has committed in between, others may follow, so the newest record is looked for each time.
     let before = record.parents.first().map(|parent| parent.uuid);
-    let last = queue::seen(&driver.base).map_or(driver.base.id().uuid, |seen| seen.entry.record.uuid());
-    queue::note(&snapshot, before == Some(last));
+    let (log, base) = (snapshot.log_key(), driver.base.id());
+    let last = newest::seen(&log, base.number).map_or(base.uuid, |seen| seen.entry.record.uuid());
+    let committed = || Seen { entry: snapshot.entry.clone(), root: snapshot.root.clone() };
+    newest::note(log, (before == Some(last)).then(committed));
     newest::leave_hint(store, &log_folder(record.branch), record.number);
     Ok(snapshot)
 }
@@ -225,7 +228,7 @@ impl Driver<'_> {
     fn read_newest(&mut self, known: u64) -> Result<Event> {
         let store = self.base.context.storage.as_ref();
         if self.parent.is_none()
-            && let Some(seen) = queue::seen(&self.base)
+            && let Some(seen) = newest::seen(&self.base.log_key(), self.base.id().number)
             && self.is_newest(&seen.entry)?
         {
             self.base.context.check_place(&self.home)?;

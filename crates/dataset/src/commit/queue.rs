@@ -6,15 +6,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_error::{Error, Result};
-use penstock_format::Id;
 use penstock_format::cursor::Writer;
-use penstock_format::manifest::Root;
 use penstock_format::record::{Delta, RECORD_BYTES, RECORD_DELTAS, RecordKind};
 use penstock_storage::process::PerProcess;
 
 use super::changes::{ChangeSet, Member, Proposal};
 use super::conflict::{self, Verdict};
-use crate::log::records::LogEntry;
+use crate::log::newest::LogKey;
 use crate::snapshot::Snapshot;
 
 /// A thread that has waited this long commits alone. The thread whose turn it is may be waiting for a store that does not respond.
@@ -22,19 +20,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The part of a record that other fields than those of its transactions may need, without the deltas of earlier commits.
 const FIXED_BYTES: usize = 512;
-
-/// At most this many logs are remembered.
-const MOST_LINES: usize = 64;
-
-/// The log of one branch: a local folder, or else a handle. Handles of one bucket may have different credentials or servers.
-type Key = (String, Option<u64>, usize, Id, u64);
-
-/// The last snapshot that this process committed to a log.
-#[derive(Clone)]
-pub struct Seen {
-    pub entry: LogEntry,
-    pub root: Arc<Root>,
-}
 
 /// The outcome of a turn that other threads took part in.
 enum Outcome {
@@ -73,18 +58,10 @@ struct Line {
     /// Whether a thread has its turn.
     led: bool,
     waiting: VecDeque<Waiting>,
-    /// Unset if other processes commit to this log.
-    seen: Option<Seen>,
 }
 
-impl Line {
-    fn is_idle(&self) -> bool {
-        !self.led && self.waiting.is_empty()
-    }
-}
-
-/// The lines of this process.
-static LINES: PerProcess<Mutex<HashMap<Key, Line>>> = PerProcess::new(Mutex::default);
+/// The lines of this process. A log to which no thread commits has none.
+static LINES: PerProcess<Mutex<HashMap<LogKey, Line>>> = PerProcess::new(Mutex::default);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -92,7 +69,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Commit a proposal in turn. `alone` commits a proposal; it is called in this thread unless another one has taken the proposal along.
 pub fn commit(base: &Snapshot, proposal: Proposal, mut alone: impl FnMut(Proposal) -> Result<Snapshot>) -> Result<Snapshot> {
-    let key = key_of(base);
+    let key = base.log_key();
     match wait_for_turn(&key, &proposal) {
         Outcome::Lead => {}
         Outcome::Committed(snapshot) => return Ok(snapshot.within(snapshot.context.clone())),
@@ -118,31 +95,8 @@ pub fn commit(base: &Snapshot, proposal: Proposal, mut alone: impl FnMut(Proposa
     }
 }
 
-fn key_of(base: &Snapshot) -> Key {
-    let storage = base.context.storage.as_ref();
-    let place = storage.place();
-    let handle = if place.is_some() { 0 } else { Arc::as_ptr(&base.context.caches).addr() };
-    (storage.uri().to_owned(), place, handle, base.record().dataset, base.id().branch)
-}
-
-/// Return the last snapshot that this process committed to a snapshot's branch, if it is later than the snapshot or the same. It is likely to
-/// be the newest one.
-pub fn seen(base: &Snapshot) -> Option<Seen> {
-    let seen = lock(LINES.get()).get(&key_of(base))?.seen.clone();
-    seen.filter(|seen| seen.entry.record.number >= base.id().number)
-}
-
-/// Remember a snapshot that was committed, unless other processes commit as well.
-pub fn note(snapshot: &Snapshot, alone: bool) {
-    let mut lines = lock(LINES.get());
-    if lines.len() >= MOST_LINES {
-        lines.retain(|_, line| !line.is_idle());
-    }
-    lines.entry(key_of(snapshot)).or_default().seen = alone.then(|| Seen { entry: snapshot.entry.clone(), root: snapshot.root.clone() });
-}
-
 /// Wait until it is this thread's turn, or another one has settled its commit.
-fn wait_for_turn(key: &Key, proposal: &Proposal) -> Outcome {
+fn wait_for_turn(key: &LogKey, proposal: &Proposal) -> Outcome {
     let mut lines = lock(LINES.get());
     let line = lines.entry(key.clone()).or_default();
     if !line.led {
@@ -174,7 +128,7 @@ fn wait_for_turn(key: &Key, proposal: &Proposal) -> Outcome {
 
 /// A thread's turn. When it ends, the next thread in line has its turn.
 struct Turn {
-    key: Key,
+    key: LogKey,
     /// The threads that were taken along and wait for the outcome.
     others: Vec<Arc<Waiter>>,
 }
@@ -221,7 +175,7 @@ impl Drop for Turn {
         let Some(line) = lines.get_mut(&self.key) else { return };
         match line.waiting.pop_front() {
             Some(next) => next.waiter.settle(Outcome::Lead),
-            None => line.led = false,
+            None => drop(lines.remove(&self.key)),
         }
     }
 }

@@ -1,11 +1,63 @@
-//! Find a log's newest record, either by listing the log or with a hint and look-ups. Also find gaps in the record numbers.
+//! Find a log's newest record, either by listing the log or with a hint and look-ups. Also find gaps in the record numbers, and remember the record that
+//! this process committed last.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use penstock_error::{Error, Result};
-use penstock_format::SnapshotId;
 use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_number, write_hint};
+use penstock_format::manifest::Root;
+use penstock_format::{Id, SnapshotId};
 use penstock_storage::Storage;
+use penstock_storage::process::PerProcess;
 
 use super::records::{LogEntry, read_record};
+
+/// The log of one branch: a local folder, or else a handle. Handles of one bucket may have different credentials or servers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LogKey {
+    pub uri: String,
+    pub place: Option<u64>,
+    /// 0 if there is a place.
+    pub handle: usize,
+    pub dataset: Id,
+    pub branch: u64,
+}
+
+/// The last snapshot that this process committed to a log, which is likely to be the newest one.
+#[derive(Clone)]
+pub struct Seen {
+    pub entry: LogEntry,
+    pub root: Arc<Root>,
+}
+
+/// At most this many logs are remembered.
+const MOST_LOGS: usize = 64;
+
+static SEEN: PerProcess<Mutex<HashMap<LogKey, Seen>>> = PerProcess::new(Mutex::default);
+
+fn all_seen() -> MutexGuard<'static, HashMap<LogKey, Seen>> {
+    SEEN.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Return the last snapshot that this process committed to a log, if its number is at least `from`.
+pub fn seen(log: &LogKey, from: u64) -> Option<Seen> {
+    all_seen().get(log).filter(|seen| seen.entry.record.number >= from).cloned()
+}
+
+/// Remember the snapshot that this process has committed to a log. None if other processes commit as well: then the newest one is looked for each time.
+pub fn note(log: LogKey, committed: Option<Seen>) {
+    let mut all = all_seen();
+    match committed {
+        None => drop(all.remove(&log)),
+        Some(committed) => {
+            if all.len() >= MOST_LOGS {
+                all.clear();
+            }
+            all.insert(log, committed);
+        }
+    }
+}
 
 /// The end of a log.
 #[derive(Debug, Clone, Copy)]

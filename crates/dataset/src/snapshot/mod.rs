@@ -34,6 +34,7 @@ use self::live::{Live, Part};
 use self::overlays::{ByHeld, KeptPatches, Overlays, Patch};
 use self::row_ids::PartRanges;
 use self::vocabulary::{CodeTables, Vocabulary};
+use crate::log::newest::LogKey;
 use crate::log::records::LogEntry;
 use crate::store::context::Context;
 
@@ -262,6 +263,14 @@ impl Snapshot {
             Ok(())
         })?;
         Ok(all_mapped)
+    }
+
+    /// Return which log the snapshot's branch has.
+    pub fn log_key(&self) -> LogKey {
+        let storage = self.context.storage.as_ref();
+        let place = storage.place();
+        let handle = if place.is_some() { 0 } else { Arc::as_ptr(&self.context.caches).addr() };
+        LogKey { uri: storage.uri().to_owned(), place, handle, dataset: self.record().dataset, branch: self.id().branch }
     }
 
     pub fn record(&self) -> &Record {
