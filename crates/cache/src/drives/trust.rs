@@ -134,7 +134,7 @@ impl Trust {
         file.is_some_and(|file| file.places.iter().all(is_same))
     }
 
-    /// Let servers that start later believe nothing, and learn that objects may change until then. This one knows which, and goes on as before.
+    /// Let servers that start later believe nothing, and learn that objects may change until then. This one knows which, and believes what it believed.
     pub(crate) fn note_uncertain(&self, until: SystemTime) {
         let seconds = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         self.mark.iter().for_each(|mark| drop(mark.lock.write(&format!("{UNCERTAIN}{seconds}"))));

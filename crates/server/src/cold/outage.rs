@@ -1,6 +1,6 @@
 //! Whether the cold store counts as down, so that what is known is served without a question.
 //!
-//! One object that the cold store cannot return is no outage: others are asked for. Only if several objects fail in a row, the store counts as
+//! If the cold store cannot return one object, others are still asked for. Only if several objects fail in a row, the store counts as
 //! down, until one is answered.
 
 use std::collections::HashMap;
