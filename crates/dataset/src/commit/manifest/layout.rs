@@ -104,14 +104,15 @@ impl Layout {
         let absent = context.all_row_ids(all.absences())?;
         let gone = context.all_row_ids(all.gone())?;
         let mut overlays = Vec::new();
-        let sets: [(RowIds, fn(RowSet) -> Overlay); 3] = [
-            (deleted.minus(&self.deleted), Overlay::deleting),
-            (absent.minus(&self.absent), Overlay::without),
-            (gone.or(&self.deleted), Overlay::gone),
-        ];
-        for (ids, of) in sets.into_iter().filter(|(ids, _)| !ids.is_empty()) {
-            overlays.push(of(write_rows(context, &ids, puts)?));
-        }
+        let mut list = |ids: RowIds, of: fn(RowSet) -> Overlay| -> Result<()> {
+            if !ids.is_empty() {
+                overlays.push(of(write_rows(context, &ids, puts)?));
+            }
+            Ok(())
+        };
+        list(deleted.minus(&self.deleted), Overlay::deleting)?;
+        list(absent.minus(&self.absent), Overlay::without)?;
+        list(gone.or(&self.deleted), Overlay::gone)?;
         let values: Vec<&Overlay> = all.all().iter().filter(|overlay| overlay.has_values()).collect();
         // Later ones are newer. Those that a root has joined have the newest values of both.
         let seen = values.iter().rposition(|overlay| self.seen.contains(overlay)).map_or(0, |last| last + 1);
