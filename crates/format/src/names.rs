@@ -322,7 +322,7 @@ mod tests {
         }
 
         fn check(&self) {
-            for kind in [NameKind::Branch, NameKind::Tag, NameKind::Pin] {
+            for kind in [NameKind::Branch, NameKind::Tag, NameKind::Pin, NameKind::Decision] {
                 let names = self.model.iter().filter(|((found, _), _)| *found == kind);
                 let names: BTreeMap<String, SnapshotId> = names.map(|((_, name), target)| (name.clone(), *target)).collect();
                 assert!(names.iter().all(|(name, target)| self.folded.get(kind, name) == Some(*target)));
@@ -357,7 +357,7 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number);
             let pick = (random >> 33) as usize;
             // Names of one and of 255 bytes, few and many of them, in all kinds. Long names fill a record quickly.
-            let kind = [NameKind::Branch, NameKind::Tag, NameKind::Tag, NameKind::Pin][pick % 4];
+            let kind = [NameKind::Branch, NameKind::Tag, NameKind::Decision, NameKind::Pin][pick % 4];
             let name = match pick / 4 % 3 {
                 0 => format!("{}", pick / 12 % 30),
                 1 => format!("a name of some length {}", pick / 12 % 700),
