@@ -55,7 +55,7 @@ def test_two_fragments_that_name_one_data_file(tmp_path, io, first):
 
     def fragment(samples, first, files):
         """Encode a fragment according to section 5 of the spec."""
-        body = varint(samples) + varint(1) + first.to_bytes(8, "little") + varint(samples) + varint(len(files))
+        body = varint(samples) + b"\0" + varint(1) + first.to_bytes(8, "little") + varint(samples) + varint(len(files))
         for file in files:
             columns = varint(len(file.columns)) + b"".join(map(varint, file.columns))
             crc = file.tail_crc.to_bytes(4, "little")
@@ -178,7 +178,8 @@ def test_commits_that_claim_2_to_the_39_samples(tmp_path, verb, what):
     body = path.read_bytes()
     pairs = [(b"\1" + first + varint(77), b"\1" + first + varint(many))]
     if what == "append":
-        pairs = [(varint(77) + varint(1) + first + varint(77), varint(many) + varint(1) + first + varint(many))]
+        old, new = (varint(count) + b"\0" + varint(1) + first + varint(count) for count in (77, many))
+        pairs = [(old, new)]
         # The counter of row ids, the samples and the live ones.
         pairs.append((varint(0) + 3 * varint(190), varint(0) + 3 * varint(113 + many)))
     else:

@@ -328,7 +328,7 @@ class Versions(View):
         >>> ds = ps.create("memory://compact", {"n": "int32"})
         >>> ids = [ds.append({"n": [number]}).row_ids[0] for number in range(10)]
         >>> with ds.transaction() as tx:
-        ...     tx.delete(row_ids=ids[:2])
+        ...     deleted = tx.delete(row_ids=ids[:2])
         ...     tx.update({"n": [50]}, row_ids=ids[5:6])
         >>> done = ds.compact()
         >>> done.fragments, done.new_fragments, done.dropped_samples, ds["n"][:].tolist()
