@@ -11,6 +11,7 @@ import time
 import pytest
 from counting import Dataset, Node, counts, run
 from extents import BLOCK_BYTES, PAGE_BYTES, Extent, extents_of, pages_of
+from waiting import until
 
 MIB = 1 << 20
 
@@ -123,9 +124,10 @@ def test_a_pinned_store_does_not_give_way(node):
         assert one.read("old", 0, MIB) == set()
     assert counts(one.cache)["evicted_bytes"] == 0
     assert run("pin", store, "--cache", one.cache, "--remove") == "unpinned\n"
-    one.read("new", 0, MIB)
+    # What a writer that is behind does not take is not kept, so once may not be enough.
+    until(lambda: one.read("new", 0, MIB) is not None and counts(one.cache)["evicted_bytes"] > 0, "the old object gives way")
     found = counts(one.cache)
-    assert found["evicted_bytes"] > 0 and found["bytes"] <= found["budget_bytes"]
+    assert found["bytes"] <= found["budget_bytes"]
     run("evict", store, "--cache", one.cache)
     assert counts(one.cache)["bytes"] == 0 and extents_of(one.cache) == []
     for key in ("old", "new"):

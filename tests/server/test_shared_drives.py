@@ -151,10 +151,11 @@ def known(one, cache, keys, body=b"old"):
 def noted(cache, count):
     """Wait until this many objects have a state beside their pages."""
 
-    def files():
-        return [path for path in (cache / "stores").rglob("*") if path.is_file() and b'{"version":1' in path.read_bytes()]
+    until(lambda: sum(b'{"version":1' in path.read_bytes() for path in files_of(cache)) == count, "the states are beside the pages")
 
-    until(lambda: len(files()) == count, "the states are beside the pages")
+
+def files_of(cache):
+    return [path for path in (cache / "stores").rglob("*") if path.is_file()]
 
 
 @pytest.mark.long
@@ -359,6 +360,7 @@ def test_the_next_server_of_a_drive_believes_what_it_finds(start, cache, policy,
     one = node("--cache", f"{cache}:1GB", "--revalidate", policy)
     for end in ("kill -9", "a stop", "another one beside it"):
         known(one, cache, "abc", body := end.encode() * 900)
+        until(lambda body=body: sum(body in extent.read_bytes() for extent in files_of(cache)) == 3, "the pages are on the drive")
         if end == "a stop":
             one.server.process.terminate()
             one.server.process.wait(300)
