@@ -15,7 +15,7 @@ const GONE: u64 = 1 << 48;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlay {
-    /// The columns that have new values. If empty, the samples are deleted. `ABSENT` or `GONE` stands alone.
+    /// The columns that have new values. If empty, the samples are deleted. An overlay with `ABSENT` or `GONE` has no other column.
     pub columns: Vec<u64>,
     pub rows: RowSet,
     /// Sample k of these files is the sample with the k-th smallest row id.

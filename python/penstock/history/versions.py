@@ -316,10 +316,10 @@ class Versions(View):
     def compact(self, *, message: str = "compact", author: str | None = None) -> Compaction:
         """Write small and worn fragments again as a few large ones, as one commit, and move the handle there.
 
-        Many small commits leave many small files, new values beside the old ones, and deleted samples in the files. Afterwards, reads cost about as much as in
-        a fresh copy. All values, row ids and positions stay the same. Fragments below 32 MiB are joined with their neighbours. Larger ones are written again
-        if they have new values, but not the files of other columns. They are also written again if more than a tenth of their samples is deleted. Other writers may commit in the
-        meantime. Old snapshots keep their files. If there is nothing to do, no commit is made.
+        Many small commits leave many small files, new values beside the old ones, and deleted samples in the files. A read then needs many requests. All
+        values, row ids and positions stay the same. Fragments below 32 MiB are joined with their neighbours. Larger ones are written again if they have
+        new values, but not the files of other columns. They are also written again if more than a tenth of their samples is deleted. Other writers may
+        commit in the meantime. Old snapshots keep their files. If there is nothing to do, no commit is made.
 
         Cost: reads and writes the values of these fragments once, in an eighth of the memory budget.
         Raises: ConflictError (conflict) if others compact, reset or merge the branch all the time, UnavailableError (storage-failed).
