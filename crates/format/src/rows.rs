@@ -220,6 +220,11 @@ impl RowIds {
         }
     }
 
+    /// Return how many row ids are in runs. One that is in two runs counts twice.
+    pub fn count_in_runs(&self, runs: &[Run]) -> u64 {
+        runs.iter().map(|run| self.count_in(run.first..run.end())).sum()
+    }
+
     /// Return the row ids in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.runs_in(0..u64::MAX).into_iter().flat_map(|(run, _)| run.first..run.end())

@@ -97,7 +97,7 @@ pub struct Wanted<'a> {
 pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Linked> {
     let known = ours.pages();
     let (mut parts, mut row_ids, mut copied) = (Vec::new(), Vec::new(), Vec::new());
-    let count = |fragment: &Fragment, ids: &RowIds| fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum::<u64>();
+    let count = |fragment: &Fragment, ids: &RowIds| ids.count_in_runs(&fragment.runs);
     let gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
     let own = names_in(ours, theirs, &known, gone)?;
     let mut needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {

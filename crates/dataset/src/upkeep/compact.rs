@@ -175,7 +175,7 @@ impl Compaction {
         if with_fill.iter().any(|spec| self.newer.contains_key(&spec.id)) {
             self.base.each_fragment(|fragment| {
                 for spec in &with_fill {
-                    let newer = self.newer.get(&spec.id).map_or(0, |newer| count(newer, fragment));
+                    let newer = self.newer.get(&spec.id).map_or(0, |newer| newer.count_in_runs(&fragment.runs));
                     if newer > 0 && !self.is_filled(spec, fragment) {
                         found.entry(spec.id).or_default().extend(&fragment.runs);
                     }
@@ -188,8 +188,12 @@ impl Compaction {
 
     /// Return whether all live samples of a fragment were given a value in a column with a fill value.
     fn is_filled(&self, spec: &ColumnSpec, fragment: &Fragment) -> bool {
-        let given = || self.newer.get(&spec.id).map_or(0, |newer| count(newer, fragment) - count(&newer.and(&self.dead), fragment));
-        file_of(&fragment.files, spec.id).is_some() || given() > 0 && given() == fragment.samples - count(&self.dead, fragment)
+        let given = || {
+            self.newer
+                .get(&spec.id)
+                .map_or(0, |newer| newer.count_in_runs(&fragment.runs) - newer.and(&self.dead).count_in_runs(&fragment.runs))
+        };
+        file_of(&fragment.files, spec.id).is_some() || given() > 0 && given() == fragment.samples - self.dead.count_in_runs(&fragment.runs)
     }
 
     /// Return the groups of neighbouring fragments that are worth to be written again.
@@ -216,7 +220,7 @@ impl Compaction {
     }
 
     fn candidate(&self, fragment: &Fragment, position: &mut u64) -> Candidate {
-        let dead = count(&self.dead, fragment);
+        let dead = self.dead.count_in_runs(&fragment.runs);
         let live = fragment.samples - dead.min(fragment.samples);
         let positions = *position..*position + live;
         *position = positions.end;
@@ -225,7 +229,7 @@ impl Compaction {
             fragment: fragment.clone(),
             positions,
             bytes: fragment.files.iter().fold(0, |sum, file| sum.saturating_add(file.file_bytes)),
-            is_worn: dead * DEAD > fragment.samples || self.stored.values().any(|ids| count(ids, fragment) > 0),
+            is_worn: dead * DEAD > fragment.samples || self.stored.values().any(|ids| ids.count_in_runs(&fragment.runs) > 0),
             filled: (live > 0).then(|| self.base.schema.columns.iter().filter(is_filled).map(|spec| spec.id).collect()),
         }
     }
@@ -337,11 +341,6 @@ fn filled_of(group: &[Candidate]) -> Option<&Vec<u64>> {
 fn may_join(group: &[Candidate], candidate: &Candidate) -> bool {
     let (one, other) = (filled_of(group), candidate.filled.as_ref());
     one.is_none() || other.is_none() || one == other
-}
-
-/// Return how many samples of a fragment are in a set.
-fn count(ids: &RowIds, fragment: &Fragment) -> u64 {
-    fragment.runs.iter().map(|run| ids.count_in(run.first..run.end())).sum()
 }
 
 /// Return the row ids of the overlays that have a column, by column.

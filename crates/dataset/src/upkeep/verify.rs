@@ -116,7 +116,7 @@ fn check_names(snapshot: &Snapshot, report: &mut Report) -> Result<()> {
 /// Check that each row id of an overlay belongs to a sample, or that no fragment has it any more.
 fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result<()> {
     let ids = &snapshot.context.row_ids(&[&overlay.rows])?[0];
-    let found: u64 = runs.iter().map(|run| ids.count_in(run.first..run.end())).sum();
+    let found = ids.count_in_runs(runs);
     if overlay.is_gone() {
         return match found {
             0 => Ok(()),
