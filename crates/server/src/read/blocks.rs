@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
@@ -138,10 +138,12 @@ impl Blocks {
         .await;
     }
 
-    /// Find the version of an object of which nothing is known, together with all others that ask for it now.
-    pub(super) async fn discovered(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>) -> S3Result<Discovered> {
+    /// Find the version of an object of which nothing was known at `began`, together with all others that ask for it now.
+    pub(super) async fn discovered(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>, began: Instant) -> S3Result<Discovered> {
         let (generation, range) = (self.states.generation(object), first_range(wanted));
-        let flight = self.resolving.join(&(object.clone(), generation, range), || {
+        let is_new = |meta: &Arc<Meta>| meta.is_believed && meta.age().is_some_and(|age| age <= began.elapsed());
+        let known = || self.states.get(object).filter(is_new).map(|meta| (meta, None));
+        let flight = self.resolving.join(&(object.clone(), generation, range), known, || {
             let (blocks, object) = (self.clone(), object.clone());
             async move { blocks.discover(&object, generation, range).await }
         });
@@ -251,7 +253,8 @@ impl Blocks {
         if taken.is_none() && !waits {
             return None;
         }
-        Some(self.windows.join(&key, || {
+        // The cache itself has what was just read.
+        Some(self.windows.join(&key, || None, || {
             let (blocks, name) = (self.clone(), name.to_owned());
             async move { blocks.fetch(&name, object_bytes, range, taken).await }
         }))

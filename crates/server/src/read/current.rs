@@ -1,7 +1,7 @@
 //! Which version of an object is current: what is known of it, and when the cold store is asked.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::header::{AGE, HeaderValue, WARNING};
 use s3s::dto::{ChecksumMode, HeadObjectInput, Range as HttpRange};
@@ -69,11 +69,12 @@ impl Blocks {
     /// Return the current version of an object. Cost: nothing if it is known and fresh, otherwise one cold request, which also returns the first
     /// bytes of `wanted` if the version was not known.
     pub async fn resolve(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>) -> S3Result<Resolved> {
+        let began = Instant::now();
         let meta = match self.known(object).await {
             (Some(meta), true, _) => (meta, None),
             (Some(meta), false, is_immutable) => self.asked(object, Some((meta, is_immutable))).await?,
             (None, ..) => {
-                let (meta, early) = self.discovered(object, wanted).await?;
+                let (meta, early) = self.discovered(object, wanted, began).await?;
                 return Ok(Resolved { meta, early, age: None });
             }
         };
@@ -139,26 +140,26 @@ impl Blocks {
         if meta.knows_sums {
             return Ok(meta);
         }
-        // Another request may have asked in the meantime.
-        let is_same = |known: &Arc<Meta>| known.knows_sums && known.etag == meta.etag && known.bytes == meta.bytes;
-        if let Some(known) = self.states.get(object).filter(is_same) {
-            return Ok(known);
-        }
         let generation = self.states.generation(object);
-        let flight = self.heads.join(&(object.clone(), generation), || {
-            let (blocks, object) = (self.clone(), object.clone());
-            async move { blocks.head(&object).await }
+        let is_same = |known: &Meta| known.etag == meta.etag && known.bytes == meta.bytes;
+        // Another request may have asked in the meantime.
+        let known = || self.states.get(object).filter(|known| known.knows_sums && is_same(known));
+        let flight = self.heads.join(&(object.clone(), generation), known, || {
+            let (blocks, object, meta) = (self.clone(), object.clone(), meta.clone());
+            async move {
+                let full = blocks.head(&object).await?;
+                if full.etag == meta.etag && full.bytes == meta.bytes {
+                    full.is_noted_as(&meta);
+                    blocks.states.keep(&object, generation, &full);
+                    if full.is_noted() {
+                        blocks.note_again(&object, &full);
+                    }
+                }
+                Ok(full)
+            }
         });
         let full = flight.await.map_err(|error| copy(&error))?;
-        if full.etag != meta.etag || full.bytes != meta.bytes {
-            return Ok(meta);
-        }
-        full.is_noted_as(&meta);
-        self.states.keep(object, generation, &full);
-        if full.is_noted() {
-            self.note_again(object, &full);
-        }
-        Ok(full)
+        Ok(if is_same(&full) { full } else { meta })
     }
 
     /// Write a state beside its pages again. Nobody waits for it.

@@ -28,14 +28,14 @@ pub struct Immutable {
     /// Beginnings of `bucket/key` of objects that never change.
     prefixes: Vec<String>,
     /// Whether markers exist, and when that was found.
-    known: Cache<Object, (bool, Instant)>,
+    known: Arc<Cache<Object, (bool, Instant)>>,
     running: Flights<Object, bool>,
     metrics: Arc<Metrics>,
 }
 
 impl Immutable {
     pub fn new(cold: Arc<dyn S3>, marker_of: MarkerOf, prefixes: Vec<String>, metrics: Arc<Metrics>) -> Immutable {
-        Immutable { cold, marker_of, prefixes, known: Cache::new(FOLDERS), running: Flights::default(), metrics }
+        Immutable { cold, marker_of, prefixes, known: Arc::new(Cache::new(FOLDERS)), running: Flights::default(), metrics }
     }
 
     /// Return whether the operator says that an object never changes.
@@ -47,24 +47,22 @@ impl Immutable {
     pub async fn is_proven(&self, object: &Object) -> bool {
         let Some((key, magic)) = (self.marker_of)(&object.key) else { return false };
         let marker = Object::new(&object.bucket, &key);
-        let known = self.known.get(&marker);
         let is_recent = |(is, at): &(bool, Instant)| at.elapsed() < if *is { KNOWN.0 } else { KNOWN.1 };
-        if let Some((is, _)) = known.filter(is_recent) {
+        let recent = || self.known.get(&marker).filter(is_recent).map(|(is, _)| is);
+        if let Some(is) = recent() {
             return is;
         }
-        let looked = self.running.join(&marker, || {
-            let (cold, marker) = (self.cold.clone(), marker.clone());
+        let looked = self.running.join(&marker, recent, || {
+            let (cold, known, marker) = (self.cold.clone(), self.known.clone(), marker.clone());
             self.metrics.cold_requests.inc();
-            async move { begins_with(&*cold, &marker, magic).await }
-        });
-        match looked.await {
-            Ok(is) => {
-                self.known.insert(marker, (is, Instant::now()));
-                is
+            async move {
+                let is = begins_with(&*cold, &marker, magic).await?;
+                known.insert(marker, (is, Instant::now()));
+                Ok(is)
             }
-            // A cold store that does not answer disproves nothing.
-            Err(_) => known.is_some_and(|(is, _)| is),
-        }
+        });
+        // A cold store that does not answer disproves nothing.
+        looked.await.unwrap_or_else(|_| self.known.get(&marker).is_some_and(|(is, _)| is))
     }
 }
 
