@@ -47,6 +47,7 @@ pub use snapshot::live::Part;
 pub use snapshot::own::Own;
 pub use store::blocks::{budget_bytes as block_cache_bytes, fit_budget};
 pub use store::context::{CACHE_POLICY, Context, Incomplete, file_cache_bytes};
+pub use upkeep::attach::{New, attach, detach};
 pub use upkeep::compact::{Compacted, compact};
 pub use upkeep::diff::{Diff, Difference, Happened};
 pub use upkeep::doctor::{Finding, examine};

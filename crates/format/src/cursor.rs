@@ -296,6 +296,9 @@ pub enum Magic {
     Names,
     Stage,
     Stages,
+    Statistics,
+    Attachment,
+    Forwarding,
 }
 
 impl Magic {
@@ -309,6 +312,9 @@ impl Magic {
             Magic::Names => b"PNSN",
             Magic::Stage => b"PNSG",
             Magic::Stages => b"PNST",
+            Magic::Statistics => b"PNSS",
+            Magic::Attachment => b"PNSA",
+            Magic::Forwarding => b"PNSF",
         }
     }
 
@@ -322,6 +328,9 @@ impl Magic {
             Magic::Names => "names record",
             Magic::Stage => "stage",
             Magic::Stages => "stages object",
+            Magic::Statistics => "statistics object",
+            Magic::Attachment => "attachment",
+            Magic::Forwarding => "forwarding object",
         }
     }
 }

@@ -7,7 +7,8 @@ use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Writer, malformed};
 use crate::files::FileRef;
-use crate::manifest::{Fragment, PageRef, WordsSegment};
+use crate::id::Id;
+use crate::manifest::{Attachment, Fragment, PageRef, WordsSegment};
 use crate::overlay::Overlay;
 use crate::rows::RowSet;
 
@@ -19,6 +20,9 @@ pub enum Delta {
     Page(PageRef),
     Words(WordsSegment),
     Overlay(Overlay),
+    Attachment(Attachment),
+    /// The attachment with this object is removed.
+    Detached(Id),
 }
 
 impl Delta {
@@ -28,6 +32,8 @@ impl Delta {
             1 => Ok(Delta::Page(PageRef::parse(cursor)?)),
             2 => Ok(Delta::Words(WordsSegment::parse(cursor)?)),
             3 => Ok(Delta::Overlay(Overlay::parse(cursor)?)),
+            4 => Ok(Delta::Attachment(Attachment::parse(cursor)?)),
+            5 => Ok(Delta::Detached(cursor.id()?)),
             other => Err(Error::new("unknown-feature", format!("a record has a delta of unknown kind {other}")).hint("upgrade Penstock")),
         }
     }
@@ -50,6 +56,14 @@ impl Delta {
                 writer.u8(3);
                 overlay.write(writer);
             }
+            Delta::Attachment(attachment) => {
+                writer.u8(4);
+                attachment.write(writer);
+            }
+            Delta::Detached(id) => {
+                writer.u8(5);
+                writer.id(*id);
+            }
         }
     }
 
@@ -60,6 +74,7 @@ impl Delta {
             Delta::Page(page) => Delta::Page(page.resolved(base)),
             Delta::Words(words) => Delta::Words(WordsSegment { first_code: first_code(words.column), ..*words }),
             Delta::Overlay(overlay) => Delta::Overlay(Overlay { rows: overlay.rows.resolved(base), ..overlay.clone() }),
+            Delta::Attachment(_) | Delta::Detached(_) => self.clone(),
         }
     }
 
@@ -68,7 +83,7 @@ impl Delta {
         match self {
             Delta::Fragment(fragment) => &fragment.files,
             Delta::Overlay(overlay) => &overlay.files,
-            Delta::Page(_) | Delta::Words(_) => &[],
+            _ => &[],
         }
     }
 
@@ -77,7 +92,7 @@ impl Delta {
         match self {
             Delta::Fragment(fragment) => fragment.samples,
             Delta::Overlay(overlay) => overlay.rows.ids(),
-            Delta::Page(_) | Delta::Words(_) => 0,
+            _ => 0,
         }
     }
 
@@ -85,7 +100,7 @@ impl Delta {
         match self {
             Delta::Fragment(fragment) => &mut Arc::make_mut(fragment).files,
             Delta::Overlay(overlay) => &mut overlay.files,
-            Delta::Page(_) | Delta::Words(_) => &mut [],
+            _ => &mut [],
         }
     }
 }
@@ -118,12 +133,14 @@ pub enum ChangeKind {
     Reset = 5,
     /// Label columns have more classes.
     Classes = 6,
+    /// Attachments of these columns were added or removed.
+    Attachment = 7,
 }
 
 impl ChangeKind {
     pub fn from_code(code: u8) -> Result<ChangeKind> {
         use ChangeKind::*;
-        [Append, Value, Delete, Schema, Layout, Reset, Classes]
+        [Append, Value, Delete, Schema, Layout, Reset, Classes, Attachment]
             .get(code as usize)
             .copied()
             .ok_or_else(|| malformed(format!("unknown change kind {code}")))

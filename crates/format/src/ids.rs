@@ -218,7 +218,7 @@ pub fn record_number(name: &str) -> Option<u64> {
 }
 
 /// The folders of objects that have random ids as names.
-const ID_FOLDERS: [&str; 10] = ["d", "p", "r", "w", "c", "o", "n", "s", "a", "g"];
+const ID_FOLDERS: [&str; 11] = ["d", "p", "r", "w", "c", "o", "n", "s", "a", "g", "f"];
 
 /// What a name below a dataset's root refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,6 +296,19 @@ pub fn stages_name(id: Id) -> String {
 
 pub fn words_name(id: Id) -> String {
     format!("w/{id}")
+}
+
+pub fn statistics_name(id: Id) -> String {
+    format!("s/{id}")
+}
+
+pub fn attachment_name(id: Id) -> String {
+    format!("a/{id}")
+}
+
+/// Return the name of the object that says which file takes the place of a data file.
+pub fn forwarding_name(id: Id) -> String {
+    format!("f/{id}")
 }
 
 /// Encode a hint: the number of the newest record, and the identity of the folder that contains the hint. The identity is 0 if the

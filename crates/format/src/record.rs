@@ -33,7 +33,13 @@ pub const FEATURE_WIDENED: u64 = 1 << 7;
 /// A label column whose classes have codes.
 pub const FEATURE_CLASSES: u64 = 1 << 8;
 
-pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES | FEATURE_WIDENED | FEATURE_CLASSES;
+/// Statistics in the tails of data files.
+pub const FEATURE_STATISTICS: u64 = 1 << 9;
+
+/// Attachments of a snapshot.
+pub const FEATURE_ATTACHMENTS: u64 = 1 << 10;
+
+pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES | FEATURE_WIDENED | FEATURE_CLASSES | FEATURE_STATISTICS | FEATURE_ATTACHMENTS;
 /// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = KNOWN_READ;
 
@@ -122,13 +128,6 @@ pub enum Properties {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attachment {
-    pub kind: String,
-    pub object: ObjectRef,
-    pub rows: Vec<Run>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub kind: RecordKind,
     pub dataset: Id,
@@ -152,7 +151,6 @@ pub struct Record {
     pub root: ObjectRef,
     pub deltas: Vec<Delta>,
     pub changes: Vec<Change>,
-    pub attachments: Vec<Attachment>,
 }
 
 impl Record {
@@ -222,11 +220,6 @@ impl Record {
             writer.list(&self.deltas, |writer, delta| delta.write(writer));
             writer.list(&self.changes, |writer, change| change.write(writer));
             writer.u8(0); // The change set is complete, so the record needs no further object.
-            writer.list(&self.attachments, |writer, attachment| {
-                writer.string(&attachment.kind);
-                attachment.object.write(writer);
-                writer.list(&attachment.rows, |writer, run| run.write(writer));
-            });
         })
     }
 
@@ -285,15 +278,10 @@ impl Record {
                     rows: RowSet::parse(cursor)?,
                 })
             })?,
-            attachments: {
-                if cursor.flag()? {
-                    ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has only a summary. It is not used.
-                }
-                cursor.list(23, |cursor| {
-                    Ok(Attachment { kind: cursor.string()?, object: ObjectRef::parse(cursor)?, rows: cursor.list(9, Run::parse)? })
-                })?
-            },
         };
+        if cursor.flag()? {
+            ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has only a summary. It is not used.
+        }
         cursor.end()?;
         record.check()?;
         Ok(record)
@@ -325,7 +313,8 @@ impl Record {
             Delta::Page(page) => page.least & PROVISIONAL == 0,
             Delta::Overlay(Overlay { rows: RowSet::Runs(runs), .. }) => !runs.iter().any(beyond),
             Delta::Overlay(overlay) => assigned(overlay.rows.range().end - 1),
-            Delta::Words(_) => true,
+            Delta::Attachment(attachment) => [&attachment.rows].into_iter().chain(&attachment.changed).all(|rows| rows.range().end == 0 || assigned(rows.range().end - 1)),
+            Delta::Words(_) | Delta::Detached(_) => true,
         };
         if !self.deltas.iter().all(within) {
             return bad("has row ids that no commit allocated".into());

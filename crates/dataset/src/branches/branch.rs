@@ -114,7 +114,6 @@ fn first_record(
         lineage,
         next_counter: 0,
         changes: Vec::new(),
-        attachments: Vec::new(),
         data: Bytes::new(),
         ..before.clone()
     };

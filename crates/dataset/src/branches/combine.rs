@@ -24,6 +24,7 @@ use crate::read::fetch::Purpose;
 use crate::read::group::Group;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
+use crate::snapshot::attachments::note_changed;
 use crate::snapshot::live::Part;
 use crate::snapshot::overlays::Overlays;
 use crate::snapshot::values::file_of;
@@ -317,6 +318,7 @@ pub fn combined(ours: &Snapshot, theirs: &Snapshot, additions: &Additions, turne
         overlays.extend(hiding(ours, &gone.minus(back), Overlay::gone, puts)?);
     }
     let mut combined = ours.combined(additions.parts.clone(), overlays, &additions.words);
+    additions.overlays.iter().for_each(|overlay| note_changed(&mut combined.attachments, overlay));
     combined.stages.extend(theirs.stages.iter().filter(|stages| !ours.stages.contains(stages)));
     Ok(combined)
 }

@@ -89,6 +89,8 @@ pub struct ChangeSet {
     pub staged: Arc<HashSet<Id>>,
     /// A part of the transaction's properties that no other commit may have in its own, such as the digest of an imported file.
     pub once: Option<Arc<str>>,
+    /// Whether attachments are removed. No other commit may do that, too.
+    pub detaches: bool,
 }
 
 impl ChangeSet {

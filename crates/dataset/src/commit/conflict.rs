@@ -47,7 +47,7 @@ const NAMED: usize = 10;
 pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
     let mut missing = Vec::new();
     for change in theirs {
-        let writes = ours.writes.iter().map(|own| (own.kind == ChangeKind::Schema, writes_meet(own, change, known)));
+        let writes = ours.writes.iter().map(|own| (own.kind == ChangeKind::Schema, writes_meet(own, ours.detaches, change, known)));
         let reads = ours.reads.iter().map(|read| (false, read_meets(read, change, known)));
         for (alters, meets) in writes.chain(reads) {
             match meets {
@@ -80,6 +80,7 @@ pub fn error(conflict: &Conflict, other: &Record, names: &[(u64, String)]) -> Er
         ChangeKind::Layout => "it moved samples that this transaction also moved".to_owned(),
         ChangeKind::Reset => "it replaced the whole state".to_owned(),
         ChangeKind::Classes => "it added classes".to_owned(),
+        ChangeKind::Attachment => "it added or removed attachments".to_owned(),
     };
     let name = |column: &u64| match names.iter().find(|(id, _)| id == column) {
         Some((_, name)) => format!("`{name}`"),
@@ -122,12 +123,16 @@ fn always(meets: bool) -> Meets {
     if meets { Meets::Yes(Vec::new()) } else { Meets::No }
 }
 
-fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
+fn writes_meet(ours: &Change, detaches: bool, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (ours.kind, theirs.kind) {
         (Reset, _) | (_, Reset) | (Schema, Schema) => always(true),
         // Classes are merged by name, and samples refer to them by codes that stay the same.
         (Classes, _) | (_, Classes) => Meets::No,
+        (Attachment, Schema) => always(columns_meet(&ours.columns, &theirs.columns)),
+        (Attachment, Attachment) => always(detaches && columns_meet(&ours.columns, &theirs.columns)),
+        // An attachment does not cover what changed in the meantime, and goes with its column.
+        (Attachment, _) | (_, Attachment) => Meets::No,
         (Schema, Append | Value) | (Append | Value, Schema) => always(columns_meet(&ours.columns, &theirs.columns)),
         (Value, Value) if !columns_meet(&ours.columns, &theirs.columns) => Meets::No,
         // A merge lists the samples of another branch that it adds or revives. Two merges must not add the same ones, and a layout may have dropped them.
@@ -141,7 +146,7 @@ fn writes_meet(ours: &Change, theirs: &Change, known: &Known) -> Meets {
 fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> Meets {
     use ChangeKind::*;
     match (rows, theirs.kind) {
-        (_, Layout | Classes) => Meets::No,
+        (_, Layout | Classes | Attachment) => Meets::No,
         (_, Reset) => always(true),
         (None, Append | Delete) => always(theirs.rows.ids() > 0),
         (_, Value | Schema) if !columns_meet(columns, &theirs.columns) => Meets::No,
@@ -152,7 +157,7 @@ fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> 
 }
 
 /// Return whether two lists have a column in common. An empty list means all columns, and `NO_COLUMN` is none of them.
-fn columns_meet(ours: &[u64], theirs: &[u64]) -> bool {
+pub fn columns_meet(ours: &[u64], theirs: &[u64]) -> bool {
     let names_none = |columns: &[u64]| columns == [NO_COLUMN];
     let in_both = || ours.is_empty() || theirs.is_empty() || ours.iter().any(|column| theirs.contains(column));
     !names_none(ours) && !names_none(theirs) && in_both()

@@ -40,6 +40,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         words: Vec::new(),
         overlays: Vec::new(),
         stages: Vec::new(),
+        attachments: Vec::new(),
     };
     let root_id = context.new_id()?;
     let root_body = root.encode();
@@ -63,7 +64,6 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
         root: ObjectRef::of(root_id, &root_body),
         deltas: Vec::new(),
         changes: vec![Change { kind: ChangeKind::Schema, columns: Vec::new(), rows: RowSet::Runs(Vec::new()) }],
-        attachments: Vec::new(),
         data: Bytes::new(),
     };
     let body = record.encode();

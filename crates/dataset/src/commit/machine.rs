@@ -8,11 +8,11 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
-use penstock_format::record::{Change, ChangeKind, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use super::changes::Proposal;
-use super::conflict::{self, AGAIN, Verdict};
+use super::conflict::{self, AGAIN, Verdict, columns_meet};
 use crate::log::records::LogEntry;
 
 /// Maximum number of uncertain responses for one record; one more fails with `commit-state-unknown`.
@@ -254,6 +254,12 @@ impl Machine {
         }
         let keys: Vec<RowSet> = self.unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
         let stages = self.unseen.iter().any(|entry| own.changes.may_share_stage(&entry.record.changes));
+        let theirs = self.unseen.iter().flat_map(|entry| &entry.record.changes).filter(|change| change.kind == ChangeKind::Value);
+        for delta in &mut self.proposal.own.deltas {
+            let Delta::Attachment(attachment) = delta else { continue };
+            let meeting = theirs.clone().filter(|change| columns_meet(&attachment.columns, &change.columns) && !attachment.columns.is_empty());
+            attachment.changed.extend(meeting.map(|change| change.rows.clone()));
+        }
         self.checked = self.parent()?.record.number;
         if !keys.is_empty() || stages {
             return Ok(Request::CheckAppended { keys, stages });
@@ -358,7 +364,6 @@ impl Machine {
             root,
             deltas,
             changes,
-            attachments: Vec::new(),
             data: Bytes::new(),
         }
     }

@@ -215,7 +215,7 @@ fn may_share(proposal: &Proposal) -> bool {
     let ChangeSet { reads, keys, staged, once, .. } = &own.changes;
     let reads_nothing = reads.is_empty() && keys.is_empty() && staged.is_empty() && once.is_none();
     let plain = theirs.parent.is_none() && theirs.state.is_none() && theirs.physical.is_none() && schema.is_none();
-    let words = |delta: &Delta| matches!(delta, Delta::Words(_));
+    let words = |delta: &Delta| matches!(delta, Delta::Words(_) | Delta::Attachment(_) | Delta::Detached(_));
     *kind == RecordKind::Data && reads_nothing && plain && !own.deltas.iter().any(words)
 }
 

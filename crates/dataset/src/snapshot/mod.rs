@@ -1,6 +1,7 @@
 //! A snapshot: the immutable state at one commit. It maps positions and row ids to fragments and rows.
 
 pub mod copies;
+pub mod attachments;
 mod given;
 pub mod live;
 pub mod open;
@@ -20,7 +21,7 @@ use penstock_format::SnapshotId;
 use penstock_format::cursor::malformed;
 use penstock_format::files::FileRef;
 use penstock_format::ids::{ObjectRef, Run, root_name};
-use penstock_format::manifest::{Fragment, Root, WordsSegment};
+use penstock_format::manifest::{Attachment, Fragment, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, FEATURE_TILED, Record};
 use penstock_format::rows::RowSet;
@@ -30,6 +31,7 @@ use penstock_storage::process::PerProcess;
 use penstock_tensor::counted;
 use quick_cache::sync::Cache;
 
+use self::attachments::{check_attachments, note_changed};
 use self::live::{Live, Part};
 use self::overlays::{ByHeld, KeptPatches, Overlays, Patch};
 use self::row_ids::PartRanges;
@@ -49,6 +51,8 @@ pub struct Snapshot {
     pub overlays: Arc<Overlays>,
     /// Stages whose fragments were replaced.
     pub stages: Vec<ObjectRef>,
+    /// Attachments, with the row sets of all overlays that changed what they cover.
+    pub attachments: Vec<Attachment>,
     pub(super) words: HashMap<u64, Vec<WordsSegment>>,
     pub(super) tables: Arc<PerProcess<Tables>>,
 }
@@ -80,14 +84,21 @@ impl Snapshot {
         let schema = context.caches.get().schema(&root.schema)?;
         let mut parts: Vec<Part> = root.pages.iter().map(|page| Part::Page(*page)).collect();
         let (mut segments, mut overlays) = (root.words.clone(), root.overlays.clone());
+        let mut attachments = root.attachments.clone();
         for delta in &record.deltas {
             match delta {
                 Delta::Fragment(fragment) => parts.push(Part::Fragment(fragment.clone())),
                 Delta::Page(page) => parts.push(Part::Page(*page)),
                 Delta::Words(words) => segments.push(*words),
-                Delta::Overlay(overlay) => overlays.push(overlay.clone()),
+                Delta::Overlay(overlay) => {
+                    note_changed(&mut attachments, overlay);
+                    overlays.push(overlay.clone());
+                }
+                Delta::Attachment(attachment) => attachments.push(attachment.clone()),
+                Delta::Detached(id) => attachments.retain(|attachment| attachment.object.id != *id),
             }
         }
+        check_attachments(&attachments, &schema, record)?;
         let overlays = Overlays::new(overlays);
         let found = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.samples()));
         let deleted = overlays.hidden().map(RowSet::ids).try_fold(0u64, u64::checked_add);
@@ -115,6 +126,7 @@ impl Snapshot {
             context,
             entry,
             stages: root.stages.clone(),
+            attachments,
             root,
             schema,
             parts: Arc::new(parts),
@@ -134,6 +146,7 @@ impl Snapshot {
             parts: self.parts.clone(),
             overlays: self.overlays.clone(),
             stages: self.stages.clone(),
+            attachments: self.attachments.clone(),
             words: self.words.clone(),
             tables: self.tables.clone(),
         }
@@ -156,6 +169,7 @@ impl Snapshot {
             parts: Arc::new(vec![Part::Fragment(Arc::new(fragment))]),
             overlays: Arc::default(),
             stages: Vec::new(),
+            attachments: Vec::new(),
             words: self.words.clone(),
             tables: Arc::new(PerProcess::new(tables)),
         }
@@ -178,6 +192,8 @@ impl Snapshot {
         record.live = (record.live + samples).saturating_sub(deleted);
         record.features_read |= FEATURE_TILED; // The new fragments may have tiles.
         let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
+        let mut attachments = self.attachments.clone();
+        overlays.iter().for_each(|overlay| note_changed(&mut attachments, overlay));
         let tables = PerProcess::new(tables as fn() -> Tables);
         tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
         let kept = before.and_then(|before| before.tables.get().kept.get().cloned());
@@ -190,6 +206,7 @@ impl Snapshot {
             parts: Arc::new(self.parts.iter().cloned().chain(new).collect()),
             overlays: Arc::new(Overlays::new(self.overlays.all().iter().cloned().chain(overlays).collect())),
             stages: self.stages.clone(),
+            attachments,
             words: self.words.clone(),
             tables: Arc::new(tables),
         }
@@ -220,6 +237,7 @@ impl Snapshot {
             parts: Arc::new(parts),
             overlays: Arc::new(Overlays::new(overlays)),
             stages: self.stages.clone(),
+            attachments: self.attachments.clone(),
             words: segments,
             tables: Arc::new(PerProcess::new(tables)),
         }
@@ -238,7 +256,9 @@ impl Snapshot {
             let known = others.iter().find_map(|other| other.words.get(&spec.id));
             words.extend(known.map(|segments| (spec.id, segments.clone())));
         }
-        Snapshot { schema, words, tables: Arc::new(PerProcess::new(tables)), ..self.within(self.context.clone()) }
+        let mut attachments = self.attachments.clone();
+        attachments.retain(|attachment| attachment.columns.iter().all(|column| schema.columns.iter().any(|spec| spec.id == *column)));
+        Snapshot { schema, words, attachments, tables: Arc::new(PerProcess::new(tables)), ..self.within(self.context.clone()) }
     }
 
     /// Return the fill values of columns.

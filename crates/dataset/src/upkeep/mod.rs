@@ -1,5 +1,6 @@
 //! Checks for a dataset, and for the location of a new dataset.
 
+pub mod attach;
 pub mod compact;
 pub mod diff;
 pub mod doctor;

@@ -10,7 +10,7 @@ use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::files::FileRef;
 use penstock_format::ids::{ObjectRef, log_folder, numbered, page_name, record_number, root_name};
-use penstock_format::manifest::{Root, WordsSegment, parse_page};
+use penstock_format::manifest::{Attachment, Root, WordsSegment, parse_page};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, RECORD_BYTES, Record};
 use penstock_format::rows::RowSet;
@@ -29,11 +29,12 @@ pub struct Unreferenced {
 }
 
 /// The folders whose objects only snapshots refer to.
-const FOLDERS: [&str; 6] = [DATA, "p", "r", WORDS, ROWS, STAGES];
+const FOLDERS: [&str; 7] = [DATA, "p", "r", WORDS, ROWS, STAGES, ATTACHMENTS];
 const DATA: &str = "d";
 const WORDS: &str = "w";
 const ROWS: &str = "o";
 const STAGES: &str = "g";
+const ATTACHMENTS: &str = "a";
 
 /// At most this many records, roots or pages are fetched together.
 const AT_ONCE: usize = 256;
@@ -109,6 +110,12 @@ impl Walk<'_> {
         self.files(&overlay.files);
     }
 
+    fn attachment(&mut self, attachment: &Attachment) {
+        self.object(ATTACHMENTS, &attachment.object);
+        self.rows(&attachment.rows);
+        attachment.changed.iter().for_each(|rows| self.rows(rows));
+    }
+
     fn words(&mut self, segment: &WordsSegment) {
         self.object(WORDS, &segment.object);
     }
@@ -124,6 +131,8 @@ impl Walk<'_> {
                 }
                 Delta::Words(segment) => self.words(segment),
                 Delta::Overlay(overlay) => self.overlay(overlay),
+                Delta::Attachment(attachment) => self.attachment(attachment),
+                Delta::Detached(_) => {}
             }
         }
         record.changes.iter().for_each(|change| self.rows(&change.rows));
@@ -174,6 +183,7 @@ impl Walk<'_> {
                 root.words.iter().for_each(|segment| self.words(segment));
                 root.overlays.iter().for_each(|overlay| self.overlay(overlay));
                 root.stages.iter().for_each(|stages| self.object(STAGES, stages));
+                root.attachments.iter().for_each(|attachment| self.attachment(attachment));
                 let schema: Arc<Schema> = self.context.caches.get().schema(&root.schema)?;
                 self.files(schema.columns.iter().filter_map(|column| column.fill.as_ref()).map(|Fill(file)| file));
             }

@@ -5,7 +5,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_footer, write_header};
 use penstock_format::files::FileRef;
-use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id, stages_name};
+use penstock_format::ids::{NAMES_FOLDER, Run, attachment_name, data_name, lineage_of, row_id, stages_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
@@ -90,6 +90,10 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     for stages in &snapshot.stages {
         note(&mut report, stages_name(stages.id), snapshot.context.stages(stages).map(drop))?;
     }
+    for attachment in &snapshot.attachments {
+        note(&mut report, attachment_name(attachment.object.id), snapshot.content_of(attachment).map(drop))?;
+    }
+    note(&mut report, "attachments".into(), snapshot.attachments().map(drop))?;
     report.unreferenced = unreferenced(&snapshot.context)?;
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     note(&mut report, "row ids".into(), check_hidden(snapshot))?;

@@ -6,9 +6,9 @@ use penstock_error::{Kind, Result};
 use penstock_format::SnapshotId;
 use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::{ObjectRef, root_name};
-use penstock_format::manifest::{Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
+use penstock_format::manifest::{Attachment, Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
-use penstock_format::rows::RowSet;
+use penstock_format::rows::{RowIds, RowSet};
 
 use super::fold::folded;
 use super::objects::{folders_of, write_pages, write_rows};
@@ -34,6 +34,15 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
     let absent = joined(snapshot.overlays.absences().collect())?.map(Overlay::without);
     let gone = joined(snapshot.overlays.gone().collect())?.map(Overlay::gone);
     Ok(deleted.into_iter().chain(absent).chain(gone).chain(values).collect())
+}
+
+/// Return a snapshot's attachments as its root lists them: without what was changed.
+fn covering(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Attachment>> {
+    let covering = |(attachment, covered): (&Attachment, RowIds)| {
+        let rows = if attachment.changed.is_empty() { attachment.rows.clone() } else { write_rows(&snapshot.context, &covered, puts)? };
+        Ok(Attachment { rows, changed: Vec::new(), ..attachment.clone() })
+    };
+    snapshot.attachments()?.into_iter().map(covering).collect()
 }
 
 /// Copy data files of fragments from records; see `copy_from_records`.
@@ -107,6 +116,7 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
         words,
         overlays,
         stages: snapshot.stages.clone(),
+        attachments: covering(snapshot, puts)?,
     };
     let (id, body) = (context.new_id()?, root.encode());
     puts.push(root_name(id));

@@ -1,5 +1,7 @@
 //! The manifest root, the manifest page, the fragment and the words object (spec sections 4, 5 and 7).
 
+mod attachment;
+
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -11,6 +13,8 @@ use crate::files::FileRef;
 use crate::id::Id;
 use crate::ids::{ObjectRef, PROVISIONAL, Run};
 use crate::overlay::Overlay;
+
+pub use self::attachment::Attachment;
 
 /// Maximum number of fragments in a page.
 pub const PAGE_FRAGMENTS: usize = 512;
@@ -191,7 +195,7 @@ pub fn parse_stages(bytes: &Bytes) -> Result<Vec<Staged>> {
     }
 }
 
-/// The state of a snapshot: its schema, pages, words, overlays and stages.
+/// The state of a snapshot: its schema, pages, words, overlays, stages and attachments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     pub dataset: Id,
@@ -203,6 +207,7 @@ pub struct Root {
     pub overlays: Vec<Overlay>,
     /// Stages whose fragments were replaced.
     pub stages: Vec<ObjectRef>,
+    pub attachments: Vec<Attachment>,
 }
 
 impl Root {
@@ -216,7 +221,7 @@ impl Root {
             writer.list(&self.words, |writer, words| words.write(writer));
             writer.list(&self.overlays, |writer, overlay| overlay.write(writer));
             writer.list(&self.stages, |writer, stages| stages.write(writer));
-            writer.varint(0); // statistics: reserved
+            writer.list(&self.attachments, |writer, attachment| attachment.write(writer));
         })
     }
 
@@ -231,8 +236,8 @@ impl Root {
             words: cursor.list(24, WordsSegment::parse)?,
             overlays: cursor.list(Overlay::LEAST_BYTES, Overlay::parse)?,
             stages: cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?,
+            attachments: cursor.list(Attachment::LEAST_BYTES, Attachment::parse)?,
         };
-        cursor.list(21, ObjectRef::parse)?; // Statistics are reserved, and this release does not load them.
         cursor.end()?;
         Ok(root)
     }
