@@ -45,6 +45,7 @@ pub use read::slices::Extent;
 pub use snapshot::Snapshot;
 pub use snapshot::live::Part;
 pub use snapshot::own::Own;
+pub use snapshot::statistics::FragmentStatistics;
 pub use store::blocks::{budget_bytes as block_cache_bytes, fit_budget};
 pub use store::context::{CACHE_POLICY, Context, Incomplete, file_cache_bytes};
 pub use upkeep::attach::{New, attach, detach};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::cursor::{Cursor, Writer, malformed};
+use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::id::Id;
 use crate::ids::{RECORD_BYTES, data_name, record_name};
 
@@ -110,5 +110,31 @@ impl FileRef {
     /// Return whether the file is an object of its own.
     pub fn is_object(&self) -> bool {
         self.place == Place::Object
+    }
+}
+
+/// A reader follows at most this many forwarding objects in a row.
+pub const FORWARDINGS: usize = 8;
+
+/// Encode the object that says that a file takes the place of data file `from`.
+pub fn encode_forwarding(from: Id, to: &FileRef) -> Vec<u8> {
+    seal(Magic::Forwarding, |writer| {
+        writer.id(from);
+        writer.id(to.id);
+        writer.varint(to.file_bytes);
+        writer.varint(to.tail_bytes);
+        writer.u32(to.tail_crc);
+    })
+}
+
+/// Parse the forwarding object of a data file. Returns the file that takes its place.
+pub fn parse_forwarding(bytes: &Bytes, from: &FileRef) -> Result<FileRef> {
+    let mut cursor = unseal(Magic::Forwarding, bytes)?;
+    let found = cursor.id()?;
+    let (id, file_bytes, tail_bytes, tail_crc) = (cursor.id()?, cursor.varint()?, cursor.varint()?, cursor.u32()?);
+    cursor.end()?;
+    match found == from.id {
+        true => Ok(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: from.columns.clone(), place: Place::Object }),
+        false => Err(malformed(format!("it is the forwarding object of data file `{found}`"))),
     }
 }

@@ -57,6 +57,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(versions::branches::cherry_pick, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::reset, module)?)?;
     module.add_function(wrap_pyfunction!(versions::branches::compact, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::derived::attach, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::derived::detach, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::derived::attachments, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::derived::statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(versions::derived::may_have, module)?)?;
     module.add_function(wrap_pyfunction!(config::configure, module)?)?;
     module.add_function(wrap_pyfunction!(tier::cache::cache_status, module)?)?;
     module.add_function(wrap_pyfunction!(tier::cache::cache_verify, module)?)?;

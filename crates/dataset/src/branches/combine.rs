@@ -166,7 +166,8 @@ pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> 
                 flush(&mut parts, &mut loose, puts)?;
                 parts.push(Part::Page(*page));
             }
-            _ => {
+            part => {
+                part.page().iter().try_for_each(|page| theirs.context.carry_statistics(page))?;
                 let fragments = theirs.fragments(*index)?;
                 loose.extend(fragments.as_slice().iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(fragment, _)| fragment.clone()));
             }

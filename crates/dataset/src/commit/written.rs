@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::{ObjectRef, data_name, page_name, root_name, rows_name, stages_name, words_name};
+use penstock_format::ids::{ObjectRef, data_name, page_name, root_name, rows_name, stages_name, statistics_name, words_name};
 use penstock_format::manifest::{Fragment, Root};
 use penstock_format::record::{RecordKind, Transaction};
 use penstock_format::rows::RowSet;
@@ -74,6 +74,7 @@ impl Written {
         let mut named: HashSet<String> = rows.collect();
         named.insert(root_name(reference.id));
         named.extend(root.pages.iter().map(|page| page_name(page.object.id)));
+        named.extend(root.pages.iter().filter_map(|page| page.statistics).map(|object| statistics_name(object.id)));
         named.extend(root.words.iter().map(|segment| words_name(segment.object.id)));
         named.extend(root.overlays.iter().flat_map(|overlay| &overlay.files).map(|file| data_name(file.id)));
         named.extend(root.stages.iter().map(|stages| stages_name(stages.id)));

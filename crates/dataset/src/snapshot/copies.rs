@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::files::{FileRef, Place};
-use penstock_format::ids::{ObjectRef, data_name, page_name, record_name, rows_name, stages_name, words_name};
+use penstock_format::ids::{
+    ObjectRef, attachment_name, data_name, forwarding_name, page_name, record_name, rows_name, stages_name, statistics_name, words_name,
+};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::Fill;
 use penstock_storage::Storage;
@@ -20,7 +22,7 @@ const NAMED: usize = 3;
 
 /// Refuse a copy that lacks objects of this snapshot, with `log-incomplete` or `copy-incomplete`.
 ///
-/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d`, `w`, `o` and `g`, and reads the manifest. The
+/// Cost: none if the hint was written in this folder. For a copy, the check lists `log`, `d`, `w`, `o`, `g`, `a` and `s`, and reads the manifest. The
 /// first commit in the copy writes a new hint, and later checks cost nothing.
 pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
     let store = snapshot.context.storage.as_ref();
@@ -58,10 +60,12 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
     let list = |folder: &str| Ok(store.list(folder)?.into_iter().map(|entry| (entry.name, entry.bytes)).collect::<HashMap<String, u64>>());
     let (data, words, rows, stages) = (list("d")?, list("w")?, list("o")?, list("g")?);
+    let (attachments, statistics) = (list("a")?, list("s")?);
     let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
         let whole = match listed.get(&id.to_string()) {
             Some(found) => *found == bytes,
-            None => store.exists(&name)?, // Listings omit links to files.
+            // Listings omit links to files.
+            None => store.exists(&name)? || name == data_name(id) && store.exists(&forwarding_name(id))?,
         };
         Ok((!whole).then_some(name))
     };
@@ -82,11 +86,20 @@ fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     for ObjectRef { id, bytes, .. } in snapshot.stages.iter().copied() {
         missing.extend(lacking(&stages, id, bytes, stages_name(id))?);
     }
-    for overlay in snapshot.overlays.all() {
-        if let RowSet::Object(reference) = &overlay.rows {
+    for ObjectRef { id, bytes, .. } in snapshot.attachments.iter().map(|attachment| attachment.object) {
+        missing.extend(lacking(&attachments, id, bytes, attachment_name(id))?);
+    }
+    for ObjectRef { id, bytes, .. } in snapshot.parts.iter().filter_map(|part| part.page()?.statistics) {
+        missing.extend(lacking(&statistics, id, bytes, statistics_name(id))?);
+    }
+    let of_attachments = snapshot.attachments.iter().flat_map(|attachment| [&attachment.rows].into_iter().chain(&attachment.changed));
+    for rows_of in snapshot.overlays.all().iter().map(|overlay| &overlay.rows).chain(of_attachments) {
+        if let RowSet::Object(reference) = rows_of {
             let ObjectRef { id, bytes, .. } = reference.object;
             missing.extend(lacking(&rows, id, bytes, rows_name(id))?);
         }
+    }
+    for overlay in snapshot.overlays.all() {
         for file in &overlay.files {
             missing.extend(of_file(file)?);
         }

@@ -189,6 +189,11 @@ impl LiveFragments {
         self.gaps.as_ref().map_or(LiveRun { deleted: 0, end: u64::MAX }, |gaps| gaps.run(hint, live))
     }
 
+    /// Return how many samples of a range of physical rows are alive.
+    pub fn live_in(&self, rows: std::ops::Range<u64>) -> u64 {
+        self.gaps.as_ref().map_or(rows.end - rows.start, |gaps| gaps.live_before(rows.end).0 - gaps.live_before(rows.start).0)
+    }
+
     /// Return the number of a physical row if deleted samples are not counted. Returns None for a deleted sample.
     pub fn live_row(&self, row: u64) -> Option<u64> {
         self.gaps.as_ref().map_or(Some(row), |gaps| gaps.live_row(row))

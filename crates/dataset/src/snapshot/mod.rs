@@ -10,6 +10,7 @@ pub mod own;
 mod ranks;
 pub mod row_ids;
 pub mod sizes;
+pub mod statistics;
 pub mod values;
 pub mod vocabulary;
 

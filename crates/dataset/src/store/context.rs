@@ -8,7 +8,7 @@ use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::cursor::Strings;
 use penstock_format::ids::{is_immutable, record_name};
-use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
+use penstock_format::manifest::{Fragment, PageRef, PageStatistics, Statistics, WordsSegment};
 use penstock_format::names::Folded;
 use penstock_format::record::Record;
 use penstock_format::rows::{RowIds, RowIdsRef};
@@ -27,6 +27,8 @@ const MAPPED_FILES: usize = 4096;
 /// Maximum number of cached manifest pages. An encoded page is at most 64 KiB long, unless it consists of one large fragment.
 const PAGES: usize = 1024;
 const WORDS: usize = 4096;
+/// Estimated number of data files whose statistics are kept until a page has them.
+const WRITTEN_FILES: usize = 4096;
 /// Estimated number of cached sets of row ids.
 const ROW_ID_SETS: usize = 1024;
 
@@ -52,6 +54,26 @@ impl Weighter<RowIdsRef, Arc<RowIds>> for ByObject {
     }
 }
 
+/// Weighs the statistics of a data file by its number of columns.
+#[derive(Clone)]
+pub struct ByColumns;
+
+impl Weighter<Id, Arc<Vec<(u64, Statistics)>>> for ByColumns {
+    fn weight(&self, _id: &Id, columns: &Arc<Vec<(u64, Statistics)>>) -> u64 {
+        1 + columns.len() as u64
+    }
+}
+
+/// Weighs the statistics of a page by its memory.
+#[derive(Clone)]
+pub struct ByFragments;
+
+impl Weighter<Id, Arc<PageStatistics>> for ByFragments {
+    fn weight(&self, _id: &Id, statistics: &Arc<PageStatistics>) -> u64 {
+        statistics.columns.iter().map(|(_, known)| 64 + known.len() as u64 * 128).sum::<u64>() + 64
+    }
+}
+
 /// The duty to open a data file. Other threads may wait for the file until it is inserted or the duty is dropped.
 pub type FileDuty<'a> = PlaceholderGuard<
     'a,
@@ -67,11 +89,25 @@ pub struct Caches {
     pub files: Cache<Id, Arc<DataFile>, ByHeld>,
     pub words: Cache<WordsSegment, Arc<Strings>>,
     pub row_ids: Cache<RowIdsRef, Arc<RowIds>, ByObject>,
+    /// Statistics of the columns of data files that this process wrote, or that other pages have.
+    statistics: Cache<Id, Arc<Vec<(u64, Statistics)>>, ByColumns>,
+    /// Statistics of pages.
+    pub page_statistics: Cache<Id, Arc<PageStatistics>, ByFragments>,
     /// The last schema that was parsed, and its text.
     schema: Mutex<Option<(String, Arc<Schema>)>>,
 }
 
 impl Caches {
+    /// Keep the statistics of a data file's columns.
+    pub fn note_statistics(&self, file: Id, columns: Vec<(u64, Statistics)>) {
+        self.statistics.insert(file, Arc::new(columns));
+    }
+
+    /// Return the statistics of a data file's columns, if they are known without reading it.
+    pub fn statistics_of(&self, file: Id) -> Option<Arc<Vec<(u64, Statistics)>>> {
+        self.statistics.get(&file)
+    }
+
     /// Parse the schema of a root. All commits until the next change of the schema have the same text.
     pub fn schema(&self, text: &str) -> Result<Arc<Schema>> {
         let mut last = self.schema.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +123,9 @@ fn caches() -> Caches {
     let weigher = ByHeld { least: held_bytes / MAPPED_FILES as u64 };
     let files = cache(MAPPED_FILES, held_bytes, weigher);
     let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByObject);
-    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids, schema: Mutex::default() }
+    let statistics = cache(WRITTEN_FILES, WRITTEN_FILES as u64 * 16, ByColumns);
+    let page_statistics = cache(PAGES, held_bytes / 4, ByFragments);
+    Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids, statistics, page_statistics, schema: Mutex::default() }
 }
 
 /// What a cache may keep of a dataset's objects. Whole data files may use three quarters of the memory of blocks, which then have less.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::cursor::malformed;
-use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES};
+use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES, write_footer};
 use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
 use penstock_format::{Id, crc};
@@ -16,6 +16,8 @@ use super::blocks::{self, BlockKey};
 use super::codecs;
 
 pub struct DataFile {
+    /// What the manifest says: another file than this one, if this one takes its place.
+    asked: (Id, u64, u32),
     pub id: Id,
     pub file_bytes: u64,
     tail_crc: u32,
@@ -79,7 +81,18 @@ impl DataFile {
         let unverified = tail.chunks.iter().map(|chunk| AtomicU64::new(chunk.crcs.len() as u64)).collect();
         let expected_in_order = AtomicBool::new(true);
         let (id, file_bytes, tail_crc, place) = (file.id, file.file_bytes, file.tail_crc, file.place.clone());
-        Ok(DataFile { id, file_bytes, tail_crc, place, map, access, tail, data_end, verified, expected_in_order, unverified })
+        let asked = (id, file_bytes, tail_crc);
+        Ok(DataFile { asked, id, file_bytes, tail_crc, place, map, access, tail, data_end, verified, expected_in_order, unverified })
+    }
+
+    /// Let the file take the place of the one that a manifest lists.
+    pub fn instead_of(self, file: &FileRef) -> DataFile {
+        DataFile { asked: (file.id, file.file_bytes, file.tail_crc), ..self }
+    }
+
+    /// Return the footer that the file must have.
+    pub fn footer(&self) -> Vec<u8> {
+        write_footer(self.data_end, self.file_bytes - self.data_end - FOOTER_BYTES, self.tail_crc)
     }
 
     /// Return what has the file, for messages.
@@ -89,8 +102,10 @@ impl DataFile {
 
     /// Return whether a manifest entry describes this file. Another manifest may use the same id for different content.
     pub fn is(&self, file: &FileRef, samples: u64) -> bool {
-        (self.id, self.file_bytes, self.tail_crc, self.tail.samples) == (file.id, file.file_bytes, file.tail_crc, samples)
-            && self.data_end + file.tail_bytes + FOOTER_BYTES == self.file_bytes
+        let in_place = self.asked.0 == self.id;
+        self.asked == (file.id, file.file_bytes, file.tail_crc)
+            && self.tail.samples == samples
+            && (!in_place || self.data_end + file.tail_bytes + FOOTER_BYTES == self.file_bytes)
             && self.tail.chunks.iter().map(|chunk| chunk.column).eq(file.columns.iter().copied())
     }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_error::{Error, Kind, Result};
+use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::datafile::FOOTER_BYTES;
-use penstock_format::files::{FileRef, Place};
-use penstock_format::ids::data_name;
+use penstock_format::files::{FORWARDINGS, FileRef, Place, parse_forwarding};
+use penstock_format::cursor::malformed;
+use penstock_format::ids::{data_name, forwarding_name};
 use penstock_format::record::Record;
 use penstock_storage::{Access, RangeRequest};
 use quick_cache::sync::GuardResult;
@@ -29,7 +30,29 @@ impl Context {
 
     /// Open a data file, bypassing the cache.
     pub fn open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
-        self.try_open_file(file, samples).map_err(|error| self.or_replaced(error.object(file.place.shown(file.id))))
+        let opened = match self.try_open_file(file, samples) {
+            Err(error) if error.kind() == Kind::NotFound && file.is_object() => self.open_instead(file, samples, error),
+            other => other,
+        };
+        opened.map_err(|error| self.or_replaced(error.object(file.place.shown(file.id))))
+    }
+
+    /// Open the file that takes the place of one that does not exist, or return `error` if there is none. Cost: one request for each forwarding object.
+    fn open_instead(&self, file: &FileRef, samples: u64, error: Error) -> Result<DataFile> {
+        let mut current = file.clone();
+        for _ in 0..FORWARDINGS {
+            let name = forwarding_name(current.id);
+            let body = match self.storage.read(&name) {
+                Err(absent) if absent.kind() == Kind::NotFound => return Err(error),
+                other => other?,
+            };
+            current = parse_forwarding(&body, &current).context(|| format!("cannot read `{name}`"))?;
+            match self.try_open_file(&current, samples) {
+                Err(error) if error.kind() == Kind::NotFound => {}
+                opened => return opened.map(|opened| opened.instead_of(file)),
+            }
+        }
+        Err(malformed(format!("more than {FORWARDINGS} forwarding objects lead from data file `{}` to others, none of which exists", file.id)))
     }
 
     fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
@@ -136,6 +159,10 @@ impl Context {
                 Ok(file) => {
                     let _ = duty.insert(file.clone());
                     opened.push(file);
+                }
+                Err(error) if error.kind() == Kind::NotFound => {
+                    drop(duty);
+                    others.push((file, samples));
                 }
                 Err(error) => {
                     self.distrust_tail(file, &error);

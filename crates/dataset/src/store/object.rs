@@ -6,8 +6,8 @@ use bytes::Bytes;
 use penstock_error::{Context as _, Result};
 use penstock_format::Id;
 use penstock_format::cursor::Strings;
-use penstock_format::ids::{ObjectRef, Run, page_name, rows_name, stages_name, words_name};
-use penstock_format::manifest::{Fragment, PageRef, Staged, WordsSegment, parse_page, parse_stages, parse_words};
+use penstock_format::ids::{ObjectRef, Run, page_name, rows_name, stages_name, statistics_name, words_name};
+use penstock_format::manifest::{Fragment, PageRef, PageStatistics, Staged, WordsSegment, parse_page, parse_stages, parse_words};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::RangeRequest;
 
@@ -60,6 +60,37 @@ impl Context {
             }
             Ok(Arc::new(fragments))
         })
+    }
+
+    /// Return the statistics of a page's fragments. None if they were not written. Cost: one request, unless they are cached.
+    pub fn page_statistics(&self, page: &PageRef) -> Result<Option<Arc<PageStatistics>>> {
+        let Some(object) = &page.statistics else { return Ok(None) };
+        let found = self.caches.get().page_statistics.get_or_insert_with(&object.id, || {
+            let name = statistics_name(object.id);
+            let found = PageStatistics::parse(&self.object(&name, object)?).context(|| format!("cannot read `{name}`"))?;
+            match (found.page, found.fragments) == (page.object.id, page.fragments) {
+                true => Ok(Arc::new(found)),
+                false => {
+                    let text = format!("cannot read `{name}`: it is of page `{}` with {} fragments", found.page, found.fragments);
+                    Err(penstock_format::cursor::malformed(text))
+                }
+            }
+        });
+        found.map(Some)
+    }
+
+    /// Keep the statistics of a page's data files, so that another page with its fragments has them, too. Cost: one request, unless they are cached.
+    pub fn carry_statistics(&self, page: &PageRef) -> Result<()> {
+        let Some(known) = self.page_statistics(page)? else { return Ok(()) };
+        for (index, fragment) in self.page(page)?.iter().enumerate() {
+            for file in &fragment.files {
+                let columns = file.columns.iter().map(|column| Some((*column, known.of(*column, index as u64)?.clone())));
+                if let Some(columns) = columns.collect() {
+                    self.caches.get().note_statistics(file.id, columns);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Return sets of row ids. Cost: one concurrent request per object, unless it is cached.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
-use penstock_format::files::FileRef;
-use penstock_format::ids::{ObjectRef, log_folder, numbered, page_name, record_number, root_name};
-use penstock_format::manifest::{Attachment, Root, WordsSegment, parse_page};
+use penstock_format::files::{FileRef, parse_forwarding};
+use penstock_format::ids::{ObjectRef, forwarding_name, log_folder, numbered, page_name, record_number, root_name};
+use penstock_format::manifest::{Attachment, PageRef, Root, WordsSegment, parse_page};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, RECORD_BYTES, Record};
 use penstock_format::rows::RowSet;
@@ -29,12 +29,14 @@ pub struct Unreferenced {
 }
 
 /// The folders whose objects only snapshots refer to.
-const FOLDERS: [&str; 7] = [DATA, "p", "r", WORDS, ROWS, STAGES, ATTACHMENTS];
+const FOLDERS: [&str; 9] = [DATA, "p", "r", WORDS, ROWS, STAGES, ATTACHMENTS, STATISTICS, FORWARDING];
 const DATA: &str = "d";
 const WORDS: &str = "w";
 const ROWS: &str = "o";
 const STAGES: &str = "g";
 const ATTACHMENTS: &str = "a";
+const STATISTICS: &str = "s";
+const FORWARDING: &str = "f";
 
 /// At most this many records, roots or pages are fetched together.
 const AT_ONCE: usize = 256;
@@ -55,7 +57,7 @@ pub fn unreferenced(context: &Context) -> Result<Option<Unreferenced>> {
 fn count(context: &Context) -> Result<Unreferenced> {
     let store = context.storage.as_ref();
     // Objects are listed before records are read. A commit in the meantime then has its objects, if they were listed.
-    let mut walk = Walk { context, listed: HashMap::new(), roots: HashSet::new(), pages: HashSet::new() };
+    let mut walk = Walk { context, listed: HashMap::new(), roots: HashSet::new(), pages: HashSet::new(), forwarded: Vec::new() };
     for folder in FOLDERS {
         let entries = store.list(folder)?.into_iter();
         walk.listed.extend(entries.filter_map(|entry| Some(((folder, Id::parse(&entry.name)?), entry.bytes))));
@@ -65,6 +67,10 @@ fn count(context: &Context) -> Result<Unreferenced> {
     }
     walk.roots()?;
     walk.pages()?;
+    while let Some(file) = walk.forwarded.pop() {
+        let body = store.read(&forwarding_name(file.id))?;
+        walk.files([&parse_forwarding(&body, &file)?]);
+    }
     Ok(Unreferenced { objects: walk.listed.len() as u64, bytes: walk.listed.values().sum() })
 }
 
@@ -85,7 +91,9 @@ struct Walk<'a> {
     /// The listed objects that nothing visited so far refers to, with their sizes.
     listed: HashMap<(&'static str, Id), u64>,
     roots: HashSet<ObjectRef>,
-    pages: HashSet<ObjectRef>,
+    pages: HashSet<PageRef>,
+    /// Data files that have forwarding objects.
+    forwarded: Vec<FileRef>,
 }
 
 impl Walk<'_> {
@@ -96,6 +104,7 @@ impl Walk<'_> {
     fn files<'a>(&mut self, files: impl IntoIterator<Item = &'a FileRef>) {
         for file in files {
             self.listed.remove(&(DATA, file.id));
+            self.forwarded.extend(self.listed.remove(&(FORWARDING, file.id)).map(|_| file.clone()));
         }
     }
 
@@ -127,7 +136,7 @@ impl Walk<'_> {
             match delta {
                 Delta::Fragment(fragment) => self.files(&fragment.files),
                 Delta::Page(page) => {
-                    self.pages.insert(page.object);
+                    self.pages.insert(*page);
                 }
                 Delta::Words(segment) => self.words(segment),
                 Delta::Overlay(overlay) => self.overlay(overlay),
@@ -179,7 +188,7 @@ impl Walk<'_> {
         for roots in roots.chunks(AT_ONCE) {
             for (body, object) in self.context.objects(roots, root_name)?.iter().zip(roots) {
                 let root = Root::parse(body).context(|| format!("cannot read `{}`", root_name(object.id)))?;
-                self.pages.extend(root.pages.iter().map(|page| page.object));
+                self.pages.extend(&root.pages);
                 root.words.iter().for_each(|segment| self.words(segment));
                 root.overlays.iter().for_each(|overlay| self.overlay(overlay));
                 root.stages.iter().for_each(|stages| self.object(STAGES, stages));
@@ -193,7 +202,12 @@ impl Walk<'_> {
 
     /// Visit all pages.
     fn pages(&mut self) -> Result<()> {
-        let pages: Vec<ObjectRef> = self.pages.drain().collect();
+        let mut objects = HashSet::new();
+        for page in self.pages.drain().collect::<Vec<PageRef>>() {
+            page.statistics.iter().for_each(|object| self.object(STATISTICS, object));
+            objects.insert(page.object);
+        }
+        let pages: Vec<ObjectRef> = objects.into_iter().collect();
         for pages in pages.chunks(AT_ONCE) {
             for (body, object) in self.context.objects(pages, page_name)?.iter().zip(pages) {
                 self.object("p", object);

@@ -1,12 +1,14 @@
 //! Check every byte that a snapshot depends on: the record chain, the root, pages, words, row ids and all data files.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
-use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_footer, write_header};
+use penstock_format::datafile::{Bounds, Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, Span, UNIT_BYTES, write_header};
 use penstock_format::files::FileRef;
 use penstock_format::ids::{NAMES_FOLDER, Run, attachment_name, data_name, lineage_of, row_id, stages_name};
-use penstock_format::manifest::Fragment;
+use penstock_format::manifest::{Fragment, PageStatistics, Statistics};
 use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Record;
@@ -23,7 +25,7 @@ use crate::read::codes::no_class;
 use crate::read::ragged::check_label_codes;
 use crate::read::reader::check_bools;
 use crate::snapshot::Snapshot;
-use crate::snapshot::values::check_stored_as;
+use crate::snapshot::values::{check_stored_as, file_of};
 use crate::store::datafile::DataFile;
 
 /// The result of `verify`.
@@ -73,6 +75,10 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
                 continue;
             }
         };
+        if let Some(page) = snapshot.parts[part].page() {
+            let checked = snapshot.context.page_statistics(&page).and_then(|known| check_statistics(snapshot, known, fragments.as_slice()));
+            note(&mut report, format!("statistics of manifest part {part}"), checked)?;
+        }
         for fragment in fragments.as_slice() {
             runs.extend(&fragment.runs);
             check_fragment(snapshot, fragment, &mut report)?;
@@ -198,6 +204,21 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
     check_files(snapshot, &fragment.files, fragment.samples, report)
 }
 
+/// Compare the statistics of a page with the tails of its data files.
+fn check_statistics(snapshot: &Snapshot, known: Option<Arc<PageStatistics>>, fragments: &[Fragment]) -> Result<()> {
+    for (column, (index, statistics)) in known.iter().flat_map(|known| &known.columns).flat_map(|(column, known)| known.iter().map(move |one| (*column, one))) {
+        let fragment = &fragments[*index as usize];
+        let Some(file) = file_of(&fragment.files, column) else {
+            return Err(malformed(format!("there are some of column {column} in fragment {index}, which does not have it")));
+        };
+        let Ok(file) = snapshot.context.file(file, fragment.samples) else { continue }; // `check_files` reports it.
+        if !file.tail.chunks.iter().any(|chunk| chunk.column == column && Statistics::of(chunk) == *statistics) {
+            return Err(malformed(format!("those of column {column} in fragment {index} differ from its data file `{}`", file.shown())));
+        }
+    }
+    Ok(())
+}
+
 fn check_files(snapshot: &Snapshot, files: &[FileRef], samples: u64, report: &mut Report) -> Result<()> {
     for file in files {
         report.data_files += 1;
@@ -222,7 +243,9 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     if read(0, HEADER_BYTES)?[..] != *write_header(file.id) {
         return Err(malformed("it is not a data file, or not the expected one"));
     }
-    check_footer(&file, reference, &read(reference.file_bytes - FOOTER_BYTES, reference.file_bytes)?)?;
+    if read(file.file_bytes - FOOTER_BYTES, file.file_bytes)?[..] != *file.footer() {
+        return Err(malformed("its footer differs from the manifest"));
+    }
     let columns: Vec<u64> = file.tail.chunks.iter().map(|chunk| chunk.column).collect();
     let specs: Vec<Option<&ColumnSpec>> =
         columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
@@ -309,15 +332,6 @@ fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
     Ok(())
 }
 
-/// Check that the footer agrees with the manifest.
-fn check_footer(file: &DataFile, reference: &FileRef, footer: &[u8]) -> Result<()> {
-    let expected = write_footer(file.data_end, reference.tail_bytes, reference.tail_crc);
-    match footer == expected {
-        true => Ok(()),
-        false => Err(malformed("its footer differs from the manifest")),
-    }
-}
-
 /// Verify the checksums of a range, then decode it and check every row, as a reader would.
 fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
     let CheckedRange { chunk: index, block, units, .. } = range;
@@ -338,12 +352,34 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
             let range = head.range(&bytes, row)?;
             free.clear();
             head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
-            check_value(spec, chunk, &bytes[range], |_| true).map_err(within)?;
+            check_value(spec, chunk, &bytes[range.clone()], |_| true).map_err(within)?;
+            if chunk.is_valid(chunk.first_row_of(*block) + row as u64) {
+                check_bounds(chunk, Some(Span::of_text(&bytes[range])), false).map_err(within)?;
+            }
         }
         return Ok(());
     }
-    let first_row = if chunk.layout == Layout::Fixed { chunk.first_row_of(*block) } else { 0 };
+    let skipped = units.start as u64 * UNIT_BYTES / chunk.shape.fixed_bytes(chunk.dtype)?.max(1);
+    let first_row = if chunk.layout == Layout::Fixed { chunk.first_row_of(*block) + skipped } else { *block as u64 };
+    if chunk.bounds.is_some() {
+        let valid: Vec<bool> = (0..(bytes.len() / chunk.dtype.size()) as u64).map(|place| chunk.is_valid(first_row + place)).collect();
+        let Bounds { has_nan, span } = match chunk.layout {
+            Layout::Fixed => Bounds::of_fixed(&bytes, chunk.dtype, Some(&valid)),
+            _ => Bounds::of_words(Some(&bytes[..]).filter(|_| chunk.is_valid(first_row)).into_iter()),
+        };
+        check_bounds(chunk, span, has_nan).map_err(within)?;
+    }
     check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(within)
+}
+
+/// Check that values are within the bounds in the tail.
+fn check_bounds(chunk: &Chunk, span: Option<Span>, has_nan: bool) -> Result<()> {
+    let Some(bounds) = &chunk.bounds else { return Ok(()) };
+    let contains = |span: Span| bounds.span.as_ref().is_some_and(|all| all.contains(&span));
+    match span.is_none_or(contains) && (bounds.has_nan || !has_nan) {
+        true => Ok(()),
+        false => Err(malformed(format!("the bounds of column {} in the tail do not contain all values", chunk.column))),
+    }
 }
 
 fn is_text(spec: &ColumnSpec) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
+use penstock_format::datafile::{Bounds, ChunkBuilder, Class, Codec, Layout, SINGLE_BYTES};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
@@ -43,6 +43,8 @@ pub struct ColumnWriter {
     words_bytes: usize,
     pub samples: usize,
     pub validity: Option<Vec<bool>>,
+    /// The bounds of the values, if the column has an order.
+    bounds: Option<Bounds>,
 }
 
 impl ColumnWriter {
@@ -66,6 +68,7 @@ impl ColumnWriter {
             words_bytes: 0,
             samples: 0,
             validity: None,
+            bounds: has_bounds(&spec.kind).then(Bounds::default),
         })
     }
 
@@ -216,6 +219,9 @@ impl ColumnWriter {
             Column::Ragged(ragged) => ragged.validity.take(),
             Column::Pulled(pulled) => pulled.validity.take(),
         };
+        if let Some(bounds) = &mut self.bounds {
+            bounds.include(&Bounds::of(&column, self.dtype, validity.as_deref()));
+        }
         let validity = validity.filter(|validity| self.validity.is_some() || validity.contains(&false));
         match (&mut self.validity, validity) {
             (None, None) => {}
@@ -240,6 +246,11 @@ impl ColumnWriter {
     /// Return the number of samples so far, written and waiting.
     fn chunk_samples(&self) -> usize {
         self.samples + self.waiting.as_ref().map_or(0, Column::len)
+    }
+
+    /// Return whether the chunk will have the bounds of its values.
+    pub fn has_bounds(&self) -> bool {
+        self.chunk.is_some() && self.bounds.is_some()
     }
 
     pub fn waiting_bytes(&self) -> usize {
@@ -280,6 +291,7 @@ impl ColumnWriter {
             first_tile: Vec::new(),
             validity: None,
             dictionary: None,
+            bounds: None,
         }
     }
 
@@ -287,8 +299,18 @@ impl ColumnWriter {
     pub fn finish(&mut self, index: usize) -> Option<ChunkBuilder> {
         let (_, _, mut chunk) = self.chunk.take_if(|(file, _, _)| *file == index)?;
         chunk.validity = self.validity.take();
+        chunk.bounds = self.bounds.take();
         chunk.dictionary = (!self.words.is_empty()).then(|| std::mem::take(&mut self.words));
         Some(chunk)
+    }
+}
+
+/// Return whether tails have the bounds of a column's values. Those of a category are in its dictionary.
+fn has_bounds(kind: &ColumnKind) -> bool {
+    match kind {
+        ColumnKind::Scalar { dtype } => Dtype::from_name(dtype).is_some_and(|dtype| Class::of(dtype, &Shape::scalar()).is_some()),
+        ColumnKind::Label(_) | ColumnKind::Text => true,
+        _ => false,
     }
 }
 

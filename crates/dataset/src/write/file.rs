@@ -9,6 +9,7 @@ use penstock_format::Id;
 use penstock_format::datafile::{ChunkBuilder, Tail, write_header, write_tail};
 use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
+use penstock_format::manifest::Statistics;
 use penstock_storage::ObjectWriter;
 
 use super::encode::Encoded;
@@ -79,8 +80,10 @@ impl OpenFile {
     pub fn finish(mut self, samples: u64, chunks: &[ChunkBuilder], inline: u64) -> Result<FileRef> {
         let (tail, tail_bytes, tail_crc) = write_tail(samples, chunks, self.offset);
         // A tail that readers would refuse must never be committed.
-        Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
+        let read = Tail::parse(Bytes::copy_from_slice(&tail[..tail_bytes as usize]), self.offset)
             .map_err(|error| Error::new("internal", format!("a written data file cannot be read back: {}", error.message())))?;
+        let statistics = read.chunks.iter().map(|chunk| (chunk.column, Statistics::of(chunk))).collect();
+        self.context.caches.get().note_statistics(self.id, statistics);
         self.buffer.extend_from_slice(&tail);
         let file_bytes = self.offset + tail.len() as u64;
         let buffer = std::mem::take(&mut self.buffer);

@@ -8,7 +8,7 @@ use penstock_format::datafile::{ChunkBuilder, FILE_BYTES, Layout, OWN_FILE_BYTES
 use penstock_format::files::FileRef;
 use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::Fragment;
-use penstock_format::record::FEATURE_TILED;
+use penstock_format::record::{FEATURE_STATISTICS, FEATURE_TILED};
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Column, Dtype};
 
@@ -201,6 +201,7 @@ impl FragmentWriter {
             self.flush_column(index, Rest::Write)?;
         }
         let tiled = self.columns.iter().any(|column| matches!(&column.chunk, Some((_, style, _)) if style.layout == Layout::Tiled));
+        let statistics = self.columns.iter().any(ColumnWriter::has_bounds);
         let mut files: Vec<FileRef> = Vec::new();
         for (index, file) in std::mem::take(&mut self.files).into_iter().enumerate() {
             let chunks: Vec<ChunkBuilder> = self.columns.iter_mut().filter_map(|column| column.finish(index)).collect();
@@ -215,6 +216,7 @@ impl FragmentWriter {
             }
         }
         let runs = vec![Run { first: PROVISIONAL | first, count: self.samples }];
-        Ok((Fragment { samples: self.samples, is_stage: false, runs, files }, if tiled { FEATURE_TILED } else { 0 }))
+        let features = if tiled { FEATURE_TILED } else { 0 } | if statistics { FEATURE_STATISTICS } else { 0 };
+        Ok((Fragment { samples: self.samples, is_stage: false, runs, files }, features))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_tensor::{Dtype, Shape};
 
-use super::{Codec, FOOTER_BYTES, Layout, MAGIC};
+use super::{Bounds, Codec, FOOTER_BYTES, Layout, MAGIC};
 use crate::cursor::{Writer, crc};
 use crate::id::Id;
 use crate::ints::IntArray;
@@ -28,6 +28,7 @@ pub struct ChunkBuilder {
     pub first_tile: Vec<u64>,
     pub validity: Option<Vec<bool>>,
     pub dictionary: Option<Vec<Arc<str>>>,
+    pub bounds: Option<Bounds>,
 }
 
 impl ChunkBuilder {
@@ -74,6 +75,8 @@ impl ChunkBuilder {
                 writer.list(words, |writer, word| writer.string(word));
             }
         }
+        writer.u8(self.bounds.is_some().into());
+        self.bounds.iter().for_each(|bounds| bounds.write(writer));
     }
 
     /// Estimate how many bytes this column occupies in the tail.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_tensor::slice::Grid;
 use penstock_tensor::{Dtype, Shape};
 
-use super::{Codec, Layout, UNIT_BYTES, units};
+use super::{Bounds, Codec, Layout, UNIT_BYTES, units};
 use crate::cursor::Strings;
 use crate::ints::IntArray;
 
@@ -34,6 +34,7 @@ pub struct Chunk {
     pub first_tile: Option<IntArray>,
     pub validity: Option<Bytes>,
     pub dictionary: Option<Strings>,
+    pub bounds: Option<Bounds>,
 }
 
 impl Chunk {
@@ -130,6 +131,12 @@ impl Chunk {
             None => true,
             Some(bits) => bits[(row / 8) as usize] >> (row % 8) & 1 == 1,
         }
+    }
+
+    /// Return how many samples are null.
+    pub fn nulls(&self) -> u64 {
+        let valid = |bits: &Bytes| bits.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
+        self.validity.as_ref().map_or(0, |bits| self.samples.saturating_sub(valid(bits)))
     }
 
     /// Return the index of a block's first checksum unit, and how many units the block has.

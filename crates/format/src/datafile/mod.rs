@@ -1,6 +1,7 @@
 //! The data file (spec section 6): its size constants, layouts and codecs. Reading starts at `Tail::parse`, and writing starts at
 //! `ChunkBuilder`.
 
+mod bounds;
 mod build;
 mod chunk;
 mod packed;
@@ -8,6 +9,7 @@ mod tail;
 
 use serde::{Deserialize, Serialize};
 
+pub use bounds::{Bounds, Class, Span};
 pub use build::{ChunkBuilder, write_footer, write_header, write_tail};
 pub use chunk::Chunk;
 pub use packed::{Packed, write_packed};

@@ -5,7 +5,7 @@ use penstock_error::{Error, Result};
 use penstock_tensor::slice::{self, Grid};
 use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape, counted};
 
-use super::{Chunk, Codec, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, units};
+use super::{Bounds, Chunk, Class, Codec, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, units};
 use crate::cursor::{Cursor, malformed};
 use crate::ints::IntArray;
 
@@ -82,6 +82,7 @@ impl Chunk {
         };
         let validity = if cursor.flag()? { Some(cursor.take(samples.div_ceil(8) as usize)?) } else { None };
         let dictionary = if cursor.flag()? { Some(cursor.strings()?) } else { None };
+        let bounds = if cursor.flag()? { Some(Bounds::parse(cursor, Class::of(dtype, &shape))?) } else { None };
         let chunk = Chunk {
             column,
             dtype,
@@ -101,6 +102,7 @@ impl Chunk {
             first_tile,
             validity,
             dictionary,
+            bounds,
         };
         chunk.check(cell, data_end)?;
         Ok(chunk)
@@ -131,6 +133,10 @@ impl Chunk {
             return bad("a single-sample layout does not have one row per block".into());
         }
         self.check_tiles()?;
+        let is_empty = self.bounds.as_ref().is_none_or(|bounds| bounds.span.is_none() && !bounds.has_nan);
+        if self.bounds.is_some() && is_empty != (self.nulls() == self.samples) {
+            return bad(format!("its bounds contradict its {} nulls", self.nulls()));
+        }
         // For equally spaced blocks of equal size, it suffices to check the first and the last block.
         let even = self.first_row.is_none()
             && self.raw_bytes.is_none()

@@ -1,6 +1,7 @@
 //! The manifest root, the manifest page, the fragment and the words object (spec sections 4, 5 and 7).
 
 mod attachment;
+mod statistics;
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use crate::ids::{ObjectRef, PROVISIONAL, Run};
 use crate::overlay::Overlay;
 
 pub use self::attachment::Attachment;
+pub use self::statistics::{PageStatistics, Statistics};
 
 /// Maximum number of fragments in a page.
 pub const PAGE_FRAGMENTS: usize = 512;
@@ -82,6 +84,8 @@ pub struct PageRef {
     /// The range that contains all row ids of the page.
     pub least: u64,
     pub span: u64,
+    /// The object with the statistics of its fragments.
+    pub statistics: Option<ObjectRef>,
 }
 
 impl PageRef {
@@ -97,6 +101,7 @@ impl PageRef {
             samples: fragments.iter().map(|fragment| fragment.samples).sum(),
             least,
             span: end - least,
+            statistics: None,
         }
     }
 
@@ -121,6 +126,7 @@ impl PageRef {
             samples: cursor.varint()?,
             least: cursor.u64()?,
             span: cursor.varint()?,
+            statistics: if cursor.flag()? { Some(ObjectRef::parse(cursor)?) } else { None },
         };
         match page.samples <= page.span && page.least.checked_add(page.span).is_some() {
             true => Ok(page),
@@ -138,6 +144,8 @@ impl PageRef {
         }
         writer.u64(self.least);
         writer.varint(self.span);
+        writer.u8(self.statistics.is_some().into());
+        self.statistics.iter().for_each(|object| object.write(writer));
     }
 }
 
@@ -232,7 +240,7 @@ impl Root {
             branch: cursor.u64()?,
             number: cursor.u64()?,
             schema: cursor.string()?,
-            pages: cursor.list(33, PageRef::parse)?,
+            pages: cursor.list(34, PageRef::parse)?,
             words: cursor.list(24, WordsSegment::parse)?,
             overlays: cursor.list(Overlay::LEAST_BYTES, Overlay::parse)?,
             stages: cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?,

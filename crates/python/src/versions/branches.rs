@@ -13,9 +13,9 @@ use crate::errors::OrRaise;
 use crate::versions::snapshot::Snapshot;
 
 /// Message, author and properties.
-type Given = (String, String, String);
+pub type Given = (String, String, String);
 
-fn texts((message, author, properties): &Given) -> Texts<'_> {
+pub fn texts((message, author, properties): &Given) -> Texts<'_> {
     Texts { message, author, properties }
 }
 

@@ -78,6 +78,7 @@ impl Layout {
                 parts.push(part.clone());
                 continue;
             }
+            part.page().iter().try_for_each(|page| parent.context.carry_statistics(page))?;
             for fragment in parent.fragments(index)?.as_slice() {
                 if rest.is_empty()
                     && let Some(group) = groups.remove(&first_of(fragment))

@@ -1,11 +1,12 @@
 //! Write manifest pages, words of categories and sets of row ids.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::{ObjectRef, page_name, rows_name, words_name};
-use penstock_format::manifest::{Fragment, PageRef, WordsSegment, encode_pages, encode_words};
+use penstock_format::Id;
+use penstock_format::ids::{ObjectRef, page_name, rows_name, statistics_name, words_name};
+use penstock_format::manifest::{Fragment, PageRef, PageStatistics, Statistics, WordsSegment, encode_pages, encode_words};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use crate::store::context::Context;
@@ -17,7 +18,7 @@ pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
 /// that one record can contain the deltas of many commits.
 pub const INLINE_BYTES: usize = 1024;
 
-/// Write fragments to manifest pages. Cost: one put per page.
+/// Write fragments to manifest pages. Cost: one put per page, and one for the statistics of those whose data files this process wrote.
 pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
     encode_pages(fragments)
         .into_iter()
@@ -25,9 +26,30 @@ pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<Str
             let id = context.new_id()?;
             puts.push(page_name(id));
             context.storage.put(&page_name(id), &body)?;
-            Ok(PageRef::of(id, &body, fragments))
+            let statistics = write_statistics(context, id, fragments, puts)?;
+            Ok(PageRef { statistics, ..PageRef::of(id, &body, fragments) })
         })
         .collect()
+}
+
+/// Write what is known of the columns of a page's fragments, if this process wrote their data files.
+fn write_statistics(context: &Context, page: Id, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Option<ObjectRef>> {
+    let mut columns: BTreeMap<u64, Vec<(u64, Statistics)>> = BTreeMap::new();
+    for (index, fragment) in fragments.iter().enumerate() {
+        for known in fragment.files.iter().filter_map(|file| context.caches.get().statistics_of(file.id)) {
+            for (column, statistics) in known.iter() {
+                columns.entry(*column).or_default().push((index as u64, statistics.clone()));
+            }
+        }
+    }
+    if columns.is_empty() {
+        return Ok(None);
+    }
+    let statistics = PageStatistics { page, fragments: fragments.len() as u64, columns: columns.into_iter().collect() };
+    let (id, body) = (context.new_id()?, statistics.encode());
+    puts.push(statistics_name(id));
+    context.storage.put(&statistics_name(id), &body)?;
+    Ok(Some(ObjectRef::of(id, &body)))
 }
 
 /// Write new words of a category column. A commit gives them the codes after those that exist. Cost: one put.

@@ -81,6 +81,7 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
             let room = last.fragments as usize + loose.len() <= PAGE_FRAGMENTS && last.object.bytes as usize <= PAGE_BYTES / 2;
             if room && !loose.is_empty() {
                 pages.pop();
+                context.carry_statistics(&last)?;
                 let mut merged = context.page(&last)?.to_vec();
                 merged.append(loose);
                 *loose = merged;
