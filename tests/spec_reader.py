@@ -19,19 +19,20 @@ WIDENED_FEATURE, CLASSES_FEATURE, INLINE_FEATURE, INLINE_BYTES, DATA_OFFSET = (
     2048,
     75,
 )  # data files in records: the feature, the limit, and where they begin
+STATISTICS_FEATURE, ATTACHMENTS_FEATURE = 512, 1024
 GONE = 1 << 48  # the only column of an overlay of gone samples
 CREATE, DATA, LAYOUT, SCHEMA, MERGE, FENCE, RESET, BRANCH, CLOSE = range(9)  # kinds of records
 DTYPES = ["bytes", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "timestamp", "duration", "time"]
 NUMPY = {"bytes": "u1", "bfloat16": "u2", "timestamp": "M8[us]", "duration": "m8[us]", "time": "m8[us]"}  # dtypes whose NumPy names differ
-CHOICES = {"zero": 1, "flag": 2, "delta_kind": 4, "file_kind": 3, "change_kind": 7, "record_kind": 9, "dtype": 19, "layout": 4, "codec": 3}
+CHOICES = {"zero": 1, "flag": 2, "delta_kind": 6, "file_kind": 3, "change_kind": 8, "record_kind": 9, "dtype": 19, "layout": 4, "codec": 3}
 FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` marks a byte that must be 0 for this reader
     "object": "id:id length:varint crc:u32",
     "run": "first:u64 count:varint",
     "file": "kind:file_kind id:id length:varint tail_length:varint tail_crc:u32 columns:varint*",
     "place": "branch:varint number:varint offset:varint",
     "fragment": "samples:varint stage:flag runs:runs files:file*",
-    "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint",
+    "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint statistics:optional",
     "overlay": "columns:varint* rows:row_set files:file*",
     "row_ids_word": "object:object base:varint ids:varint least:u64 span:varint",
     "segment": "column:varint first_code:varint count:varint object:object",
@@ -39,12 +40,14 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     "transaction": "uuid:id message:string author:string form:zero properties:string first_counter:varint assigned:varint added:varint"
     " deleted:varint",
     "change": "kind:change_kind columns:varint* rows:row_set",
-    "attachment": "kind:string object:object runs:run*",
+    "attachment": "kind:string object:object columns:varint* covers:row_set changed:row_set* parameters:string",
+    "detached": "detached:id",
+    "forwarding": "before:id id:id length:varint tail_length:varint tail_crc:u32",
     "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 data:data"
     " gc_epoch:varint"
     " landmark:varint parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
-    " root:object deltas:delta* changes:change* change_set:optional attachments:attachment*",
-    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* stages:object* statistics:object*",
+    " root:object deltas:delta* changes:change* change_set:optional",
+    "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* stages:object* attachments:attachment*",
     "words": "column:varint words:string*",
     "staged": "file:id runs:runs",
     "names": "number:u64 time:i64 before:object* operations:operation* own:varint",
@@ -93,7 +96,11 @@ class Cursor:
         if form == "optional":
             return self.read("object") if self.read("flag") else None
         if form == "delta":
-            return self.read(("fragment", "page", "segment", "overlay")[self.read("delta_kind")])
+            return self.read(("fragment", "page", "segment", "overlay", "attachment", "detached")[self.read("delta_kind")])
+        if form == "statistics":
+            return self.statistics()
+        if form == "content":
+            return self.take(len(self.data) - self.at)
         if form == "runs":
             return self.runs()
         if form == "row_set":
@@ -141,6 +148,33 @@ class Cursor:
             runs.append(SimpleNamespace(first=first, count=self.varint()))
             need(runs[-1].count and first >= 0, f"{self.name}: an empty run, or one before row id 0")
         return runs
+
+    def bounds(self, kind):
+        """Section 6: return whether there is a NaN, and None or the minimum and the maximum. A maximum that is not known is None."""
+        flags = self.read("u8")
+        need(flags < 16 and (flags & 2 or flags < 2) and flags & 12 != 12, f"{self.name}: flags {flags} of bounds")
+        if not flags & 2:
+            return bool(flags & 1), None
+        bound = {"i64": lambda: self.read("i64"), "u64": lambda: self.read("u64"), "f64": lambda: struct.unpack("<d", self.take(8))[0]}
+        bound = bound.get(kind, lambda: self.take(self.varint()))
+        low = bound()
+        high = None if flags & 8 else low if flags & 4 else bound()
+        need(high is None or low <= high, f"{self.name}: a minimum above the maximum")
+        need(kind != "text" or max(len(low), len(high or b"")) <= 16, f"{self.name}: long bounds of text")
+        return bool(flags & 1), (low, high)
+
+    def statistics(self):
+        """Section 7: return the page, its number of fragments, and (nulls, words, bounds) by column and fragment."""
+        page, fragments, known = self.read("id"), self.varint(), {}
+        for _ in range(self.varint()):
+            column = self.varint()
+            for _ in range(self.varint()):
+                place, kind = self.varint(), self.read("u8")
+                need(max(known, default=(0, -1)) < (column, place), f"{self.name}: not in order")
+                need(place < fragments and kind < 5, f"{self.name}: fragment {place} of {fragments}, class {kind}")
+                nulls, words = self.varint(), self.varint()
+                known[column, place] = nulls, words, self.bounds(("", "i64", "u64", "f64", "text")[kind]) if kind else None
+        return SimpleNamespace(page=page, fragments=fragments, known=known)
 
     def integers(self, width, count):
         """Read integers of the same width and return them as uint64."""
@@ -193,6 +227,7 @@ def record(data, branch, number):
     r = envelope(data, b"PNSL", "record", name)
     need((r.branch, r.number) == (branch, number), f"{name}: claims to be record {r.number} of branch {r.branch}")
     known = TILED_FEATURE | OVERLAYS_FEATURE | INLINE_FEATURE | MERGES_FEATURE | WIDENED_FEATURE | CLASSES_FEATURE
+    known |= STATISTICS_FEATURE | ATTACHMENTS_FEATURE
     need(not r.read & ~known, f"{name}: unknown features among {r.read:#x}")
     need(r.kind == (DATA if number else BRANCH if branch else CREATE) or (number and r.kind not in (CREATE, BRANCH)), f"{name}: wrong kind")
     parents = [(parent.branch, parent.number) for parent in r.parents]
@@ -324,6 +359,41 @@ class Chunk:
         bits = np.unpackbits(packed, bitorder="little").astype(bool)
         need(not bits[samples:].any(), f"{self.name}: validity bits set past the last sample")
         self.valid, self.dictionary = bits[:samples], c.read("string*") if c.read("flag") else []
+        kinds = {"i": "i64", "M": "i64", "m": "i64", "u": "u64", "b": "u64", "f": "f64"}
+        kind = {"bytes": "text", "bfloat16": "f64"}.get(self.dtype, kinds.get(self.item.kind))
+        self.bounds = c.bounds(kind) if c.read("flag") else None
+        need(not self.bounds or (kind and (not self.shape or kind == "text")), f"{self.name}: bounds of values without an order")
+
+    def check_bounds(self, values, statistics):
+        """Sections 6 and 7: compare the bounds with all values, and the statistics of the page with the tail."""
+        there, nan, ends = [value for value in values if value is not None], False, None
+        if self.bounds and self.dtype == "bytes":
+            texts = [bytes(value) for value in there]
+            ends = (Chunk._cut(min(texts), False), Chunk._cut(max(texts), True)) if there else None
+        elif self.bounds:
+            numbers = np.array(there).reshape(-1)
+            if self.dtype == "bfloat16":
+                numbers = (numbers.astype("<u4") << 16).view("<f4")
+            numbers = numbers.astype(numbers.dtype if numbers.dtype.kind == "f" else "i8" if numbers.dtype.kind in "iMm" else "u8")
+            nan = bool(np.isnan(numbers).any()) if numbers.dtype.kind == "f" else False
+            numbers = numbers[~np.isnan(numbers)] if nan else numbers
+            ends = (numbers.min().item(), numbers.max().item()) if len(numbers) else None
+        need(not self.bounds or self.bounds == (nan, ends), f"{self.name}: bounds {self.bounds}, but the values have {nan, ends}")
+        if statistics:
+            words = sorted(word.encode() for word in self.dictionary)
+            of_words = False, (Chunk._cut(words[0], False), Chunk._cut(words[-1], True)) if words else None
+            nulls = sum(value is None for value in values)
+            bounds = of_words if words else (False, None) if nulls == self.samples else self.bounds
+            expected = nulls, len(words) + 1 if words else 0, bounds
+            need(statistics == expected, f"{self.name}: the page says {statistics}, the tail {expected}")
+
+    @staticmethod
+    def _cut(text, above):
+        """Section 6: return a bound of a text."""
+        if len(text) <= 16 or not above:
+            return text[:16]
+        text = text[:16].rstrip(b"\xff")
+        return text[:-1] + bytes([text[-1] + 1]) if text else None
 
     def block(self, data, index):
         """Verify a block's checksum units and return the decoded block."""
@@ -436,7 +506,8 @@ class Dataset:
         need(snapshot in (None, self.snapshot), f"found snapshot {self.snapshot}, not {snapshot}")
         self.root = root(self._object("r", now.root, b"PNSR", "root"), now)
         self.schema, self.fragments, self.words, self.overlays = self.root.schema, [], {}, []
-        for part in [*self.root.pages, *self.root.segments, *self.root.overlays, *now.deltas]:
+        self.statistics, self.attachments = {}, []
+        for part in [*self.root.pages, *self.root.segments, *self.root.overlays, *self.root.attachments, *now.deltas]:
             if hasattr(part, "rows"):
                 self.overlays.append(part)
                 part.ids = self._row_set(part.rows)
@@ -444,14 +515,34 @@ class Dataset:
                 good = good and (not {0, GONE} & set(part.columns) or (len(part.columns) == 1 and not part.files))
                 need(good and now.read & OVERLAYS_FEATURE, "an overlay with other columns, or feature 1 is not set")
             elif hasattr(part, "base"):
+                if part.statistics:
+                    found = self._object("s", part.statistics, b"PNSS", "statistics")
+                    need((found.page, found.fragments) == (part.object.id, part.fragments), f"s/{part.statistics.id}: of another page")
+                    known = {(column, len(self.fragments) + place): word for (column, place), word in found.known.items()}
+                    self.statistics.update(known)
                 self.fragments += map(fragment, page(self._object("p", part.object, b"PNSP", "fragment*"), part))
             elif hasattr(part, "first_code"):
                 words, known = self._object("w", part.object, b"PNSW", "words"), self.words.setdefault(part.column, [])
                 need((words.column, len(words.words)) == (part.column, part.count), f"w/{part.object.id}: differs from the reference")
                 need(part.first_code == len(known), f"words of column {part.column} start at {part.first_code}, not {len(known)}")
                 known += words.words
+            elif hasattr(part, "covers"):
+                part.covered = set(self._row_set(part.covers) if part.covers else []).difference(*map(self._row_set, part.changed))
+                exists = {column["id"] for column in self.schema["columns"]}.issuperset(part.columns)
+                ascend = part.columns == sorted(set(part.columns))
+                small = 0 < len(part.kind) <= 64 and len(part.parameters.encode()) <= 1024
+                need(exists and ascend and small and isinstance(json.loads(part.parameters), dict), "an attachment that is not allowed")
+                need(now.read & ATTACHMENTS_FEATURE, "an attachment although feature 10 is not set")
+                need(part.object.id not in [other.object.id for other in self.attachments], "an object that is attached twice")
+                part.content = self._object("a", part.object, b"PNSA", "content")
+                self.attachments.append(part)
+            elif hasattr(part, "detached"):
+                self.attachments = [other for other in self.attachments if other.object.id != part.detached]
             else:
                 self.fragments.append(fragment(part))
+            if hasattr(part, "rows") and not {0, GONE} & set(part.columns):
+                for attachment in self.attachments:
+                    attachment.covered -= set(part.ids if set(part.columns) & set(attachment.columns) and part in now.deltas else [])
         ids = self._physical()
         # Deleted samples, and absent ones, which never lived on the branch.
         self.deleted = [id for overlay in self.overlays for id in overlay.ids if overlay.columns in ([], [0])]
@@ -515,21 +606,22 @@ class Dataset:
         """Return all samples of a column. Each sample is None, bytes, a category's word, or an array with the sample's shape."""
         column = {column["name"]: column for column in self.schema["columns"]}[name]
         cells = {}
-        for part in self.fragments:
+        for place, part in enumerate(self.fragments):
             ids = [id for run in part.runs for id in range(run.first, run.first + run.count)]
             listed = any(column["id"] in file.columns for file in part.files)
             if "fill" in column and not listed:
                 fill = SimpleNamespace(kind=0, **fill_file(column))
                 cells.update(dict.fromkeys(ids, self._values([fill], 1, column)[0]))
                 continue
-            cells.update(zip(ids, self._values(part.files, part.samples, column), strict=True))
+            cells.update(zip(ids, self._values(part.files, part.samples, column, self.statistics.get((column["id"], place))), strict=True))
         for overlay in self.overlays:
             if column["id"] in overlay.columns:
                 cells.update(zip(overlay.ids, self._values(overlay.files, len(overlay.ids), column), strict=True))
         return [cells[id] for id in self.row_ids()]
 
-    def _values(self, files, samples, column):
-        """Return the values of a column in a fragment or an overlay."""
+    def _values(self, files, samples, column, statistics=None):
+        """Return the values of a column in a fragment or an overlay. A page may have said what its statistics are."""
+        need(not statistics or any(column["id"] in file.columns for file in files), f"statistics of {column['name']}, which is not there")
         known, values = set(self.words.get(column["id"], ())), [None] * samples
         for file in (file for file in files if column["id"] in file.columns):
             data = self._data(file)
@@ -543,6 +635,8 @@ class Dataset:
             )
             need(chunk.layout != TILED or self.record.read & TILED_FEATURE, f"{chunk.name}: tiled although feature 0 is not set")
             values = chunk.values(data)
+            need(not chunk.bounds or self.record.read & STATISTICS_FEATURE, f"{chunk.name}: bounds although feature 9 is not set")
+            chunk.check_bounds(values, statistics)
             if earlier:
                 wider = np.dtype(NUMPY.get(dtype, dtype))
                 values = [value if value is None else widened(value, chunk.dtype, wider) for value in values]
@@ -561,7 +655,14 @@ class Dataset:
         """Section 5: return the bytes of a data file, wherever they are."""
         need(not file.kind or self.record.read & INLINE_FEATURE, f"data file {file.id}: in another object although feature 4 is not set")
         if file.kind == 0:
-            return self._get(f"d/{file.id}")
+            for _ in range(9):
+                if found := self._get(f"d/{file.id}", must=False):
+                    break
+                following = envelope(self._get(f"f/{file.id}"), b"PNSF", "forwarding", f"f/{file.id}")
+                need(following.before == file.id, f"f/{file.id}: it is of another data file")
+                vars(file).update({name: value for name, value in vars(following).items() if name != "before"})
+            need(found, f"d/{file.id}: too many forwarding objects")
+            return found
         if file.kind == 1:
             return file.inside
         place = file.inside

@@ -210,3 +210,18 @@ def test_branches_merge_after_it(tmp_path, way):
     expected = {ids[3]: (3, 0), ids[4]: (4, 0), ids[5]: (100, 7), ids[6]: (6, 0), ids[7]: (7, 0)}
     assert {row: values[row] for row in expected} == expected and sorted(values.values())[-3:] == [(9, 1), (10, 2), (100, 7)]
     assert len(values) == 7 and not one.verify()["problems"]
+
+
+def test_a_merge_of_compacted_samples_brings_their_words(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32", "word": ps.Category()})
+    ds.append({"n": [0, 1], "word": ["old", "old"]})
+    branch = ds.create_branch("other")
+    for n in (2, 3):
+        branch.append({"n": [n], "word": [f"new {n}"]})
+    branch.compact()
+    ds.append({"n": [4], "word": ["mine"]})
+    ds.merge(branch)
+    batch = ds.take(range(len(ds)))
+    words = {int(n): ds.vocabulary("word")[int(code)] for n, code in zip(batch["n"], batch["word"], strict=True)}
+    assert words == {0: "old", 1: "old", 2: "new 2", 3: "new 3", 4: "mine"}
+    assert not ds.verify()["problems"]

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{
-    Context, Isolation, Policies, Policy, Snapshot, Texts, Transaction, Validate, compact, create, create_branch, create_tag, merge, verify,
+    Context, Isolation, New, Policies, Policy, Snapshot, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag, merge, verify,
 };
 use penstock_error::Result as Ours;
 use penstock_format::datafile::Tail;
-use penstock_format::ids::{record_number, rows_name};
-use penstock_format::manifest::{Root, encode_pages, encode_stages, encode_words, parse_page, parse_stages, parse_words};
+use penstock_format::cursor::{Magic, seal, unseal};
+use penstock_format::ids::{Run, record_number, rows_name};
+use penstock_format::manifest::{Attachment, PageStatistics, Root, encode_pages, encode_stages, encode_words, parse_page, parse_stages, parse_words};
 use penstock_format::names::Names;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
@@ -69,7 +70,12 @@ fn make() -> Ours<Objects> {
     let (_, with_stage) = adding.commit("add a stage", "golden", "{}")?;
     let (laid_out, done) = compact(&Arc::new(with_stage), Texts { message: "compact", ..texts })?;
     assert!(done.dropped > 0 && done.overlays > 0 && laid_out.stages.len() == 1, "{done:?}");
-    samples::change(&Arc::new(laid_out), 17)?;
+    let changed = Arc::new(samples::change(&Arc::new(laid_out), 17)?.1);
+    let columns = changed.schema.columns.iter().map(|spec| spec.name.as_str()).collect::<Vec<&str>>();
+    let attached = |kind, rows| New { kind, content: b"golden", columns: &columns[..2], rows, parameters: "{\"metric\":\"none\"}", replaces: &[] };
+    let one = attach(&changed, &attached("index", None), texts)?;
+    let two = attach(&Arc::new(one), &attached("sketch", Some(RowIds::of_runs(vec![Run { first: 1, count: 3 }]))), texts)?;
+    samples::change(&Arc::new(two), 19)?;
     Ok(memory.objects())
 }
 
@@ -116,11 +122,16 @@ fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Err
                 continue;
             }
             let record = Record::parse(body, branch_of(name)?, number)?;
-            let of_delta = |delta| if let Delta::Overlay(Overlay { rows, .. }) = delta { Some(rows) } else { None };
+            let of_delta = |delta| match delta {
+                Delta::Overlay(Overlay { rows, .. }) | Delta::Attachment(Attachment { rows, .. }) => Some(rows),
+                _ => None,
+            };
             sets.extend(record.changes.into_iter().map(|change| change.rows));
             sets.extend(record.deltas.into_iter().filter_map(of_delta));
         } else if name.starts_with("r/") {
-            sets.extend(Root::parse(body)?.overlays.into_iter().map(|overlay| overlay.rows));
+            let root = Root::parse(body)?;
+            sets.extend(root.overlays.into_iter().map(|overlay| overlay.rows));
+            sets.extend(root.attachments.into_iter().map(|attachment| attachment.rows));
         }
     }
     Ok(sets.into_iter().filter_map(|set| if let RowSet::Object(reference) = set { Some(reference) } else { None }).collect())
@@ -128,7 +139,7 @@ fn row_sets(objects: &Objects) -> Result<Vec<RowIdsRef>, Box<dyn std::error::Err
 
 #[test]
 fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::error::Error>> {
-    let mut seen = [0; 8];
+    let mut seen = [0; 10];
     let objects = golden()?;
     let sets = row_sets(&objects)?;
     for (name, body) in objects {
@@ -149,6 +160,12 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
             Some("o") => {
                 let reference = sets.iter().find(|set| rows_name(set.object.id) == name).ok_or("no parent")?;
                 (5, RowIds::parse(&body, reference)?.encode(reference.object.id).1.ok_or("too few runs for an object")?)
+            }
+            Some("s") => (8, PageStatistics::parse(&body)?.encode()),
+            Some("a") => {
+                let mut cursor = unseal(Magic::Attachment, &body)?;
+                let content = cursor.take(cursor.left())?;
+                (9, seal(Magic::Attachment, |writer| writer.0.extend_from_slice(&content)))
             }
             Some("g") => (7, encode_stages(&parse_stages(&body)?)),
             Some("p") => (3, encode_pages(&parse_page(&body)?)[0].0.clone()),

@@ -164,6 +164,9 @@ fn three_way(
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
     let mut additions = additions(sides, &chosen, &found.lacking, &learned, values, puts)?;
     let fragments = additions.copy(copied_samples(&sides.theirs, &sides.columns[2], &copied, puts)?);
+    if !additions.is_empty() {
+        additions.words = new_words(&ours, &sides.theirs, puts)?;
+    }
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     columns.sort_unstable();
     columns.dedup();
@@ -212,7 +215,7 @@ fn three_way(
     Ok((proposal, added.or(&revived)))
 }
 
-/// Link fragments, and link or copy the values and words that the branch gets. Samples whose fragments it does not get have no values in it.
+/// Link fragments, and link or copy the values that the branch gets. Samples whose fragments it does not get have no values in it.
 fn additions(
     sides: &Sides,
     chosen: &Linked,
@@ -221,7 +224,7 @@ fn additions(
     values: Values,
     puts: &mut Vec<String>,
 ) -> Result<Additions> {
-    let Sides { ours, theirs, .. } = sides;
+    let theirs = &sides.theirs;
     let mut additions = Additions { parts: new_parts(theirs, chosen, puts)?, ..Additions::default() };
     (additions.overlays, additions.features) = match values {
         Values::Overlays(mut overlays) => {
@@ -235,9 +238,6 @@ fn additions(
             copied_values(&theirs, &values, puts)?
         }
     };
-    if !additions.is_empty() {
-        additions.words = new_words(ours, theirs, puts)?;
-    }
     Ok(additions)
 }
 

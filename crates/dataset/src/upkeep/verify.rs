@@ -362,9 +362,12 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
     let skipped = units.start as u64 * UNIT_BYTES / chunk.shape.fixed_bytes(chunk.dtype)?.max(1);
     let first_row = if chunk.layout == Layout::Fixed { chunk.first_row_of(*block) + skipped } else { *block as u64 };
     if chunk.bounds.is_some() {
-        let valid: Vec<bool> = (0..(bytes.len() / chunk.dtype.size()) as u64).map(|place| chunk.is_valid(first_row + place)).collect();
         let Bounds { has_nan, span } = match chunk.layout {
-            Layout::Fixed => Bounds::of_fixed(&bytes, chunk.dtype, Some(&valid)),
+            Layout::Fixed => {
+                let rows = (bytes.len() / chunk.dtype.size()) as u64;
+                let valid: Vec<bool> = (first_row..first_row + rows).map(|row| chunk.is_valid(row)).collect();
+                Bounds::of_fixed(&bytes, chunk.dtype, Some(&valid))
+            }
             _ => Bounds::of_words(Some(&bytes[..]).filter(|_| chunk.is_valid(first_row)).into_iter()),
         };
         check_bounds(chunk, span, has_nan).map_err(within)?;

@@ -26,6 +26,7 @@ impl Statistics {
                 let bounds = Some(Bounds::of_dictionary(Some(words)));
                 Statistics { nulls: chunk.nulls(), words: Some(words.len() as u64), bounds }
             }
+            None if chunk.nulls() == chunk.samples => Statistics::of_nulls(chunk.samples),
             None => Statistics { nulls: chunk.nulls(), words: None, bounds: chunk.bounds.clone() },
         }
     }
