@@ -60,7 +60,7 @@ def change(rng, ds, verb):
             elif choice == 3 and "more" in ds.schema:
                 tx.drop_column("more")
     elif verb == "merge":
-        branch = ds.create_branch(f"b{len(ds.log())}")
+        branch = ds.create_branch(f"b{rng.random()}")
         for _ in range(rng.randint(1, 3)):
             change(rng, branch, rng.choice(["append", "update", "delete", "compact"]))
         if rng.random() < 0.5:
