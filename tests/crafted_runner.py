@@ -17,6 +17,7 @@ import sys
 import numpy as np
 import penstock as ps
 import spec_reader
+from penstock import _core
 from google_crc32c import value as crc32c
 
 WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
@@ -154,7 +155,14 @@ def everything(place: pathlib.Path) -> list[bytes]:
         pass
     if "tiled" in ds.schema:
         ds["tiled"][0, 0:2, 1:3]
+    found += [one["object"].encode() + one["content"] for one in _core.attachments(ds._snapshot)]
     return found
+
+
+def statistics(place: pathlib.Path) -> list[object]:
+    """Return what the dataset says about its columns. A reader cannot compare it with the values, but `verify` does."""
+    ds = ps.open(place)
+    return [_core.statistics(ds._snapshot, name) for name in ds.schema]
 
 
 def flat(value: object) -> bytes:
@@ -163,7 +171,9 @@ def flat(value: object) -> bytes:
     return value.tobytes() if isinstance(value, np.ndarray | np.generic) else repr(value).encode()
 
 
-def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes]) -> str:
+def attempt(
+    place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes], bounds: list[object]
+) -> str:
     """Read the changed dataset in a child process and return the outcome. The returned text starts with the kind of outcome."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:
@@ -175,6 +185,8 @@ def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, b
         try:
             try:
                 said = "equal" if everything(place) == expected else "other values"
+                if statistics(place) != bounds and not ps.open(place).verify()["problems"]:
+                    said = "other statistics, and verify found no problems"
             except ps.Error as error:
                 said = f"refused {error.code}" if error.code != "internal" else f"foreign {error}"
             if said.startswith("refused"):
@@ -232,6 +244,13 @@ def make(place: pathlib.Path) -> None:
     with ds.transaction() as tx:
         tx.update({name: values[:2] for name, values in rows(2, 9).items()}, row_ids=[1, 87])
         tx.delete(row_ids=[5, 60, 61])
+    given = "attach", "test", "{}"
+    ds._move(_core.attach(ds._snapshot, "index", b"content", ["n"], None, "{}", [], given))
+    for number in range(40):  # Until a root is written.
+        ds.append({"n": [number]})
+    ds._move(_core.attach(ds._snapshot, "sketch", b"more", ["text"], np.arange(2, 5), '{"size": 7}', [], given))
+    with ds.transaction() as tx:
+        tx.update({"text": ["newer"]}, row_ids=[3])
     ds._snapshot.pin("kept")
 
 
@@ -239,7 +258,7 @@ def main() -> None:
     share, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
     place = folder / "set"
     make(place)
-    expected = everything(place)
+    expected, bounds = everything(place), statistics(place)
     objects = Objects(place)
     record = max((name for name in objects.bodies if name.startswith("log/") and name[-1].isdigit()), key=lambda name: -int(name[-20:]))
     parsed = spec_reader.Dataset(place)
@@ -250,7 +269,10 @@ def main() -> None:
     forms |= {
         f"w/{segment.object.id}": "words" for segment in [*parsed.root.segments, *parsed.record.deltas] if hasattr(segment, "first_code")
     }
-    assert len([name for name in forms if name.startswith("o/")]) == 2
+    forms |= {f"s/{page.statistics.id}": "statistics" for page in parsed.root.pages if page.statistics}
+    forms |= {f"a/{attachment.object.id}": "content" for attachment in parsed.attachments}
+    assert len([name for name in forms if name.startswith("o/")]) >= 2
+    assert parsed.root.attachments and {"s", "a"} <= {name.split("/")[0] for name in forms}
     files = [file for part in [*parsed.fragments, *parsed.overlays] for file in part.files]
     stored = [file for file in files if file.kind == 0]
     assert {file.kind for file in files} == {0, 1, 2}
@@ -275,7 +297,7 @@ def main() -> None:
     for name, at, length, kind, value, other in chosen:
         body = objects.bodies[name]
         bodies = objects.changed(name, body[:at] + encoded(other, kind) + body[at + length :])
-        said = attempt(place, bodies, objects.bodies, expected)
+        said = attempt(place, bodies, objects.bodies, expected, bounds)
         word = said.split(" ")[0]
         word = "equal" if word == "other" and (name, at, length, kind) in choosing else word
         outcomes[word] = outcomes.get(word, 0) + 1

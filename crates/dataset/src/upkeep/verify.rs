@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
-use penstock_format::datafile::{Bounds, Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, Span, UNIT_BYTES, write_header};
+use penstock_format::datafile::{Bounds, Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
 use penstock_format::files::FileRef;
 use penstock_format::ids::{NAMES_FOLDER, Run, attachment_name, data_name, lineage_of, row_id, stages_name};
 use penstock_format::manifest::{Fragment, PageStatistics, Statistics};
@@ -267,6 +267,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     }
     let mut rest = &checked_ranges(&file, &specs)[..];
     let mut at = HEADER_BYTES;
+    let mut found = vec![Bounds::default(); file.tail.chunks.len()];
     while let Some(first) = rest.first() {
         let (from, mut to) = (at.min(first.begin), first.end);
         let fits = rest.iter().take_while(|range| range.end <= first.end || range.end - from <= Config::memory_bytes() / 16).count();
@@ -278,7 +279,16 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
             check_pad(at, range.begin, &bytes, from)?;
             at = at.max(range.end);
             let stored = bytes.slice((range.begin - from) as usize..(range.end - from) as usize);
-            check_range(&file, range, specs[range.chunk], stored)?;
+            check_range(&file, range, specs[range.chunk], stored, &mut found[range.chunk])?;
+        }
+    }
+    for (chunk, mut found) in file.tail.chunks.iter().zip(found) {
+        // An empty text has no range.
+        if chunk.layout == Layout::Single && (0..samples).any(|row| chunk.is_valid(row) && chunk.stored_bytes.get(row as usize) == 0) {
+            found.include(&Bounds::of_words(std::iter::once(&[][..])));
+        }
+        if chunk.bounds.as_ref().is_some_and(|bounds| *bounds != found) {
+            return Err(malformed(format!("the bounds of column {} in its tail differ from its values", chunk.column)));
         }
     }
     check_pad(at, file.data_end, &read(at.min(file.data_end), file.data_end)?, at)
@@ -332,8 +342,8 @@ fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
     Ok(())
 }
 
-/// Verify the checksums of a range, then decode it and check every row, as a reader would.
-fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>, stored: Bytes) -> Result<()> {
+/// Verify the checksums of a range, then decode it and check every row, as a reader would. `found` gets the bounds of its values.
+fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>, stored: Bytes, found: &mut Bounds) -> Result<()> {
     let CheckedRange { chunk: index, block, units, .. } = range;
     for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
         file.verify_stored(*index, *block, Some(unit), bytes)?;
@@ -354,7 +364,7 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
             head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
             check_value(spec, chunk, &bytes[range.clone()], |_| true).map_err(within)?;
             if chunk.is_valid(chunk.first_row_of(*block) + row as u64) {
-                check_bounds(chunk, Some(Span::of_text(&bytes[range])), false).map_err(within)?;
+                found.include(&Bounds::of_words(std::iter::once(&bytes[range])));
             }
         }
         return Ok(());
@@ -362,27 +372,16 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
     let skipped = units.start as u64 * UNIT_BYTES / chunk.shape.fixed_bytes(chunk.dtype)?.max(1);
     let first_row = if chunk.layout == Layout::Fixed { chunk.first_row_of(*block) + skipped } else { *block as u64 };
     if chunk.bounds.is_some() {
-        let Bounds { has_nan, span } = match chunk.layout {
+        found.include(&match chunk.layout {
             Layout::Fixed => {
                 let rows = (bytes.len() / chunk.dtype.size()) as u64;
                 let valid: Vec<bool> = (first_row..first_row + rows).map(|row| chunk.is_valid(row)).collect();
                 Bounds::of_fixed(&bytes, chunk.dtype, Some(&valid))
             }
             _ => Bounds::of_words(Some(&bytes[..]).filter(|_| chunk.is_valid(first_row)).into_iter()),
-        };
-        check_bounds(chunk, span, has_nan).map_err(within)?;
+        });
     }
     check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(within)
-}
-
-/// Check that values are within the bounds in the tail.
-fn check_bounds(chunk: &Chunk, span: Option<Span>, has_nan: bool) -> Result<()> {
-    let Some(bounds) = &chunk.bounds else { return Ok(()) };
-    let contains = |span: Span| bounds.span.as_ref().is_some_and(|all| all.contains(&span));
-    match span.is_none_or(contains) && (bounds.has_nan || !has_nan) {
-        true => Ok(()),
-        false => Err(malformed(format!("the bounds of column {} in the tail do not contain all values", chunk.column))),
-    }
 }
 
 fn is_text(spec: &ColumnSpec) -> bool {

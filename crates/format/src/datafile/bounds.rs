@@ -121,11 +121,6 @@ impl Span {
         }
     }
 
-    /// Return whether a span contains another one, as it must if it is of more values.
-    pub fn contains(&self, other: &Span) -> bool {
-        self.or(other).as_ref() == Some(self)
-    }
-
     /// Return the span in another class, which a column has since it was widened. None if a bound is not the same number there.
     pub fn as_class(self, class: Class) -> Option<Span> {
         let exact = |value: f64| value.abs() <= (1u64 << 53) as f64;
