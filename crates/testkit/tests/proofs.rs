@@ -10,3 +10,4 @@ mod hostile;
 mod layouts;
 mod records;
 mod remote;
+mod schedules;
