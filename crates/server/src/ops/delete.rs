@@ -1,12 +1,13 @@
 //! DeleteObject and DeleteObjects.
 
-use s3s::dto::{DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, Error};
+use s3s::dto::{DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, Error, ObjectIdentifier};
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::may_be_there;
 use crate::keys::rights;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
+use crate::read::conditions::not_checked;
 
 /// The most objects of one request, as in S3.
 const MOST_OBJECTS: usize = 1000;
@@ -24,6 +25,10 @@ pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>
     }
     if request.input.delete.objects.iter().any(|object| object.key.contains('\0')) {
         return Err(s3_error!(MalformedXML, "names cannot have the character U+0000"));
+    }
+    let has_condition = |object: &ObjectIdentifier| object.e_tag.is_some() || object.size.is_some() || object.last_modified_time.is_some();
+    if !tier.is_folder && request.input.delete.objects.iter().any(has_condition) {
+        return Err(not_checked("ETag, Size or LastModifiedTime of an object"));
     }
     let (allowed, refused): (Vec<_>, Vec<_>) =
         std::mem::take(&mut request.input.delete.objects).into_iter().partition(|object| rights.allow(&bucket, &object.key));
