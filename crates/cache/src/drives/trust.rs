@@ -31,6 +31,8 @@ const TOKEN_BYTES: usize = 32;
 /// How a mark begins that says until when objects may change. The seconds since 1970 follow.
 const UNCERTAIN: &str = "until ";
 const MOST_UNCERTAIN: Duration = Duration::from_secs(3600);
+/// Drives are written to at most once in this time to say so. It is added to what they say.
+const NOTED_EACH: Duration = Duration::from_secs(1);
 /// A mark is shorter than this: it has a line for each drive.
 const MOST_BYTES: usize = 1 << 20;
 /// A server that starts waits this long for another one that starts: for a drive, which may hang, and for the mark.
@@ -44,8 +46,9 @@ pub struct Trust {
     mark: Option<Presence>,
     /// The files on the drives. One that fails has none.
     drives: Vec<Option<Presence>>,
-    /// Held while a file of these says something else: the mark, and the files on the drives, for which only threads wait that may.
-    saying: (Mutex<()>, Mutex<()>),
+    /// Held while a file of these says something else: the mark, and the files on the drives, for which only threads wait that may. Until then, objects
+    /// are uncertain by the drives.
+    saying: (Mutex<()>, Mutex<SystemTime>),
     /// Until then, the store may carry out a write whose outcome an earlier server did not learn.
     pub uncertain_until: SystemTime,
 }
@@ -106,11 +109,17 @@ impl Trust {
             token
         });
         [&mark].into_iter().chain(&found).flatten().for_each(|file| file.lock.stay());
-        Ok(Trust { token: Mutex::new(token), mark, drives: found, saying: Default::default(), uncertain_until })
+        Ok(Trust {
+            token: Mutex::new(token),
+            mark,
+            drives: found,
+            saying: (Mutex::default(), Mutex::new(SystemTime::UNIX_EPOCH)),
+            uncertain_until,
+        })
     }
 
     fn token(&self) -> MutexGuard<'_, String> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+        held(&self.token)
     }
 
     /// Return a note as it is written to a drive.
@@ -152,8 +161,12 @@ impl Trust {
 
     /// Note the same on the drives, for servers that do not find the mark: it ends with the run of the machine, or the container. Waits for drives.
     pub fn note_on_drives(&self, until: SystemTime) {
-        let _alone = held(&self.saying.1);
-        self.drives.iter().flatten().for_each(|file| drop(file.lock.write_durably(&uncertain(until))));
+        let mut said = held(&self.saying.1);
+        // Many writes fail together.
+        if *said < until {
+            *said = until + NOTED_EACH;
+            self.drives.iter().flatten().for_each(|file| drop(file.lock.write_durably(&uncertain(*said))));
+        }
     }
 
     /// Believe no note that was written until now.
@@ -169,7 +182,7 @@ impl Trust {
     }
 }
 
-fn held(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
+fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
