@@ -374,3 +374,19 @@ def test_conditions_of_a_copy_mean_the_same_below_a_quota(start):
         {"CopySourceIfUnmodifiedSince": future},
     ):
         assert copied("counted/copy", more) == copied("other/copy", more), more
+
+
+def test_a_copy_of_what_is_absent_fails_in_the_same_way_below_a_quota(start):
+    node = start("{bucket}/counted=1MB")
+    for bucket, code in ((node.bucket, "NoSuchKey"), ("no-such-bucket", "NoSuchBucket")):
+        for key in ("counted/copy", "other/copy"):
+            source = {"Bucket": bucket, "Key": "absent"}
+            upload = node.begin(key)
+            for call, more in (
+                (node.client.copy_object, {"Bucket": node.bucket, "Key": key}),
+                (node.client.upload_part_copy, {**upload, "PartNumber": 1}),
+            ):
+                with pytest.raises(botocore.exceptions.ClientError) as raised:
+                    call(**more, CopySource=source)
+                answer = raised.value.response
+                assert (answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"]) == (code, 404), key

@@ -7,9 +7,12 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 
+import botocore.exceptions
 import pytest
 import servers
+import urllib3.exceptions
 from waiting import until
 
 PART = 5 << 20
@@ -124,3 +127,86 @@ def test_a_key_that_becomes_a_folder_keeps_its_etag_without_being_read(served):
     assert path.is_dir()
     found = served.client().get_object(Bucket="penstock", Key="both")
     assert (found["ETag"], found["Body"].read()) == (etag, b"body") and etag == f'"{hashlib.md5(b"body").hexdigest()}"'
+
+
+LONG = random.Random(4).randbytes(1 << 20) * 60
+
+
+def begun(served, key):
+    """Put a long object, and begin to read it. The server has read little of it yet."""
+    etag, path = put(served, key, LONG)
+    return path, served.client().get_object(Bucket="penstock", Key=key, IfMatch=etag)["Body"]
+
+
+def test_a_read_of_a_file_that_is_rewritten_meanwhile_breaks_off(served):
+    path, body = begun(served, "rewritten meanwhile")
+
+    def rewrite():
+        with path.open("r+b") as file:
+            file.write(LONG[::-1])
+
+    touched(path, rewrite)
+    if served.options:
+        # All of it was in the cache.
+        assert body.read() == LONG
+    else:
+        with pytest.raises(Exception, match=r"IncompleteRead|Connection"):
+            body.read()
+    found = served.client().get_object(Bucket="penstock", Key=path.name)
+    assert found["Body"].read() == LONG[::-1]
+    # What the cache has of the first content is not part of the second one.
+    touched(path, lambda: path.write_bytes(LONG))
+    for _ in range(2):
+        assert served.client().get_object(Bucket="penstock", Key=path.name)["Body"].read() == LONG
+
+
+@pytest.mark.parametrize("how", ["mode", "put", "delete", "removed", "replaced"])
+def test_a_read_outlives_what_leaves_the_bytes_as_they_are(served, how):
+    path, body = begun(served, f"kept meanwhile {how}")
+    if how == "mode":
+        path.chmod(0o600)
+    elif how == "put":
+        served.client().put_object(Bucket="penstock", Key=path.name, Body=b"new")
+    elif how == "delete":
+        served.client().delete_object(Bucket="penstock", Key=path.name)
+    elif how == "removed":
+        path.unlink()
+    else:
+        (path.parent / "%other").write_bytes(LONG[::-1])
+        (path.parent / "%other").rename(path)
+    try:
+        assert body.read() == LONG
+    except (urllib3.exceptions.HTTPError, botocore.exceptions.HTTPClientError):
+        # Parts that are not cached yet are asked for by their version, which is not there any more.
+        assert served.options and how != "mode"
+
+
+@pytest.mark.parametrize("into", ["object", "part"])
+def test_a_copy_of_a_file_that_is_rewritten_meanwhile_fails_though_its_time_is_restored(served, into):
+    _, path = put(served, f"source of {into}", LONG)
+    client, stop = served.client(), threading.Event()
+    source = {"Bucket": "penstock", "Key": path.name}
+    upload = client.create_multipart_upload(Bucket="penstock", Key="copied")["UploadId"]
+    before, bodies = path.stat(), [LONG[::-1], LONG]
+
+    def rewrite():
+        with path.open("r+b") as file:
+            while not stop.is_set():
+                file.seek(0)
+                file.write(bodies[0][:100])
+                file.flush()
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+                bodies.reverse()
+
+    thread = threading.Thread(target=rewrite)
+    thread.start()
+    try:
+        for _ in range(5):
+            with pytest.raises(botocore.exceptions.ClientError, match="ServiceUnavailable"):
+                if into == "object":
+                    client.copy_object(Bucket="penstock", Key="copied", CopySource=source)
+                else:
+                    client.upload_part_copy(Bucket="penstock", Key="copied", UploadId=upload, PartNumber=1, CopySource=source)
+    finally:
+        stop.set()
+        thread.join()

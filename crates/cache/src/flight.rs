@@ -73,6 +73,17 @@ impl Flight {
         self.locks.write_all_at(text.as_bytes(), 0)
     }
 
+    /// Replace what the file says, and wait until its drive has it.
+    pub fn write_durably(&self, text: &str) -> io::Result<()> {
+        self.write(text).and_then(|()| self.locks.sync_all())
+    }
+
+    /// Return whether the text of the file begins with this one.
+    pub fn begins_with(&self, text: &str) -> bool {
+        let mut found = vec![0; text.len()];
+        self.locks.read_exact_at(&mut found, 0).is_ok() && found == text.as_bytes()
+    }
+
     /// Keep all other operations out, and wait until those that run have ended. Returns None if they take longer than `patience`.
     pub fn alone(path: &Path, patience: Duration) -> io::Result<Option<Flight>> {
         let flight = Flight::new(path)?;

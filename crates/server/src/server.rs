@@ -128,8 +128,6 @@ struct Parts {
     blocks: Option<Arc<Blocks>>,
     back: Option<Arc<WriteBack>>,
     arena: Option<Arc<Arena>>,
-    /// Without a cache: lets other servers of the store know that this one writes.
-    _others: Option<Trust>,
 }
 
 async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
@@ -263,9 +261,10 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     };
     let (memory, hot) = memory(config, note);
     let arena = hot.as_ref().map(|hot| hot.arena().clone());
-    let others = config.cache.is_none().then(|| Trust::without_drives(&identity)).transpose()?;
-    let blocks = match &config.cache {
-        None => None,
+    let is_folder = !config.cold.starts_with("s3://");
+    let (blocks, trust) = match &config.cache {
+        // It lets other servers of the store know that this one writes.
+        None => (None, Arc::new(Trust::without_drives(&identity)?)),
         Some(spec) => {
             let drives = Drives::open(&Spec::parse(spec)?)?;
             for (folder, error) in &drives.failed {
@@ -279,7 +278,8 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             if back.as_ref().is_some_and(|back| back.pending_objects() > 0) {
                 blocks.cached.distrust_notes();
             }
-            Some(Arc::new(blocks))
+            let trust = blocks.cached.trust().ok_or_else(|| failed(&config.cold, "its cache keeps no notes"))?.clone();
+            (Some(Arc::new(blocks)), trust)
         }
     };
     let waiting = |bucket: &str, prefix: &str| back.as_ref().map_or(0, |back| back.pending_bytes_of(bucket, prefix));
@@ -289,7 +289,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
     let domains = Arc::new(Domains::new(&config.domains)?);
-    let service = service(Tier { cold, blocks: blocks.clone(), memory: memory.clone(), quotas }, keys.clone(), &domains);
+    let service = service(Tier { cold, is_folder, blocks: blocks.clone(), trust, memory: memory.clone(), quotas }, keys.clone(), &domains);
     let limits = Limits { requests: config.requests, idle: config.idle, memory };
     let taken = match (&keys, config.takes_version_2) {
         (None, _) => Taken::Unverified,
@@ -298,7 +298,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     };
     let gate = Gate { domains, taken, keys: keys.clone() };
     let front = Arc::new(Front::new(service, metrics.clone(), log, limits, gate));
-    Ok(Parts { front, keys, certificates, sampler, blocks, back, arena, _others: others })
+    Ok(Parts { front, keys, certificates, sampler, blocks, back, arena })
 }
 
 /// Return the memory for bodies. Before a cache, a quarter of it holds what is read often, and an eighth what is known of objects.

@@ -7,7 +7,7 @@ use s3s::{S3, S3Request, S3Response, S3Result};
 
 use crate::ops;
 use crate::ops::tier::Tier;
-use crate::read::conditions::check_known;
+use crate::read::conditions::{check_known, check_owner};
 
 /// The number of a request, in its response and in the access log.
 #[derive(Debug, Clone)]
@@ -23,7 +23,10 @@ macro_rules! operations {
         impl S3 for Shared {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 let id = request.extensions.get::<RequestId>().cloned();
-                check_known(stringify!($operation), &request.method, &request.headers)?;
+                check_known(stringify!($operation), &request.method, &request.headers, self.0.is_folder)?;
+                if self.0.is_folder {
+                    check_owner(&request.headers)?;
+                }
                 $function(&self.0, request).await.map_err(|mut error| {
                     // The cold store's own id would not be found in the log of this server.
                     id.into_iter().for_each(|id| error.set_request_id(&*id.0));

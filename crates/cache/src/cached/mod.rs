@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
@@ -12,6 +12,7 @@ use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest,
 
 use crate::cache::Cached;
 use crate::drive::now_seconds;
+use crate::drives::trust::Trust;
 use crate::evict;
 use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, object_of};
 use crate::fill::{Fill, only};
@@ -85,14 +86,9 @@ impl Cached {
         self.trust.iter().for_each(|trust| trust.renew());
     }
 
-    /// Let servers that start later believe no note of this one, and learn that objects may change until then.
-    pub fn note_uncertain(&self, until: SystemTime) {
-        self.trust.iter().for_each(|trust| trust.note_uncertain(until));
-    }
-
-    /// Return until when objects may change, because an earlier server did not learn the outcome of a write.
-    pub fn uncertain_until(&self) -> SystemTime {
-        self.trust.as_ref().map_or(SystemTime::UNIX_EPOCH, |trust| trust.uncertain_until)
+    /// Return which notes are believed, if there may be some.
+    pub fn trust(&self) -> Option<&Arc<Trust>> {
+        self.trust.as_ref()
     }
 
     /// Remove notes from a drive. If that fails, no note is believed any more.

@@ -10,6 +10,9 @@
 //! drives have the token, and so has a mark in shared memory. All servers of the store lock the mark, also those without a cache. The mark is
 //! emptied when a removal was missed, because a drive that is away cannot be written to. It is gone when the machine starts again, which
 //! may have lost the last removals.
+//!
+//! A write whose outcome is not known may change its object later. The mark and the drives then say until when, instead of a token. Nothing but its time
+//! ends this: what is missed meanwhile does not.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -28,6 +31,8 @@ const TOKEN_BYTES: usize = 32;
 /// How a mark begins that says until when objects may change. The seconds since 1970 follow.
 const UNCERTAIN: &str = "until ";
 const MOST_UNCERTAIN: Duration = Duration::from_secs(3600);
+/// Drives are written to at most once in this time to say so. It is added to what they say.
+const NOTED_EACH: Duration = Duration::from_secs(1);
 /// A mark is shorter than this: it has a line for each drive.
 const MOST_BYTES: usize = 1 << 20;
 /// A server that starts waits this long for another one that starts: for a drive, which may hang, and for the mark.
@@ -41,6 +46,9 @@ pub struct Trust {
     mark: Option<Presence>,
     /// The files on the drives. One that fails has none.
     drives: Vec<Option<Presence>>,
+    /// Held while a file of these says something else: the mark, and the files on the drives, for which only threads wait that may. Until then, objects
+    /// are uncertain by the drives.
+    saying: (Mutex<()>, Mutex<SystemTime>),
     /// Until then, the store may carry out a write whose outcome an earlier server did not learn.
     pub uncertain_until: SystemTime,
 }
@@ -80,28 +88,38 @@ impl Trust {
             let is_marked = mark.as_ref().is_some_and(|mark| marked(token).is_some_and(|text| mark.says(&text)));
             is_alone && is_marked && drives.iter().zip(&found).all(is_same)
         };
-        let until = mark.as_ref().and_then(|mark| mark.text()?.strip_prefix(UNCERTAIN)?.parse().ok()).unwrap_or(0);
+        let until = [&mark].into_iter().chain(&found).flatten().filter_map(|file| file.text()?.strip_prefix(UNCERTAIN)?.parse().ok());
+        let until = until.max().unwrap_or(0);
         // A clock that went back must not hold it up for long.
         let uncertain_until =
             (SystemTime::UNIX_EPOCH + Duration::from_secs(until.min(u32::MAX.into()))).min(SystemTime::now() + MOST_UNCERTAIN);
         let last = mark.as_ref().and_then(|mark| mark.text()?.get(..TOKEN_BYTES).map(str::to_owned));
         let token = last.filter(is_kept).unwrap_or_else(|| {
             let token = new_token();
+            if uncertain_until > SystemTime::now() {
+                // The files keep saying so for later servers. None of them believes a note of this one.
+                return token;
+            }
             let write =
                 |(drive, file): (&Drive, &Option<Presence>)| file.as_ref().map_or(Ok(()), |file| file.lock.write(&on_drive(&token, drive)));
             let written = drives.iter().zip(&found).map(write).fold(Ok(()), io::Result::and);
             let text = marked(&token).filter(|_| is_alone && written.is_ok()).unwrap_or_default();
-            // A mark that cannot be written has another token. One that says how long objects are uncertain stays for later servers.
-            let is_over = uncertain_until <= SystemTime::now();
-            let _ = mark.as_ref().filter(|_| is_over).map(|mark| mark.lock.write(&text));
+            // A mark that cannot be written has another token.
+            let _ = mark.as_ref().map(|mark| mark.lock.write(&text));
             token
         });
         [&mark].into_iter().chain(&found).flatten().for_each(|file| file.lock.stay());
-        Ok(Trust { token: Mutex::new(token), mark, drives: found, uncertain_until })
+        Ok(Trust {
+            token: Mutex::new(token),
+            mark,
+            drives: found,
+            saying: (Mutex::default(), Mutex::new(SystemTime::UNIX_EPOCH)),
+            uncertain_until,
+        })
     }
 
     fn token(&self) -> MutexGuard<'_, String> {
-        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+        held(&self.token)
     }
 
     /// Return a note as it is written to a drive.
@@ -135,9 +153,20 @@ impl Trust {
     }
 
     /// Let servers that start later believe nothing, and learn that objects may change until then. This one knows which, and believes what it believed.
-    pub(crate) fn note_uncertain(&self, until: SystemTime) {
-        let seconds = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.mark.iter().for_each(|mark| drop(mark.lock.write(&format!("{UNCERTAIN}{seconds}"))));
+    /// Does not wait for drives: `note_on_drives` does.
+    pub fn note_uncertain(&self, until: SystemTime) {
+        let _alone = held(&self.saying.0);
+        self.mark.iter().for_each(|mark| drop(mark.lock.write(&uncertain(until))));
+    }
+
+    /// Note the same on the drives, for servers that do not find the mark: it ends with the run of the machine, or the container. Waits for drives.
+    pub fn note_on_drives(&self, until: SystemTime) {
+        let mut said = held(&self.saying.1);
+        // Many writes fail together.
+        if *said < until {
+            *said = until + NOTED_EACH;
+            self.drives.iter().flatten().for_each(|file| drop(file.lock.write_durably(&uncertain(*said))));
+        }
     }
 
     /// Believe no note that was written until now.
@@ -145,8 +174,21 @@ impl Trust {
         let token = new_token();
         self.token().clone_from(&token);
         // One of them is enough.
-        self.mark.iter().chain(self.drives.iter().flatten()).for_each(|file| drop(file.lock.write("")));
+        let marking = held(&self.saying.0);
+        self.mark.iter().for_each(Presence::disown);
+        drop(marking);
+        let _alone = held(&self.saying.1);
+        self.drives.iter().flatten().for_each(Presence::disown);
     }
+}
+
+fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Return what a file says while objects may change until then.
+fn uncertain(until: SystemTime) -> String {
+    format!("{UNCERTAIN}{}", until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
 impl Presence {
@@ -165,6 +207,14 @@ impl Presence {
 
     fn text(&self) -> Option<String> {
         String::from_utf8(private::read_own(self.path(), MOST_BYTES).ok()?).ok()
+    }
+
+    /// Let the file say no token. How long objects are uncertain stays: this server or another one may have noted it.
+    fn disown(&self) {
+        if !self.lock.begins_with(UNCERTAIN) {
+            // If this fails, the other files say it.
+            let _ = self.lock.write("");
+        }
     }
 
     fn says(&self, text: &str) -> bool {
@@ -369,6 +419,35 @@ mod tests {
         assert!(next.uncertain_until < SystemTime::now());
         drop(next);
         assert!(is_believed(&set.open("a:1GB"), &note));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_uncertain_outlives_its_mark_and_what_is_missed() -> io::Result<()> {
+        let set = Set::new()?;
+        let is_uncertain = |trust: &Trust| trust.uncertain_until > SystemTime::now() + Duration::from_secs(50);
+        let trust = set.open("a:1GB,b:1GB");
+        let until = SystemTime::now() + Duration::from_secs(60);
+        trust.note_uncertain(until);
+        trust.note_on_drives(until);
+        trust.renew();
+        let mark = trust.mark.as_ref().unwrap().path().to_owned();
+        drop(trust);
+        std::fs::remove_file(&mark)?;
+        for _ in 0..2 {
+            let next = set.open("a:1GB,b:1GB");
+            assert!(is_uncertain(&next));
+            next.renew();
+        }
+        // One drive that says it is enough, and so is the mark.
+        std::fs::rename(set.0.path().join("a"), set.0.path().join("away"))?;
+        assert!(is_uncertain(&set.open("a:1GB,b:1GB")));
+        let set = Set::new()?;
+        let trust = set.open("a:1GB");
+        Trust::without_drives(&set.store("one")).unwrap().note_uncertain(until);
+        trust.renew();
+        drop(trust);
+        assert!(is_uncertain(&set.open("a:1GB")));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use s3s::crypto::{Checksum as _, Sha256};
 
 use super::{Form, date_of, parameter, parameters, parts_of};
 use crate::read::conditions::{ALL, has_odd_conditions, mend_conditions};
-use crate::read::ranges::{drop_odd_range, has_odd_range};
+use crate::read::ranges::{has_odd_range, mend_range};
 use crate::upload::hex;
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
@@ -82,7 +82,7 @@ impl Chain {
 
 /// Change headers that S3 ignores or reads, and `s3s` does not.
 fn mend(headers: &mut HeaderMap) {
-    drop_odd_range(headers);
+    mend_range(headers);
     mend_conditions(headers);
 }
 

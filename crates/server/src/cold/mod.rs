@@ -9,6 +9,9 @@ use hyper::StatusCode;
 use s3s::dto::ETag;
 use s3s::{S3Error, S3Request, S3Result, s3_error};
 
+/// The owner of everything in a served folder.
+pub const OWNER: &str = "penstock";
+
 /// Build a request to a cold store.
 pub fn request<T>(input: T) -> S3Request<T> {
     S3Request {

@@ -9,6 +9,7 @@ use aws_sdk_s3::config::SharedHttpClient;
 use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use hyper::StatusCode;
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
 use s3s::dto::*;
@@ -165,6 +166,10 @@ fn certificates(path: &str) -> Result<Vec<u8>> {
 /// An account that cannot be reached is not an error of this server.
 fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
     result.map_err(|mut error| {
+        if error.status_code().is_some_and(|status| status.is_success()) {
+            // Copies and completed uploads may fail in the body of a response that has begun.
+            error.set_status_code(error.code().status_code().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR));
+        }
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
             let why = causes(error.source().map(|cause| cause as _));
             if why.contains("failed to construct request") {

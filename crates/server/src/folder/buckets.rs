@@ -7,6 +7,7 @@ use s3s::{S3Result, s3_error};
 
 use super::record::failed;
 use super::{Folder, OWN, on_disk, sync_folder};
+use crate::cold::OWNER;
 
 impl Folder {
     pub(super) async fn list_buckets(&self, input: ListBucketsInput) -> S3Result<ListBucketsOutput> {
@@ -34,6 +35,9 @@ impl Folder {
     }
 
     pub(super) async fn create_bucket(&self, input: CreateBucketInput) -> S3Result<CreateBucketOutput> {
+        if input.object_lock_enabled_for_bucket == Some(true) {
+            return Err(s3_error!(NotImplemented, "a served folder has no locks"));
+        }
         on_disk(|| match std::fs::create_dir(self.root.join(&input.bucket)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(s3_error!(BucketAlreadyOwnedByYou, "the bucket `{}` exists", input.bucket))
@@ -79,5 +83,5 @@ impl Folder {
 
 /// The owner of everything in a folder.
 pub(super) fn owner() -> Owner {
-    Owner { id: Some("penstock".into()), display_name: Some("penstock".into()) }
+    Owner { id: Some(OWNER.into()), display_name: Some(OWNER.into()) }
 }

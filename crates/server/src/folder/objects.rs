@@ -2,8 +2,6 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use s3s::dto::*;
@@ -122,7 +120,7 @@ impl Folder {
 
     pub(super) async fn put_object(&self, input: PutObjectInput) -> S3Result<PutObjectOutput> {
         refuse!(input; tagging "tags" sse_customer_key "encryption" server_side_encryption "encryption" object_lock_mode "locks"
-            object_lock_legal_hold_status "locks" write_offset_bytes "appends");
+            object_lock_legal_hold_status "locks");
         self.bucket(&input.bucket)?;
         let given = given!(input);
         let mut draft = self.draft()?;
@@ -292,24 +290,21 @@ fn part(record: &Record, number: i32, count: &mut Option<i32>) -> S3Result<Optio
     Ok(Some(begin..begin + bytes))
 }
 
-/// Return a part of a file as a body.
+/// Return a part of a file as a body. If the file is changed, the body breaks off, and a cache keeps nothing of it.
 fn body(file: File, record: Record, range: Range<u64>) -> StreamingBlob {
     let bytes = (range.end - range.start) as usize;
-    let parts = futures::stream::unfold((Arc::new((file, record)), range), |(opened, range)| async move {
-        if range.is_empty() {
-            return None;
-        }
-        let (own, begin, end) = (opened.clone(), range.start, range.end.min(range.start + PIECE_BYTES));
+    let parts = futures::stream::unfold((Some((file, record)), range), |(opened, range)| async move {
+        let (file, mut record) = opened.filter(|_| !range.is_empty())?;
+        let (begin, end) = (range.start, range.end.min(range.start + PIECE_BYTES));
         let read = tokio::task::spawn_blocking(move || {
-            let (file, record) = &*own;
-            let mut piece = vec![0; (end - begin) as usize];
-            file.read_exact_at(&mut piece, begin)?;
-            // What was sent before breaks off, and a cache keeps nothing of it.
-            record.check_unchanged(file).map(|()| Bytes::from(piece))
+            let piece = record.read_part(&file, begin, (end - begin) as usize);
+            piece.map(|piece| (Bytes::from(piece), (file, record)))
         });
-        let piece = read.await.map_err(StdError::from).and_then(|read| read.map_err(StdError::from));
-        let rest = if piece.is_ok() { end..range.end } else { 0..0 };
-        Some((piece, (opened, rest)))
+        let read = read.await.map_err(StdError::from).and_then(|read| read.map_err(StdError::from));
+        Some(match read {
+            Ok((piece, opened)) => (Ok(piece), (Some(opened), end..range.end)),
+            Err(error) => (Err(error), (None, range)),
+        })
     });
     crate::body::with_length(parts, bytes)
 }

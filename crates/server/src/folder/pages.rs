@@ -12,7 +12,7 @@ use super::buckets::owner;
 use super::listing::{Found, Listed, Query, list};
 use super::names::SELF;
 use super::record::{Record, failed};
-use super::{Folder, on_disk};
+use super::{Folder, on_disk, open_below};
 
 const MOST_KEYS: i32 = 1000;
 /// What stays as it is in keys that are encoded for a listing.
@@ -41,6 +41,13 @@ pub fn most(asked: Option<i32>) -> S3Result<usize> {
 }
 
 impl Folder {
+    /// Open the file of a listed object. It may be the object of a folder by now.
+    fn open_listed(&self, path: &Path) -> io::Result<File> {
+        let below = path.strip_prefix(&self.root).map_err(io::Error::other)?;
+        let file = open_below(&self.handle, below)?;
+        if file.metadata()?.is_dir() { open_below(&self.handle, &below.join(SELF)) } else { Ok(file) }
+    }
+
     /// Return a page: its objects, its common prefixes, and where the next one begins.
     fn page(
         &self,
@@ -61,7 +68,7 @@ impl Folder {
                 }
                 Found::Object(key, path) => (key, path),
             };
-            let record = match on_disk(|| open(&path).and_then(|file| Record::listed(&file))) {
+            let record = match on_disk(|| self.open_listed(&path).and_then(|file| Record::listed(&file))) {
                 // It was deleted in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 other => other.map_err(failed)?,
@@ -179,10 +186,4 @@ fn token(key: &str) -> String {
 fn from_token(token: &str) -> S3Result<String> {
     let key = base64_simd::URL_SAFE_NO_PAD.decode_to_vec(token).ok().and_then(|key| String::from_utf8(key).ok());
     key.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is not one of this server"))
-}
-
-/// Open the file of a listed object. It may be the object of a folder by now.
-fn open(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    if file.metadata()?.is_dir() { File::open(path.join(SELF)) } else { Ok(file) }
 }

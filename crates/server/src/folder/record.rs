@@ -14,6 +14,8 @@ use crate::upload::hex;
 
 /// The code of a drive that is full. Sending the request again would not help.
 pub const NO_SPACE: &str = "InsufficientStorage";
+/// The type of an object that was put without one, as in S3.
+pub const NO_TYPE: &str = "binary/octet-stream";
 const ATTRIBUTE: &str = "user.penstock.object";
 /// File systems allow attributes of about 4 KiB.
 const MOST_BYTES: usize = 3800;
@@ -62,7 +64,7 @@ pub(crate) use given;
 macro_rules! fill {
     ($output:ident, $record:expr) => {
         let record = $record;
-        $output.content_type = record.given.content_type.clone();
+        $output.content_type = record.given.content_type.clone().or_else(|| Some($crate::folder::record::NO_TYPE.into()));
         $output.cache_control = record.given.cache_control.clone();
         $output.content_disposition = record.given.content_disposition.clone();
         $output.content_encoding = record.given.content_encoding.clone();
@@ -165,6 +167,9 @@ pub struct Record {
     pub changed_ns: i64,
     /// Whether the file was in its place then.
     pub is_placed: bool,
+    /// The same time when the file had the bytes that this describes, as far as this server knows.
+    #[serde(skip)]
+    pub seen_ns: i64,
     pub given: Given,
     pub sums: Sums,
     /// The upload that made the object, and the lengths of its parts if they fit.
@@ -182,28 +187,51 @@ impl Record {
         let (found, own) = Record::find(file)?;
         let Some(own) = own else { return Ok(Record::foreign(&found)) };
         if own.is_fresh(&found) {
-            return Ok(own);
+            return Ok(Record { seen_ns: changed_ns(&found), ..own });
         }
         let is_same = own.is_of(file)?;
         let now = file.metadata()?;
         match is_same {
             Some(true) if changed_ns(&now) == changed_ns(&found) => {
                 own.clone().settle(file);
-                Ok(own)
+                Ok(Record { seen_ns: changed_ns(&file.metadata()?), ..own })
             }
             Some(_) => Ok(Record::foreign(&now)),
             None => Ok(Record { given: own.given, ..Record::foreign(&now) }),
         }
     }
 
-    /// Fail unless a file still has the bytes that this describes, after they were read: another program may have changed it in its place. What is only
-    /// replaced or removed stays as it was while it is open.
+    /// Fail if anything about a file was changed since this was read: another program may have changed its bytes in their place, and restored its time.
     pub fn check_unchanged(&self, file: &File) -> io::Result<()> {
-        let found = file.metadata()?;
-        match found.len() == self.bytes && modified_ns(&found) == self.modified_ns {
-            true => Ok(()),
-            false => Err(io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read")),
+        if self.is_seen(&file.metadata()?) { Ok(()) } else { Err(changed()) }
+    }
+
+    fn is_seen(&self, found: &fs::Metadata) -> bool {
+        self.has_times(found) && changed_ns(found) == self.seen_ns
+    }
+
+    fn has_times(&self, found: &fs::Metadata) -> bool {
+        found.len() == self.bytes && modified_ns(found) == self.modified_ns
+    }
+
+    /// Read a part of a file. Fails if the file has other bytes by then. What is only replaced or removed stays as it was while it is open. A file with
+    /// another mode or another link is compared with its ETag.
+    pub fn read_part(&mut self, file: &File, begin: u64, bytes: usize) -> io::Result<Vec<u8>> {
+        let mut piece = vec![0; bytes];
+        for _ in 0..SETTLES {
+            file.read_exact_at(&mut piece, begin)?;
+            let found = file.metadata()?;
+            if self.is_seen(&found) || found.nlink() == 0 && self.has_times(&found) {
+                return Ok(piece);
+            }
+            let now = Record::read(file)?;
+            if now.etag != self.etag {
+                break;
+            }
+            // The part may be of another moment.
+            self.seen_ns = now.seen_ns;
         }
+        Err(changed())
     }
 
     /// Read the record of a file without reading its bytes.
@@ -228,7 +256,7 @@ impl Record {
             // Without its record, the object would have another ETag and no metadata, and so would its copies.
             Err(error) => return Err(error.into()),
         };
-        let own = record.filter(|record| record.is_sound() && record.bytes == found.len() && record.modified_ns == modified_ns(&found));
+        let own = record.filter(|record| record.is_sound() && record.has_times(&found));
         Ok((found, own))
     }
 
@@ -242,7 +270,7 @@ impl Record {
     fn foreign(found: &fs::Metadata) -> Record {
         let (bytes, modified_ns) = (found.len(), modified_ns(found));
         let etag = format!("{:x}-{bytes:x}-{modified_ns:x}-{:x}", found.ino(), changed_ns(found));
-        Record { etag, bytes, modified_ns, ..Record::default() }
+        Record { etag, bytes, modified_ns, seen_ns: changed_ns(found), ..Record::default() }
     }
 
     fn is_fresh(&self, found: &fs::Metadata) -> bool {
@@ -334,6 +362,10 @@ impl Record {
     }
 }
 
+fn changed() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read")
+}
+
 fn modified_ns(found: &fs::Metadata) -> i64 {
     found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec())
 }
@@ -386,6 +418,8 @@ pub fn failed(error: io::Error) -> S3Error {
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             s3_error!(AccessDenied, "the folder cannot be written: {error}")
         }
+        // Trying again would not help.
+        io::ErrorKind::IsADirectory => s3_error!(InvalidRequest, "a folder has the name of the object's file; rename it, or remove it"),
         _ => s3_error!(ServiceUnavailable, "the folder failed: {error}"),
     };
     let mut answer = answer;

@@ -1,5 +1,6 @@
 //! Uploads in parts. Each upload is a folder with its description and a file for each part.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -71,7 +72,8 @@ impl Folder {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let begun_ms = now.as_millis() as u64;
         let description = Description { key: input.key.clone(), given, algorithm, is_full, begun_ms };
-        let id = unique();
+        // Lists have the uploads of a key in the order of their ids.
+        let id = format!("{begun_ms:016x}{}", &unique()[16..]);
         on_disk(|| {
             let folder = self.uploads(&input.bucket).join(&id);
             std::fs::create_dir_all(&folder).map_err(failed)?;
@@ -91,6 +93,7 @@ impl Folder {
     }
 
     pub(super) async fn upload_part(&self, input: UploadPartInput) -> S3Result<UploadPartOutput> {
+        refuse!(input; sse_customer_key "encryption");
         check_number(input.part_number)?;
         let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
         let mut draft = self.draft()?;
@@ -290,7 +293,8 @@ impl Folder {
         let (texts, most) = (Texts::new(input.encoding_type.as_ref())?, most(input.max_uploads)?);
         let (prefix, delimiter) = (input.prefix.clone().unwrap_or_default(), input.delimiter.clone().unwrap_or_default());
         let after = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone());
-        let mut all = Vec::new();
+        // The first of the page, and the one behind it. Prefixes have no id.
+        let mut found = BTreeMap::new();
         let folders = match std::fs::read_dir(self.uploads(&input.bucket)) {
             Err(error) if is_absent(&error) => None,
             other => Some(other.map_err(failed)?),
@@ -308,43 +312,40 @@ impl Folder {
                 None => description.key > after.0,
                 Some(marker) => (&description.key, &id) > (&after.0, marker),
             };
-            if is_behind && description.key.starts_with(&prefix) {
-                all.push((description, id));
+            let Some(rest) = description.key.strip_prefix(&prefix).filter(|_| is_behind) else { continue };
+            match rest.find(&delimiter).filter(|_| !delimiter.is_empty()) {
+                // Clients continue behind a prefix with the prefix itself.
+                Some(at) if after.0 == description.key[..prefix.len() + at + delimiter.len()] => {}
+                Some(at) => drop(found.insert((description.key[..prefix.len() + at + delimiter.len()].to_owned(), String::new()), None)),
+                None => drop(found.insert((description.key.clone(), id), Some(description.begun()))),
+            }
+            if found.len() > most + 1 {
+                found.pop_last();
             }
         }
-        all.sort_unstable_by(|(one, first), (other, second)| (&one.key, one.begun_ms, first).cmp(&(&other.key, other.begun_ms, second)));
-        let (mut uploads, mut prefixes, mut is_truncated) = (Vec::new(), Vec::<String>::new(), false);
-        let mut next = (None, None);
-        for (description, id) in all {
-            let rest = &description.key[prefix.len()..];
-            let common = rest.find(&delimiter).filter(|_| !delimiter.is_empty());
-            let common = common.map(|at| description.key[..prefix.len() + at + delimiter.len()].to_owned());
-            if common.is_some() && common.as_ref() == prefixes.last() {
-                continue;
-            }
-            if uploads.len() + prefixes.len() == most {
-                is_truncated = true;
-                break;
-            }
-            next = (Some(texts.of(&description.key)), Some(id.clone()));
-            match common {
-                Some(common) => prefixes.push(common),
-                None => uploads.push(MultipartUpload {
-                    key: Some(texts.of(&description.key)),
+        let is_truncated = found.len() > most;
+        found = found.into_iter().take(most).collect();
+        let next = found.last_key_value().filter(|_| is_truncated).map(|((key, id), _)| (texts.of(key), id.clone()));
+        let (next_key, next_id) = next.unzip();
+        let (mut uploads, mut prefixes) = (Vec::new(), Vec::new());
+        for ((key, id), begun) in found {
+            match begun {
+                None => prefixes.push(CommonPrefix { prefix: Some(texts.of(&key)) }),
+                Some(begun) => uploads.push(MultipartUpload {
+                    key: Some(texts.of(&key)),
                     upload_id: Some(id),
-                    initiated: Some(description.begun()),
+                    initiated: Some(begun),
                     owner: Some(owner()),
                     storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
                     ..MultipartUpload::default()
                 }),
             }
         }
-        let (next_key, next_id) = if is_truncated { next } else { (None, None) };
         Ok(ListMultipartUploadsOutput {
             bucket: Some(input.bucket),
             is_truncated: Some(is_truncated),
             uploads: Some(uploads),
-            common_prefixes: Some(prefixes.iter().map(|prefix| CommonPrefix { prefix: Some(texts.of(prefix)) }).collect()),
+            common_prefixes: Some(prefixes),
             prefix: input.prefix.map(|prefix| texts.of(&prefix)),
             delimiter: input.delimiter.map(|delimiter| texts.of(&delimiter)),
             encoding_type: input.encoding_type,

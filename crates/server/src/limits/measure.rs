@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use s3s::dto::{ListMultipartUploadsInput, ListObjectsV2Input, ListPartsInput};
+use s3s::dto::{ListMultipartUploadsInput, ListObjectsV2Input, ListPartsInput, Part};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 
 use super::usage::{Found, MOST_UPLOADS, Upload};
@@ -91,8 +91,16 @@ impl Found {
 }
 
 /// Return how many bytes the parts of an upload have, or None if it does not exist.
-pub async fn upload(cold: &Arc<dyn S3>, bucket: &str, (key, id): &Upload) -> S3Result<Option<u64>> {
-    let (mut bytes, mut after) = (0_u64, None);
+pub async fn upload(cold: &Arc<dyn S3>, bucket: &str, open: &Upload) -> S3Result<Option<u64>> {
+    let mut bytes = 0_u64;
+    let is_there =
+        parts(cold, bucket, open, |part| bytes = bytes.saturating_add(part.size.and_then(|size| size.try_into().ok()).unwrap_or(0)));
+    Ok(is_there.await?.then_some(bytes))
+}
+
+/// Pass the parts of an upload to a function. Returns whether the upload exists.
+pub async fn parts(cold: &Arc<dyn S3>, bucket: &str, (key, id): &Upload, mut see: impl FnMut(&Part)) -> S3Result<bool> {
+    let mut after = None;
     loop {
         let input = ListPartsInput {
             bucket: bucket.to_owned(),
@@ -103,14 +111,13 @@ pub async fn upload(cold: &Arc<dyn S3>, bucket: &str, (key, id): &Upload) -> S3R
         };
         let page = match cold.list_parts(request(input)).await {
             Ok(response) => response.output,
-            Err(error) if matches!(error.code(), S3ErrorCode::NoSuchUpload | S3ErrorCode::NoSuchBucket) => return Ok(None),
+            Err(error) if matches!(error.code(), S3ErrorCode::NoSuchUpload | S3ErrorCode::NoSuchBucket) => return Ok(false),
             Err(error) => return Err(error),
         };
-        let sizes = page.parts.iter().flatten().filter_map(|part| u64::try_from(part.size?).ok());
-        bytes = sizes.fold(bytes, u64::saturating_add);
+        page.parts.iter().flatten().for_each(&mut see);
         let next = page.next_part_number_marker.filter(|_| page.is_truncated.unwrap_or(false));
         if next.is_none() || next == after {
-            return Ok(Some(bytes));
+            return Ok(true);
         }
         after = next;
     }

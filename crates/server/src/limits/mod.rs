@@ -1,6 +1,6 @@
 //! Limits of what clients may store and send: quotas of prefixes, and rates of keys.
 
-mod measure;
+pub mod measure;
 pub mod quota;
 pub mod rate;
 mod usage;

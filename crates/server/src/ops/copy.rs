@@ -1,6 +1,7 @@
 //! CopyObject, by the cold store itself.
 
-use s3s::dto::{CopyObjectInput, CopyObjectOutput, CopySource, HeadObjectInput, HeadObjectOutput};
+use hyper::StatusCode;
+use s3s::dto::{CopyObjectInput, CopyObjectOutput, CopySource, HeadBucketInput, HeadObjectInput, HeadObjectOutput};
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::request as cold_request;
@@ -58,8 +59,20 @@ pub fn changed(error: S3Error, is_ours: bool) -> S3Error {
 pub async fn source(tier: &Tier, source: &CopySource, input: HeadObjectInput) -> S3Result<HeadObjectOutput> {
     let CopySource::Bucket { bucket, key, version_id } = source else { return Ok(HeadObjectOutput::default()) };
     let (bucket, key, version_id) = (bucket.to_string(), key.to_string(), version_id.as_ref().map(ToString::to_string));
-    let found = tier.cold.head_object(cold_request(HeadObjectInput { bucket, key, version_id, ..input })).await?;
-    Ok(found.output)
+    let is_gone = |error: &S3Error| !tier.is_folder && error.status_code() == Some(StatusCode::NOT_FOUND);
+    let asked = HeadObjectInput { bucket: bucket.clone(), key: key.clone(), version_id: version_id.clone(), ..input };
+    match tier.cold.head_object(cold_request(asked)).await {
+        // Responses to HEAD have no body that says what is missing.
+        Err(error) if is_gone(&error) => {
+            let asked = HeadBucketInput { bucket: bucket.clone(), ..HeadBucketInput::default() };
+            Err(match tier.cold.head_bucket(cold_request(asked)).await {
+                Err(error) if is_gone(&error) => s3_error!(NoSuchBucket, "the bucket `{bucket}` does not exist"),
+                _ if version_id.is_some() => s3_error!(NoSuchVersion, "this version of `{key}` does not exist"),
+                _ => s3_error!(NoSuchKey, "the object `{key}` does not exist"),
+            })
+        }
+        found => found.map(|response| response.output),
+    }
 }
 
 /// Fail unless the request may read the source of a copy.

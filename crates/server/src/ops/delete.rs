@@ -1,11 +1,13 @@
 //! DeleteObject and DeleteObjects.
 
-use s3s::dto::{DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, Error};
-use s3s::{S3Request, S3Response, S3Result, s3_error};
+use s3s::dto::{DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, Error, ObjectIdentifier};
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
+use crate::cold::may_be_there;
 use crate::keys::rights;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
+use crate::read::conditions::not_checked;
 
 /// The most objects of one request, as in S3.
 const MOST_OBJECTS: usize = 1000;
@@ -24,6 +26,10 @@ pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>
     if request.input.delete.objects.iter().any(|object| object.key.contains('\0')) {
         return Err(s3_error!(MalformedXML, "names cannot have the character U+0000"));
     }
+    let has_condition = |object: &ObjectIdentifier| object.e_tag.is_some() || object.size.is_some() || object.last_modified_time.is_some();
+    if !tier.is_folder && request.input.delete.objects.iter().any(has_condition) {
+        return Err(not_checked("ETag, Size or LastModifiedTime of an object"));
+    }
     let (allowed, refused): (Vec<_>, Vec<_>) =
         std::mem::take(&mut request.input.delete.objects).into_iter().partition(|object| rights.allow(&bucket, &object.key));
     let refused = refused.into_iter().map(|object| Error {
@@ -36,8 +42,21 @@ pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>
     if !allowed.is_empty() {
         let objects: Vec<Object> = allowed.iter().map(|object| Object::new(&bucket, &object.key)).collect();
         request.input.delete.objects = allowed;
-        response = tier.write(&objects, tier.cold.delete_objects(request)).await?;
+        response = tier.write_each(&objects, tier.cold.delete_objects(request), is_uncertain).await?;
     }
     response.output.errors.get_or_insert_default().extend(refused);
     Ok(response)
+}
+
+/// Return whether the cold store may still delete one of many objects: all failed so, or this one did.
+fn is_uncertain(deleted: &S3Result<S3Response<DeleteObjectsOutput>>, object: &Object) -> bool {
+    let of = |error: &Error| {
+        // One without a key may be of each of them, and one without a code may mean anything.
+        let code = error.code.as_deref().and_then(|code| S3ErrorCode::from_bytes(code.as_bytes()));
+        error.key.as_ref().is_none_or(|key| *key == object.key) && code.is_none_or(|code| may_be_there(&S3Error::new(code)))
+    };
+    match deleted {
+        Ok(response) => response.output.errors.iter().flatten().any(of),
+        Err(error) => may_be_there(error),
+    }
 }

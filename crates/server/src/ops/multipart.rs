@@ -1,10 +1,13 @@
 //! Uploads in parts, which the cold store puts together.
 
+use std::collections::HashMap;
+
 use s3s::dto::*;
-use s3s::{S3Request, S3Response, S3Result};
+use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::copy::{changed, check_source, copied_bytes};
 use crate::cold::request as cold_request;
+use crate::limits::measure;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
 use crate::upload::{Body, Broken, encoding, length, received};
@@ -59,10 +62,32 @@ pub async fn complete(
     tier: &Tier,
     request: S3Request<CompleteMultipartUploadInput>,
 ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+    check_size(tier, &request.input).await?;
     let (bucket, key, id) = (request.input.bucket.clone(), request.input.key.clone(), request.input.upload_id.clone());
     let objects = [Object::new(&bucket, &key)];
     let write = tier.write(&objects, tier.cold.complete_multipart_upload(request));
     tier.quotas.complete((&bucket, &key, &id), write).await
+}
+
+/// Fail if the parts that an upload is completed with do not have the bytes that the client expects. Some cold stores do not compare them. A part that is
+/// replaced meanwhile has another ETag than the request says, which they do compare.
+async fn check_size(tier: &Tier, input: &CompleteMultipartUploadInput) -> S3Result<()> {
+    // A folder compares them itself.
+    let Some(expected) = input.mpu_object_size.filter(|_| !tier.is_folder) else { return Ok(()) };
+    let asked = input.multipart_upload.iter().flat_map(|upload| upload.parts.iter().flatten());
+    let asked: HashMap<_, _> = asked.map(|part| (part.part_number, &part.e_tag)).collect();
+    let (mut bytes, mut found) = (0_i64, 0);
+    let upload = (input.key.clone(), input.upload_id.clone());
+    let is_there = measure::parts(&tier.cold, &input.bucket, &upload, |part| {
+        if asked.get(&part.part_number).is_some_and(|etag| etag.is_none() || **etag == part.e_tag) {
+            (bytes, found) = (bytes.saturating_add(part.size.unwrap_or(0)), found + 1);
+        }
+    });
+    // The cold store says what is missing.
+    if is_there.await? && found == asked.len() && bytes != expected {
+        return Err(s3_error!(InvalidRequest, "the parts have {bytes} bytes, and x-amz-mp-object-size is {expected}"));
+    }
+    Ok(())
 }
 
 pub async fn abort(tier: &Tier, request: S3Request<AbortMultipartUploadInput>) -> S3Result<S3Response<AbortMultipartUploadOutput>> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
@@ -13,7 +13,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 
 use super::flights::{Fetched, Flights, copy};
 use super::immutable::Immutable;
-use super::states::{Revalidate, States, UNCERTAIN};
+use super::states::{Revalidate, States};
 use crate::cold::outage::Outage;
 use crate::cold::source::{Early, Source, answer, receive};
 use crate::cold::{check_is_object, request};
@@ -99,14 +99,14 @@ impl Blocks {
         })
     }
 
-    /// Note that objects will be written, and remove their cached pages. Nothing is kept of them until the result is dropped.
-    pub async fn begin_write(self: &Arc<Self>, objects: &[Object]) -> Writing {
-        let known: Vec<Option<Arc<Meta>>> = objects.iter().map(|object| self.states.begin_write(object)).collect();
-        let writing = Writing { blocks: self.clone(), objects: objects.to_vec(), is_uncertain: false };
-        for (object, known) in objects.iter().zip(known) {
-            self.forget_pages(object, known).await;
-        }
-        writing
+    /// Note that an object will be written. Nothing is kept of it until `end_write`. Returns what memory had of it.
+    pub fn begin_write(&self, object: &Object) -> Option<Arc<Meta>> {
+        self.states.begin_write(object)
+    }
+
+    /// Note that a write has ended, and whether the cold store may carry it out later.
+    pub fn end_write(&self, object: &Object, is_uncertain: bool) {
+        self.states.end_write(object, is_uncertain);
     }
 
     /// Forget what is known of an object, because it is gone or another one.
@@ -124,7 +124,7 @@ impl Blocks {
     }
 
     /// Remove the pages of an object, and its state on a drive.
-    pub(super) async fn forget_pages(self: &Arc<Self>, object: &Object, known: Option<Arc<Meta>>) {
+    pub async fn forget_pages(self: &Arc<Self>, object: &Object, known: Option<Arc<Meta>>) {
         if let (Some(hot), Some(meta)) = (&self.hot, known) {
             hot.forget(&Version::new(object, &meta).name());
         }
@@ -254,10 +254,14 @@ impl Blocks {
             return None;
         }
         // The cache itself has what was just read.
-        Some(self.windows.join(&key, || None, || {
-            let (blocks, name) = (self.clone(), name.to_owned());
-            async move { blocks.fetch(&name, object_bytes, range, taken).await }
-        }))
+        Some(self.windows.join(
+            &key,
+            || None,
+            || {
+                let (blocks, name) = (self.clone(), name.to_owned());
+                async move { blocks.fetch(&name, object_bytes, range, taken).await }
+            },
+        ))
     }
 
     async fn fetch(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, taken: Option<Taken>) -> S3Result<Bytes> {
@@ -282,24 +286,6 @@ impl Blocks {
             None => return Err(s3_error!(InternalError, "a read returned nothing")),
         };
         Ok(taken.with(pieces.pop().unwrap_or_default()))
-    }
-}
-
-/// Objects that are being written. A request may be dropped while it writes.
-pub struct Writing {
-    blocks: Arc<Blocks>,
-    objects: Vec<Object>,
-    /// Whether the cold store may carry out the write later.
-    pub is_uncertain: bool,
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        if self.is_uncertain {
-            // A server that starts later would not know of it.
-            self.blocks.cached.note_uncertain(SystemTime::now() + UNCERTAIN);
-        }
-        self.objects.iter().for_each(|object| self.blocks.states.end_write(object, self.is_uncertain));
     }
 }
 

@@ -5,6 +5,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue, IF_MATCH, IF_MODIF
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
+use crate::cold::OWNER;
 use crate::meta::seconds;
 
 /// Take the conditions of a read from its input.
@@ -61,16 +62,52 @@ fn mended(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&first.as_bytes().iter().copied().chain(rest).collect::<Vec<_>>()).ok()
 }
 
-/// Refuse a write with a condition that its operation does not check. Otherwise, a copy with `If-None-Match: *` would replace an object.
-pub fn check_known(operation: &str, method: &Method, headers: &HeaderMap) -> S3Result<()> {
-    let checked: &[HeaderName] = match operation {
-        _ if matches!(*method, Method::GET | Method::HEAD) => return Ok(()),
-        "put_object" | "complete_multipart_upload" => &[IF_MATCH, IF_NONE_MATCH],
-        "delete_object" => &[IF_MATCH],
+/// All headers that are conditions of a write, beside those of reads. The conditions of DeleteObjects are in its body: `ETag`, `Size` and
+/// `LastModifiedTime` of each object.
+const OF_WRITES: [&str; 9] = [
+    "x-amz-copy-source-if-match",
+    "x-amz-copy-source-if-modified-since",
+    "x-amz-copy-source-if-none-match",
+    "x-amz-copy-source-if-unmodified-since",
+    "x-amz-if-match-initiated-time",
+    "x-amz-if-match-last-modified-time",
+    "x-amz-if-match-size",
+    "x-amz-mp-object-size",
+    // Where an append begins is the length of the object.
+    "x-amz-write-offset-bytes",
+];
+
+/// Return the conditions that a write checks. Many stores ignore those of deletes, so that only a served folder checks them.
+fn checked(operation: &str, is_folder: bool) -> &'static [&'static str] {
+    match operation {
+        "put_object" => &["if-match", "if-none-match"],
+        "complete_multipart_upload" => &["if-match", "if-none-match", "x-amz-mp-object-size"],
+        "copy_object" | "upload_part_copy" => &OF_WRITES[..4],
+        "delete_object" if is_folder => &["if-match", "x-amz-if-match-last-modified-time", "x-amz-if-match-size"],
         _ => &[],
-    };
-    match ALL.iter().find(|name| headers.contains_key(*name) && !checked.contains(name)) {
-        Some(name) => Err(s3_error!(NotImplemented, "this operation does not check the condition `{name}`; send it without")),
+    }
+}
+
+/// Refuse a write with a condition that its operation does not check. Otherwise, a copy with `If-None-Match: *` would replace an object.
+pub fn check_known(operation: &str, method: &Method, headers: &HeaderMap, is_folder: bool) -> S3Result<()> {
+    if matches!(*method, Method::GET | Method::HEAD) {
+        return Ok(());
+    }
+    let checked = checked(operation, is_folder);
+    let all = ALL.iter().map(HeaderName::as_str).chain(OF_WRITES);
+    all.into_iter().find(|name| headers.contains_key(*name) && !checked.contains(name)).map_or(Ok(()), |name| Err(not_checked(name)))
+}
+
+/// Return the error for a condition that would not be checked.
+pub fn not_checked(name: &str) -> S3Error {
+    s3_error!(NotImplemented, "this operation does not check the condition `{name}`; send it without")
+}
+
+/// Fail if a request names another owner of the bucket of a served folder, or of the source of a copy.
+pub fn check_owner(headers: &HeaderMap) -> S3Result<()> {
+    let names = ["x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"];
+    match names.iter().find(|name| headers.get(**name).is_some_and(|given| given != OWNER)) {
+        Some(name) => Err(s3_error!(AccessDenied, "`{name}` names another account: the owner of a served folder is `{OWNER}`")),
         None => Ok(()),
     }
 }

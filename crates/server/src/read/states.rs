@@ -75,7 +75,7 @@ impl States {
     pub fn new(cached: Cached, bytes: u64) -> States {
         let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
         let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
-        let uncertain_until = Some(cached.uncertain_until()).filter(|until| *until > SystemTime::now());
+        let uncertain_until = cached.trust().map(|trust| trust.uncertain_until).filter(|until| *until > SystemTime::now());
         States { known, stripes, cached, uncertain_until }
     }
 
