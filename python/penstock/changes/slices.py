@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.changes.arrow_sizes import becomes_objects, row_bytes_of
 from penstock.values.checks import is_arrow
+from penstock.values.streams import is_source
 
 # Maximum bytes per call to the core. Limited to an eighth of the budget, so that a large append stays within the budget.
 SLICE_BYTES = 16 << 20
@@ -24,6 +25,8 @@ def size_of(value: Any) -> int:
     """Estimate the bytes that a value takes while it is appended. A path counts as its file's size, and a Pillow image as its pixels."""
     if isinstance(value, str | bytes | bytearray):
         return len(value)
+    if is_source(value):
+        return SLICE_BYTES  # A value that is read while it is written is the last one of its slice.
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):  # The core reports the unreadable file.
             return os.stat(value).st_size

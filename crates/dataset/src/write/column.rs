@@ -84,6 +84,7 @@ impl ColumnWriter {
         let Column::Pulled(pulled) = column else { return false };
         match &self.chunk {
             None => self.waiting.is_some() && !self.tiled_by_shape(),
+            Some((_, style, _)) if self.dtype == Dtype::Bytes => (style.layout, style.codec) != (Layout::Single, Codec::None),
             Some((_, _, chunk)) if chunk.layout == Layout::Tiled => {
                 let many = |shape: &Vec<u64>| Grid::new(shape, &chunk.tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
                 self.tile.is_none() && !self.shape.is_fixed() && pulled.shapes.iter().any(many)
@@ -209,7 +210,7 @@ impl ColumnWriter {
     }
 
     /// Append to the waiting samples. Their validity moves to `self.validity`, which covers the whole fragment.
-    fn add(&mut self, mut column: Column) {
+    pub fn add(&mut self, mut column: Column) {
         let before = self.chunk_samples();
         let validity = match &mut column {
             Column::Fixed { validity, .. } => validity.take(),

@@ -54,8 +54,11 @@ impl Chunk {
         (self.offset.get(last) + self.stored_bytes.get(last)).saturating_sub(self.offset.get(0))
     }
 
-    /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3).
+    /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3). That of bytes is their length.
     pub fn shape_of(&self, row: u64) -> Vec<u64> {
+        if (self.dtype, self.layout) == (Dtype::Bytes, Layout::Single) {
+            return vec![self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(row as usize)];
+        }
         let free: Vec<u64> = self.free.iter().map(|sizes| sizes.get(row as usize)).collect();
         self.shape.fill(&free)
     }

@@ -1,0 +1,69 @@
+//! Read a part of one value of bytes. `slices` reads it if the value has a block of its own, as if it were an array of bytes.
+
+use std::ops::Range;
+
+use penstock_error::{Error, Result};
+use penstock_format::datafile::UNIT_BYTES;
+use penstock_format::schema::ColumnSpec;
+use penstock_tensor::Dtype;
+
+use super::fetch::Purpose;
+use super::ragged::RaggedValues;
+use super::reader::Reader;
+use super::slices::Extent;
+use crate::config::Config;
+
+/// A value of which a part can be read.
+pub enum Found {
+    Null,
+    /// It shares a block with other values, or has one checksum unit, so it was read.
+    Small(RaggedValues),
+    /// `read_part` can read any part of these bytes.
+    Large(u64),
+}
+
+impl Found {
+    /// Return the number of bytes of the value. None if it is null.
+    pub fn bytes(&self) -> Option<u64> {
+        match self {
+            Found::Null => None,
+            Found::Small(values) => values.get(0).map(|value| value.len() as u64),
+            Found::Large(bytes) => Some(*bytes),
+        }
+    }
+}
+
+impl Reader {
+    /// Find the value of the plan's only sample. Cost: reads the tail of its data file, and the block of a small value.
+    pub fn find_value(&mut self, column: &ColumnSpec) -> Result<Found> {
+        if column.kind.stored()?.0 != Dtype::Bytes {
+            let text = format!("cannot read bytes of column `{}`: its values are not stored as bytes", column.name);
+            return Err(Error::new("invalid-argument", text).hint(format!("read elements: ds[\"{}\"][0, …]", column.name)));
+        }
+        self.open(&[column])?;
+        let extent = if self.has_own(column) { Extent::Small } else { self.extents(column)?.pop().unwrap_or(Extent::Null) };
+        if let Extent::Large { shape, .. } = extent {
+            return Ok(Found::Large(shape.first().copied().unwrap_or(0)));
+        }
+        if extent == Extent::Null {
+            return Ok(Found::Null);
+        }
+        self.fetch(&[column], Purpose::Take)?;
+        let values = self.ragged(column)?;
+        Ok(if values.has_nulls() { Found::Null } else { Found::Small(values) })
+    }
+
+    /// Read a part of a large value. Cost: reads the checksum units that contain it, or the whole block if it is compressed; holds a sixteenth
+    /// of the memory budget at a time.
+    pub fn read_part(&self, column: &ColumnSpec, range: Range<u64>, out: &mut [u8]) -> Result<()> {
+        let most = (Config::memory_bytes() / 16).next_multiple_of(UNIT_BYTES);
+        let (mut at, mut rest) = (range.start, out);
+        while at < range.end {
+            let end = ((at / UNIT_BYTES * UNIT_BYTES).saturating_add(most)).min(range.end);
+            let (now, later) = rest.split_at_mut((end - at) as usize);
+            self.slices(column, &[Some(vec![at..end])], vec![now])?;
+            (at, rest) = (end, later);
+        }
+        Ok(())
+    }
+}
