@@ -77,11 +77,12 @@ class Source:
             yield from _cut(self._bytes_of(item, "it yielded"))
 
     def _bytes_of(self, piece: Any, how: str) -> memoryview:
-        try:
-            return memoryview(piece).cast("B")
-        except TypeError:
-            hint = {str: 'open the file in binary mode: open(path, "rb")', type(None): "use a blocking source"}.get(type(piece))
-            raise fail(f"is a source of bytes, but {how} a {type(piece).__name__}", self._row, hint=hint) from None
+        with contextlib.suppress(TypeError):  # It is not a buffer, or not contiguous.
+            view = memoryview(piece)
+            if view.itemsize == 1:
+                return view.cast("B")
+        hint = {str: 'open the file in binary mode: open(path, "rb")', type(None): "use a blocking source"}.get(type(piece))
+        raise fail(f"is a source of bytes, but {how} a {type(piece).__name__}", self._row, hint=hint)
 
 
 def _cut(piece: memoryview) -> Iterator[memoryview]:

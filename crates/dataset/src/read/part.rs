@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use penstock_error::{Error, Result};
-use penstock_format::datafile::UNIT_BYTES;
+use penstock_format::datafile::{Codec, UNIT_BYTES};
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 
@@ -51,6 +51,23 @@ impl Reader {
         self.fetch(&[column], Purpose::Take)?;
         let values = self.ragged(column)?;
         Ok(if values.has_nulls() { Found::Null } else { Found::Small(values) })
+    }
+
+    /// Return a flag per place in the result for values of bytes that have at least `least` bytes and are not compressed. No flags if no file is so
+    /// large. Cost: reads the tails of data files that are not open.
+    pub fn large_values(&mut self, column: &ColumnSpec, least: u64) -> Result<Vec<bool>> {
+        if column.kind.stored()?.0 != Dtype::Bytes || self.files(&[column]).iter().all(|(file, _)| file.file_bytes < least) {
+            return Ok(Vec::new());
+        }
+        self.open(&[column])?;
+        let mut flags = vec![false; self.plan.len()];
+        self.each_divisible(column, |source, rows| {
+            let entry = source.entry();
+            let is_large = |row: u64| entry.is_valid(row) && entry.codec == Codec::None && entry.is_divisible(row) && entry.shape_of(row)[0] >= least;
+            rows.iter().for_each(|(row, place)| flags[*place as usize] = is_large(*row));
+            Ok(())
+        })?;
+        Ok(flags)
     }
 
     /// Read a part of a large value. Cost: reads the checksum units that contain it, or the whole block if it is compressed; holds a sixteenth
