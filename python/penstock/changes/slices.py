@@ -25,8 +25,6 @@ def size_of(value: Any) -> int:
     """Estimate the bytes that a value takes while it is appended. A path counts as its file's size, and a Pillow image as its pixels."""
     if isinstance(value, str | bytes | bytearray):
         return len(value)
-    if is_source(value):
-        return SLICE_BYTES  # A value that is read while it is written is the last one of its slice.
     if isinstance(value, os.PathLike):
         with contextlib.suppress(OSError):  # The core reports the unreadable file.
             return os.stat(value).st_size
@@ -34,6 +32,8 @@ def size_of(value: Any) -> int:
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int | np.integer):
         return int(nbytes)
+    if is_source(value):
+        return SLICE_BYTES  # A value that is read while it is written is the last one of its slice.
     if hasattr(value, "mode") and hasattr(value, "size") and isinstance(value.size, tuple):
         return 4 * int(np.prod(value.size))
     try:

@@ -37,6 +37,10 @@ class Bytes(ColumnType):
             raise fail(f"a single {type(values).__name__}, expected one value per sample", hint="write [file]")
 
     def prepare(self, values: Any) -> Prepared:
-        return flat_from_arrow(values) or streamed(
-            [value if is_source(value) else blob(value, row) for row, value in enumerate(items_of(values))], self.codec == "none"
-        )
+        if flat := flat_from_arrow(values):
+            return flat
+        items = items_of(values)
+        if set(map(type, items)) <= {bytes, type(None)}:
+            return ("items", items)
+        made = [value if is_source(value) else blob(value, row) for row, value in enumerate(items)]
+        return streamed(made, self.codec == "none")

@@ -63,7 +63,8 @@ impl Reader {
         let mut flags = vec![false; self.plan.len()];
         self.each_divisible(column, |source, rows| {
             let entry = source.entry();
-            let is_large = |row: u64| entry.is_valid(row) && entry.codec == Codec::None && entry.is_divisible(row) && entry.shape_of(row)[0] >= least;
+            let is_large =
+                |row: u64| entry.is_valid(row) && entry.codec == Codec::None && entry.is_divisible(row) && entry.shape_of(row)[0] >= least;
             rows.iter().for_each(|(row, place)| flags[*place as usize] = is_large(*row));
             Ok(())
         })?;
