@@ -201,18 +201,20 @@ def test_compaction_and_merges_hold_a_film_in_parts(tmp_path):
     assert problems == 0 and merging <= LIMIT and compacting <= LIMIT, (merging, compacting)
 
 
-def test_a_large_file_is_read_while_it_is_written(tmp_path):
-    path = tmp_path / "film.mp4"
-    with path.open("wb") as file:
-        file.truncate(300_000_000)
-    program = HEAD + """
+FILE = """
 import pathlib
 with Grown() as writing:
     ds.append({"film": [pathlib.Path(sys.argv[3])], "n": [2]})
 print(writing.peak, ds["film"].open(1).seek(0, 2))
 """
-    writing, length = map(int, measured.run(program, tmp_path / "set", 0, path).split())
+
+
+def test_a_large_file_is_read_while_it_is_written(tmp_path):
+    path = tmp_path / "film.mp4"
+    with path.open("wb") as file:
+        file.truncate(300_000_000)
+    writing, length = map(int, measured.run(HEAD + FILE, tmp_path / "set", 0, path).split())
     assert length == 300_000_000 and writing <= LIMIT
     ds = ps.open(tmp_path / "set")
-    with pytest.raises(ps.NotFoundError, match="row 0 is `.*gone`, which cannot be read"):
+    with pytest.raises(ps.NotFoundError, match=r"row 0 is `.*gone`, which cannot be read"):
         ds.append({"film": [tmp_path / "gone"]})

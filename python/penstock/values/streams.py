@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import Error
+from penstock.errors import Error, NotFoundError
 from penstock.values.checks import Array, Prepared, fail
 
 # Bytes are read and written in pieces of at most this size. Values that end within the first piece are like other bytes.
@@ -117,6 +117,7 @@ def _pieces_of(value: Any, row: int) -> Iterator[Any]:
             with open(value, "rb") as file:
                 yield from Source(file, row).pieces()
         except OSError as error:
-            raise fail(f"is `{os.fspath(value)}`, which cannot be read: {error}", row) from error
+            text = f"is `{os.fspath(value)}`, which cannot be read: {error}"
+            raise NotFoundError(text, code="source-not-found", row=row) from error
     else:
         yield from _cut(memoryview(value))

@@ -79,7 +79,8 @@ impl Reader {
         while at < range.end {
             let end = ((at / UNIT_BYTES * UNIT_BYTES).saturating_add(most)).min(range.end);
             let (now, later) = rest.split_at_mut((end - at) as usize);
-            self.slices(column, &[Some(vec![at..end])], vec![now])?;
+            let part = std::iter::once(at..end).collect();
+            self.slices(column, &[Some(part)], vec![now])?;
             (at, rest) = (end, later);
         }
         Ok(())
