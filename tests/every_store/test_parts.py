@@ -1,8 +1,11 @@
 """Parts of one value: ranges of its bytes, and bytes that are read from a source while they are appended."""
 
+import http.server
 import io
 import os
 import random
+import threading
+import urllib.request
 
 import numpy as np
 import penstock as ps
@@ -247,6 +250,12 @@ def test_upserts_stages_and_streams_of_rows_take_sources(root):
     with ds.transaction() as tx:
         tx.upsert({"key": [1, 3], "film": [io.BytesIO(films[4]), Body(films[3])]}, key="key")
         assert tx.update({"key": [2, 9], "film": [io.BytesIO(films[0]), io.BytesIO(films[0])]}, on="key") == [9]
+    before = files(root)
+    with ds.transaction() as tx:
+        tx.append({"key": [8], "film": [Body(films[2])]})
+        assert len(files(root)) >= len(before)
+        tx.abort()
+    assert files(root) == before
     stage = ds.stage({"key": [4], "film": [iter([films[2]])]})
     with ds.transaction() as tx:
         tx.add([stage])
@@ -255,3 +264,49 @@ def test_upserts_stages_and_streams_of_rows_take_sources(root):
     for place, key in enumerate(ds["key"][:].tolist()):
         check_parts(rng, ds["film"], place, expected[key])
     assert not ds.verify()["problems"]
+
+
+def test_two_columns_of_sources_share_samples(root):
+    rng = random.Random(4)
+    films = {name: [None, rng.randbytes(3 << 20), b"", rng.randbytes(70), rng.randbytes(2 << 20)] for name in ("film", "sound")}
+    films["sound"].reverse()
+    ds = ps.create(root, {"film": ps.Bytes(), "n": "int32", "sound": ps.Bytes(codec="zstd")})
+    given = {name: [None if film is None else Body(film, 1) for film in column] for name, column in films.items()}
+    ds.append({**given, "n": range(5)})
+    ds.append({"n": [5], "sound": [b"last"]})
+    for name, column in films.items():
+        assert ds[name][:5] == column
+        for place, film in enumerate(column):
+            if film is not None:
+                check_parts(rng, ds[name], place, film)
+    assert ds[5] == {"film": None, "n": 5, "sound": b"last"} and not ds.verify()["problems"]
+
+
+def test_a_response_that_ends_early_is_refused(root):
+    """Reads of a response in parts return nothing after a lost connection, as at its end."""
+
+    class Short(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(3 << 20))
+            self.end_headers()
+            self.wfile.write(bytes((3 << 20) - (9 if "short" in self.path else 0)))
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Short) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            ds = ps.create(root, {"film": ps.Bytes()})
+            address = f"http://127.0.0.1:{server.server_port}"
+            with urllib.request.urlopen(f"{address}/whole", timeout=300) as answer:
+                ds.append({"film": [answer]})
+            with urllib.request.urlopen(f"{address}/short", timeout=300) as answer:
+                with pytest.raises(ps.InvalidInputError, match="column `film`: row 0 is an HTTP response that ended 9 bytes early"):
+                    ds.append({"film": [answer]})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [len(film) for film in ds["film"][:]] == [3 << 20]

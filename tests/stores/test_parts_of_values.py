@@ -125,6 +125,29 @@ def test_only_damage_in_the_part_matters(tmp_path, film, io_):
         assert (error.code, error.column, error.row_ids) == ("block-checksum", "film", [ids[1]])
 
 
+def test_a_failed_upload_leaves_no_parts(bucket, minio):
+    def breaks():
+        yield bytes(20 * MB)
+        raise ConnectionResetError("the other side hung up")
+
+    ds = ps.create(bucket, {"film": ps.Bytes()})
+    with pytest.raises(ConnectionResetError):
+        ds.append({"film": [breaks()]})
+    assert ds.stats()["requests"] > 4, "parts were sent"
+    assert not list((minio.folder / "data" / ".minio.sys" / "multipart").rglob("xl.meta"))
+    assert not bucket.glob("d/*")
+
+
+def test_values_that_follow_a_source_are_compressed(tmp_path):
+    text = b"abcdefgh" * (MB // 8)
+    ds = ps.create(tmp_path / "set", {"film": ps.Bytes(codec="zstd")})
+    with ds.transaction() as tx:
+        tx.append({"film": [iter([text, text])]})
+        tx.append({"film": [text] * 3})
+        tx.append({"film": [io.BytesIO(text * 2)]})
+    assert 4 * MB < ds.layout()["film"]["stored_bytes"] < 4.1 * MB and ds["film"][:] == [text * 2, text, text, text, text * 2]
+
+
 HEAD = """
 import os, sys, penstock as ps
 from measured import Grown

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Source:
 
     def __init__(self, value: Any, row: int) -> None:
         self._row = row
-        self._pieces = self._of_file(value.read) if callable(getattr(value, "read", None)) else self._of_items(value)
+        self._pieces = self._of_file(value) if callable(getattr(value, "read", None)) else self._of_items(value)
         head, more = [], PIECE_BYTES
         try:
             while more > 0 and (piece := next(self._pieces, None)) is not None:
@@ -66,11 +67,15 @@ class Source:
         self.head = b""
         yield from self._pieces
 
-    def _of_file(self, read: Callable[[int], Any]) -> Iterator[memoryview]:
-        while len(piece := self._bytes_of(read(PIECE_BYTES), "`read` returned")):
+    def _of_file(self, file: Any) -> Iterator[memoryview]:
+        while len(piece := self._bytes_of(file.read(PIECE_BYTES), "`read` returned")):
             if len(piece) > PIECE_BYTES:
                 raise fail(f"is a source whose `read({PIECE_BYTES})` returned {len(piece)} bytes", self._row)
             yield piece
+        # Reads of a response in parts do not report that the connection was lost. `length` is what they still expect.
+        client = sys.modules.get("http.client")
+        if client is not None and isinstance(file, client.HTTPResponse) and file.length:
+            raise fail(f"is an HTTP response that ended {file.length} bytes early", self._row, hint="request it again")
 
     def _of_items(self, items: Iterator[Any]) -> Iterator[memoryview]:
         for item in items:

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES};
+use penstock_format::datafile::{ChunkBuilder, Codec, Layout, SINGLE_BYTES, UNIT_BYTES};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
@@ -69,8 +69,12 @@ impl ColumnWriter {
         })
     }
 
-    /// Return whether these samples should be packed, although earlier samples have separate blocks.
+    /// Return whether these samples should be packed, although earlier samples have separate blocks, or compressed, although earlier ones are not.
     pub fn shrinks(&self, column: &Column) -> bool {
+        let is_plain = matches!(&self.chunk, Some((_, style, _)) if style.codec != self.codec);
+        if is_plain && column.value_bytes() as u64 >= UNIT_BYTES {
+            return true; // Values that are pulled have no bytes in memory.
+        }
         let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
         alone
             && !self.tiled_by_shape()
