@@ -194,17 +194,18 @@ impl View {
         let (reader, spec, found) = self.value(py, position, column)?;
         let Some(bytes) = found.bytes() else { return Ok(None) };
         let part = slice.indices(bytes as isize)?;
-        if let Found::Small(values) = &found {
-            return Ok(values.get(0).map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength])));
-        }
-        let begin = part.start as u64;
-        let read = |out: &mut [u8]| py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, out)).or_raise(py);
+        let (begin, is_plain) = match &found {
+            Found::Large { is_plain, .. } => (part.start as u64, *is_plain),
+            _ => return Ok(found.small().map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength]))),
+        };
+        let read = |out: &mut [u8]| py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, is_plain, out)).or_raise(py);
         PyBytes::new_with(py, part.slicelength, read).map(Some)
     }
 
-    /// Return the length in bytes of a value of bytes, or None for a null.
-    fn value_bytes(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<Option<u64>> {
-        Ok(self.value(py, position, column)?.2.bytes())
+    /// Return the length in bytes of a value of bytes, and whether it is read in parts. None for a null.
+    fn value_bytes(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<Option<(u64, bool)>> {
+        let found = self.value(py, position, column)?.2;
+        Ok(found.bytes().map(|bytes| (bytes, matches!(found, Found::Large { is_plain: true, .. }))))
     }
 
     /// Return the positions in the snapshot that have these row ids.

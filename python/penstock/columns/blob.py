@@ -19,7 +19,8 @@ class Bytes(ColumnType):
 
     A source is a binary file or another object with `read(size)`, such as the body of an HTTP response, or an iterator of bytes. It is read
     once, while its bytes are written, so that a film is never held whole. `ds["blob"].read` and `ds["blob"].open` read a part of it. Values
-    of a source, and files of 8 MiB or more, are not compressed, because a codec needs the whole value; with a codec, files are.
+    of a source, and files of 8 MiB or more, are not compressed, because a codec needs the whole value; with a codec, files are. A transaction with
+    a journal reads them whole, because a source cannot be read again.
     Cost: holds 1 MiB of a source, and up to 48 MiB for an upload. Raises: InvalidInputError if a source returns anything but bytes. An error that a source raises is
     raised again, with a note that names the column and the row; nothing of the call is stored.
 

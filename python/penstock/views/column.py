@@ -317,7 +317,8 @@ class Column:
     def open(self, position: int, *, buffer_bytes: int = 1 << 20) -> io.BufferedReader:
         """Open one stored value as a binary file that can be read and sought, for decoders that expect one.
 
-        Cost: each time the buffer is filled, as for `read` of `buffer_bytes` bytes. Raises: as `read` does.
+        Cost: each time the buffer is filled, as for `read` of `buffer_bytes` bytes. A value that is compressed or small is read whole, once. Raises:
+        as `read` does.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://opened", {"film": ps.Bytes()})
@@ -327,12 +328,14 @@ class Column:
         (7, b'pict')
         """
         view, place = self._stored(position)
-        size = view.value_bytes(place, self.name)
-        if size is None:
+        found = view.value_bytes(place, self.name)
+        if found is None:
             raise self._no_bytes(position)
+        size, in_parts = found
+        all_of_it = None if in_parts else self.read(position)
 
         def read(start: int, end: int) -> bytes:
-            return view.part(place, self.name, slice(start, end)) or b""
+            return all_of_it[start:end] if all_of_it is not None else view.part(place, self.name, slice(start, end)) or b""
 
         return io.BufferedReader(ValueFile(size, read), whole(buffer_bytes, "buffer_bytes", 1))
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use penstock_error::{Error, Result};
-use penstock_format::datafile::{Codec, UNIT_BYTES};
+use penstock_format::datafile::UNIT_BYTES;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 
@@ -18,17 +18,28 @@ pub enum Found {
     Null,
     /// It shares a block with other values, or has one checksum unit, so it was read.
     Small(RaggedValues),
-    /// `read_part` can read any part of these bytes.
-    Large(u64),
+    /// `read_part` can read any part of it. Unless it `is_plain`, each part costs the whole block.
+    Large {
+        bytes: u64,
+        is_plain: bool,
+    },
 }
 
 impl Found {
+    /// Return the value if it was read.
+    pub fn small(&self) -> Option<&[u8]> {
+        match self {
+            Found::Small(values) => values.get(0),
+            _ => None,
+        }
+    }
+
     /// Return the number of bytes of the value. None if it is null.
     pub fn bytes(&self) -> Option<u64> {
         match self {
             Found::Null => None,
-            Found::Small(values) => values.get(0).map(|value| value.len() as u64),
-            Found::Large(bytes) => Some(*bytes),
+            Found::Small(_) => self.small().map(|value| value.len() as u64),
+            Found::Large { bytes, .. } => Some(*bytes),
         }
     }
 }
@@ -38,12 +49,12 @@ impl Reader {
     pub fn find_value(&mut self, column: &ColumnSpec) -> Result<Found> {
         if column.kind.stored()?.0 != Dtype::Bytes {
             let text = format!("cannot read bytes of column `{}`: its values are not stored as bytes", column.name);
-            return Err(Error::new("invalid-argument", text).hint(format!("read elements: ds[\"{}\"][0, …]", column.name)));
+            return Err(Error::new("invalid-argument", text).hint(format!("read its values: ds[\"{}\"][0]", column.name)));
         }
         self.open(&[column])?;
         let extent = if self.has_own(column) { Extent::Small } else { self.extents(column)?.pop().unwrap_or(Extent::Null) };
-        if let Extent::Large { shape, .. } = extent {
-            return Ok(Found::Large(shape.first().copied().unwrap_or(0)));
+        if let Extent::Large { shape, is_plain, .. } = extent {
+            return Ok(Found::Large { bytes: shape.first().copied().unwrap_or(0), is_plain });
         }
         if extent == Extent::Null {
             return Ok(Found::Null);
@@ -60,21 +71,14 @@ impl Reader {
             return Ok(Vec::new());
         }
         self.open(&[column])?;
-        let mut flags = vec![false; self.plan.len()];
-        self.each_divisible(column, |source, rows| {
-            let entry = source.entry();
-            let is_large =
-                |row: u64| entry.is_valid(row) && entry.codec == Codec::None && entry.is_divisible(row) && entry.shape_of(row)[0] >= least;
-            rows.iter().for_each(|(row, place)| flags[*place as usize] = is_large(*row));
-            Ok(())
-        })?;
-        Ok(flags)
+        let is_large = |extent: &Extent| matches!(extent, Extent::Large { shape, is_plain: true, .. } if shape.first() >= Some(&least));
+        Ok(self.extents(column)?.iter().map(is_large).collect())
     }
 
-    /// Read a part of a large value. Cost: reads the checksum units that contain it, or the whole block if it is compressed; holds a sixteenth
-    /// of the memory budget at a time.
-    pub fn read_part(&self, column: &ColumnSpec, range: Range<u64>, out: &mut [u8]) -> Result<()> {
-        let most = (Config::memory_bytes() / 16).next_multiple_of(UNIT_BYTES);
+    /// Read a part of a large value. Cost: reads the checksum units that contain it, or the whole block if it is compressed. Of a value that
+    /// `is_plain`, holds a sixteenth of the memory budget at a time.
+    pub fn read_part(&self, column: &ColumnSpec, range: Range<u64>, is_plain: bool, out: &mut [u8]) -> Result<()> {
+        let most = if is_plain { (Config::memory_bytes() / 16).next_multiple_of(UNIT_BYTES) } else { u64::MAX };
         let (mut at, mut rest) = (range.start, out);
         while at < range.end {
             let end = ((at / UNIT_BYTES * UNIT_BYTES).saturating_add(most)).min(range.end);

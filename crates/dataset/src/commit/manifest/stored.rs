@@ -45,7 +45,7 @@ impl Pull for Again {
         (0..bytes).step_by(PIECE_BYTES as usize).try_for_each(|begin| {
             let end = (begin + PIECE_BYTES).min(bytes);
             let part = &mut piece[..(end - begin) as usize];
-            reader.read_part(&self.column, begin..end, part)?;
+            reader.read_part(&self.column, begin..end, true, part)?;
             take(part)
         })
     }
