@@ -161,7 +161,7 @@ class TooMuch:
 
 def breaks(after):
     yield bytes(after)
-    raise ConnectionResetError("the other side hung up")
+    raise ConnectionResetError("the other side hung up") from OSError("a cable")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,7 @@ def test_an_error_of_a_source_leaves_nothing(root, after, source):
         with pytest.raises(ConnectionResetError, match="hung up") as caught:
             call()
         [note] = caught.value.__notes__
+        assert caught.value.__context__ is None or str(caught.value.__cause__) == "a cable"
         assert note.endswith(f"column `film`, row {row}: its source raised this error")
     # A transaction continues only if nothing of the call had been written.
     tx = ds.transaction()
@@ -303,9 +304,9 @@ def test_a_response_that_ends_early_is_refused(root):
             address = f"http://127.0.0.1:{server.server_port}"
             with urllib.request.urlopen(f"{address}/whole", timeout=300) as answer:
                 ds.append({"film": [answer]})
-            with urllib.request.urlopen(f"{address}/short", timeout=300) as answer:
-                with pytest.raises(ps.InvalidInputError, match="column `film`: row 0 is an HTTP response that ended 9 bytes early"):
-                    ds.append({"film": [answer]})
+            early = pytest.raises(ps.InvalidInputError, match="column `film`: row 0 is an HTTP response that ended 9 bytes early")
+            with early, urllib.request.urlopen(f"{address}/short", timeout=300) as answer:
+                ds.append({"film": [answer]})
         finally:
             server.shutdown()
             thread.join()

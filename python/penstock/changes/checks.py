@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import Error, InvalidInputError
 from penstock.values.checks import is_utf8
-from penstock.values.streams import SourceFailed
+from penstock.values.streams import SOURCE_ROW
 
 
 def text_of(value: Any, what: str, doing: str = "begin a transaction") -> str:
@@ -63,11 +63,12 @@ def naming(column: str, first_row: int, verb: str) -> Iterator[None]:
         error._place(first_row, column)
         error._within(what)
         raise
-    except SourceFailed as failed:
-        cause = failed.__cause__ or failed
-        _note(cause, column, first_row + failed.row, verb)
-        raise cause from None
-    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError, NotImplementedError) as error:
+    except Exception as error:
+        if (row := getattr(error, SOURCE_ROW, None)) is not None:
+            _note(error, column, first_row + row, verb)
+            raise
+        if not isinstance(error, TypeError | ValueError | OverflowError | AttributeError | RecursionError | KeyError | NotImplementedError):
+            raise
         ours = InvalidInputError(f"{what}: {type(error).__name__}: {error}", code="invalid-value")
         ours._place(first_row, column)
         raise ours from error

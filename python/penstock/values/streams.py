@@ -36,12 +36,8 @@ def is_large_file(value: Any) -> bool:
     return False
 
 
-class SourceFailed(Exception):
-    """The source of the value in this row raised the error that is the cause of this one."""
-
-    def __init__(self, row: int) -> None:
-        super().__init__(row)
-        self.row = row
+# The attribute of an exception that a source raised while its first piece was read: the row of the value.
+SOURCE_ROW = "_penstock_source_row"
 
 
 class Source:
@@ -55,10 +51,10 @@ class Source:
             while more > 0 and (piece := next(self._pieces, None)) is not None:
                 head.append(bytes(piece))
                 more -= len(piece)
-        except Error:
-            raise
         except Exception as error:
-            raise SourceFailed(row) from error
+            if not isinstance(error, Error):
+                setattr(error, SOURCE_ROW, row)
+            raise
         self.head = b"".join(head)
         self.is_whole = more > 0
 
