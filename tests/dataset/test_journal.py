@@ -1,5 +1,6 @@
 """A transaction's journal: changes survive a crash, are repeated exactly once, and damage is noticed."""
 
+import io
 import os
 import pathlib
 import shutil
@@ -381,3 +382,26 @@ def test_of_a_journal_and_its_copy_one_commits(place, more):
     with pytest.raises(ps.ConflictError, match="another process committed this transaction"):
         tx.commit()
     assert ps.open(place / "set")["n"][20:].tolist() == [100] and path.exists(), "what the copy lacks is still in the journal"
+
+
+def test_bytes_of_sources_are_kept(tmp_path):
+    """A source cannot be read again, so the journal has what was read."""
+    ds, path, film = ps.create(tmp_path / "set", {"film": ps.Bytes()}), tmp_path / "journal", np.random.default_rng(0).bytes(3 << 20)
+
+    def breaks():
+        yield film
+        raise ConnectionResetError("the other side hung up")
+
+    (tmp_path / "file").write_bytes(film * 3)
+    tx = ds.transaction(journal=path)
+    [row_id] = tx.append({"film": [(film[at : at + 99_999] for at in range(0, len(film), 99_999))]})
+    with pytest.raises(ConnectionResetError):
+        tx.append({"film": [breaks()]})
+    tx.update({"film": [io.BytesIO(film[:-1])]}, row_ids=[row_id])
+    tx.append({"film": [None, tmp_path / "file"]})
+    del tx
+    (tmp_path / "file").unlink()
+    tx = ps.open(tmp_path / "set", snapshot=ds.snapshot).transaction(journal=path)
+    assert tx.restored == 3
+    tx.commit()
+    assert ds.refresh()["film"][:] == [film[:-1], None, film * 3]

@@ -1,5 +1,6 @@
 """An independent reader (spec_reader.py), based only on the specification, reads the same values as Penstock."""
 
+import io
 import os
 import pathlib
 import shutil
@@ -226,3 +227,20 @@ def test_nulls_beside_tiles_keep_their_form(tmp_path, kind):
     with_values = ps.create(tmp_path / "more", {"tiled": ps.Tensor((None, None), "int16", tile=(4, 4)), "other": column[kind]})
     with_values.append({"tiled": [None] * 3, "other": [None] * 3})
     assert all(value is None for value in with_values.take([0, 1, 2])["other"])
+
+
+@pytest.mark.local
+def test_bytes_of_sources_read_the_same(tmp_path):
+    """A column with a codec has chunks with it and without it."""
+    ds = ps.create(tmp_path / "set", {"plain": ps.Bytes(), "packed": ps.Bytes(codec="zstd"), "n": "int32"})
+    long = bytes(range(256)) * (3 << 13)
+
+    def films():
+        return [None, io.BytesIO(long), b"short", (part for part in [b"", long, long[:9]]), None]
+
+    ids = ds.append({"plain": films(), "packed": films(), "n": range(5)}).row_ids
+    ds.append({"plain": [b"a" * 5000] * 2, "packed": [long, b"b"], "n": [5, 6]})
+    ds.update({"packed": films()[:2]}, row_ids=ids[2:4])
+    compare(tmp_path / "set")
+    ds.compact()
+    compare(tmp_path / "set")

@@ -37,6 +37,7 @@ pub use read::blocks::Held;
 pub use read::blocks::lent::{BlockAt, fetch_blocks, ranges_of};
 pub use read::fetch::{Purpose, hold};
 pub use read::foresee::Foresight;
+pub use read::part::Found;
 pub use read::plan::out_of_range;
 pub use read::ragged::RaggedValues;
 pub use read::reader::{Nulls, OnCorrupt, Reader};

@@ -54,18 +54,25 @@ impl Pull for PythonParts {
         take: &mut dyn FnMut(&[u8]) -> penstock_error::Result<()>,
     ) -> penstock_error::Result<()> {
         let wanted: Vec<(u64, u64)> = window.iter().map(|range| (range.start, range.end)).collect();
-        PULLS.with_borrow_mut(|pulls| pulls.push(self.owner));
-        let pulled = Python::attach(|py| {
-            let array = self.pull.bind(py).call1((row, wanted))?.cast_into::<PyArray1<u8>>()?;
-            Ok::<_, PyErr>(array.readonly().as_slice()?.to_vec())
-        });
-        PULLS.with_borrow_mut(Vec::pop);
-        match pulled {
-            Ok(bytes) => take(&bytes),
-            Err(error) => {
+        loop {
+            PULLS.with_borrow_mut(|pulls| pulls.push(self.owner));
+            let pulled = Python::attach(|py| {
+                let array = self.pull.bind(py).call1((row, &wanted))?.cast_into::<PyArray1<u8>>()?;
+                Ok::<_, PyErr>(array.readonly().as_slice()?.to_vec())
+            });
+            PULLS.with_borrow_mut(Vec::pop);
+            let bytes = pulled.map_err(|error| {
                 *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                Err(Error::new("invalid-value", "could not be read from its source").at_row(row as u64))
+                Error::new("invalid-value", "could not be read from its source").at_row(row as u64)
+            })?;
+            if !wanted.is_empty() {
+                return take(&bytes);
             }
+            // Bytes, which have no slices, end with an empty piece.
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            take(&bytes)?;
         }
     }
 }
@@ -75,7 +82,8 @@ impl Pull for PythonParts {
 /// `("items", list of bytes | bytearray | str | Path | (height, width, channels, bits, pixels (m,) uint8) | None)` ·
 /// `("flat", data (m,) uint8, ends (n,) int64, free (n, k) int64 | None, validity (n,) bool | None)` ·
 /// `("coded", Words, indices of words (8·n,) uint8 holding int64, validity (n,) bool | None)` ·
-/// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`.
+/// `("pulled", pull(row, [(low, high), …]) -> (m,) uint8, shapes: list of n lists, validity (n,) bool | None)`. Bytes have no shapes:
+/// `pull(row, [])` returns their next piece, which is empty at the end.
 ///
 /// Row numbers in errors start at `first_row`.
 pub fn input(py: Python<'_>, prepared: &Bound<'_, PyAny>, name: &str, first_row: u64, raised: &Raised, owner: usize) -> PyResult<Input> {

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{OnCorrupt, Own, Purpose, Reader, Snapshot, out_of_range};
+use penstock_dataset::{Found, OnCorrupt, Own, Purpose, Reader, Snapshot, out_of_range};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
 
 use crate::errors::OrRaise;
 use crate::output::{self, Form, Request};
@@ -70,6 +70,17 @@ impl View {
                 names.iter().enumerate().filter(first).map(|(_, name)| self.snapshot.column(name)).collect()
             }
         }
+    }
+
+    /// Find a value of bytes. Returns the reader of its parts as well.
+    fn value(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<(Reader, &ColumnSpec, Found)> {
+        py.detach(|| {
+            let spec = self.snapshot.column(column)?;
+            let mut reader = self.reader(self.resolve(&[position])?, OnCorrupt::Raise)?;
+            let found = reader.find_value(spec)?;
+            Ok((reader, spec, found))
+        })
+        .or_raise(py)
     }
 
     /// Resolve `which`, as `take` accepts it, to positions in the snapshot.
@@ -176,6 +187,25 @@ impl View {
             return Err(Error::new("invalid-argument", format!("{} slices for {} samples", slices.len(), positions.len()))).or_raise(py);
         }
         output::slices(py, &self.snapshot, positions, spec, &slices)
+    }
+
+    /// Read a part of a value of bytes. Returns None for a null. The slice has no step.
+    fn part<'py>(&self, py: Python<'py>, position: i64, column: &str, slice: &Bound<'_, PySlice>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let (reader, spec, found) = self.value(py, position, column)?;
+        let Some(bytes) = found.bytes() else { return Ok(None) };
+        let part = slice.indices(bytes as isize)?;
+        let (begin, is_plain) = match &found {
+            Found::Large { is_plain, .. } => (part.start as u64, *is_plain),
+            _ => return Ok(found.small().map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength]))),
+        };
+        let read = |out: &mut [u8]| py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, is_plain, out)).or_raise(py);
+        PyBytes::new_with(py, part.slicelength, read).map(Some)
+    }
+
+    /// Return the length in bytes of a value of bytes, and whether it is read in parts. None for a null.
+    fn value_bytes(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<Option<(u64, bool)>> {
+        let found = self.value(py, position, column)?.2;
+        Ok(found.bytes().map(|bytes| (bytes, matches!(found, Found::Large { is_plain: true, .. }))))
     }
 
     /// Return the positions in the snapshot that have these row ids.

@@ -170,7 +170,7 @@ pub enum Column {
 /// n large samples that are fetched part by part from a source while they are written.
 #[derive(Debug, Clone)]
 pub struct Pulled {
-    /// Shape of each sample. A null's shape is ignored.
+    /// Shape of each sample. A null's shape is ignored. Bytes have none, because their length is not known before they end.
     pub shapes: Vec<Vec<u64>>,
     pub validity: Option<Vec<bool>>,
     pub source: Arc<dyn Pull>,
@@ -178,7 +178,7 @@ pub struct Pulled {
 
 /// A source of large samples, which is read part by part.
 pub trait Pull: Debug + Send + Sync {
-    /// Call `take` once with the bytes of a slice of sample `row`.
+    /// Call `take` once with the bytes of a slice of sample `row`. Bytes have no slices: they are passed to `take` piece by piece, once.
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 

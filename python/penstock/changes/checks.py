@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import Error, InvalidInputError
 from penstock.values.checks import is_utf8
+from penstock.values.streams import SOURCE_ROW
 
 
 def text_of(value: Any, what: str, doing: str = "begin a transaction") -> str:
@@ -32,7 +33,7 @@ def json_of(properties: Mapping[str, Any] | None, doing: str) -> str:
 
 
 def named_pull(column: str, first_row: int, verb: str, pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `pull` so that Penstock errors name the column and row. Exceptions from the value's source pass through unchanged."""
+    """Wrap `pull` so that Penstock errors name the column and row. Exceptions from the value's source get a note that does."""
 
     def named(*arguments: Any) -> Any:
         try:
@@ -41,8 +42,15 @@ def named_pull(column: str, first_row: int, verb: str, pull: Callable[..., Any])
             error._place(first_row, column)
             error._within(f"cannot {verb} column `{column}`")
             raise
+        except Exception as error:
+            _note(error, column, first_row + arguments[0], verb)
+            raise
 
     return named
+
+
+def _note(error: BaseException, column: str, row: int, verb: str) -> None:
+    error.add_note(f"cannot {verb} column `{column}`, row {row}: its source raised this error")
 
 
 @contextlib.contextmanager
@@ -55,7 +63,12 @@ def naming(column: str, first_row: int, verb: str) -> Iterator[None]:
         error._place(first_row, column)
         error._within(what)
         raise
-    except (TypeError, ValueError, OverflowError, AttributeError, RecursionError, KeyError, NotImplementedError) as error:
+    except Exception as error:
+        if (row := getattr(error, SOURCE_ROW, None)) is not None:
+            _note(error, column, first_row + row, verb)
+            raise
+        if not isinstance(error, TypeError | ValueError | OverflowError | AttributeError | RecursionError | KeyError | NotImplementedError):
+            raise
         ours = InvalidInputError(f"{what}: {type(error).__name__}: {error}", code="invalid-value")
         ours._place(first_row, column)
         raise ours from error

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.changes.arrow_sizes import becomes_objects, row_bytes_of
 from penstock.values.checks import is_arrow
+from penstock.values.streams import is_source
 
 # Maximum bytes per call to the core. Limited to an eighth of the budget, so that a large append stays within the budget.
 SLICE_BYTES = 16 << 20
@@ -31,6 +32,8 @@ def size_of(value: Any) -> int:
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int | np.integer):
         return int(nbytes)
+    if is_source(value):
+        return SLICE_BYTES  # A value that is read while it is written is the last one of its slice.
     if hasattr(value, "mode") and hasattr(value, "size") and isinstance(value.size, tuple):
         return 4 * int(np.prod(value.size))
     try:

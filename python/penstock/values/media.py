@@ -20,7 +20,8 @@ def blob(value: Any, row: int) -> Any:
         return value
     if isinstance(value, memoryview) or (isinstance(value, np.void) and value.dtype.names is None):
         return value.tobytes()
-    raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row)
+    hint = "pass its bytes: file.read()" if hasattr(value, "read") else None
+    raise fail(f"is a {type(value).__name__}, expected bytes, Path or None", row, hint=hint)
 
 
 # Pillow modes that are stored unchanged, and modes that can be converted without visible loss.
@@ -51,7 +52,7 @@ def picture(value: Any, row: int, mask: bool) -> Any:
     """Return encoded bytes, a Path, None, or a tuple (height, width, channels, bits, pixels) that the core stores as PNG."""
     if hasattr(value, "mode") and hasattr(value, "convert"):
         value = from_pillow(value, row, mask)
-    elif hasattr(value, "detach"):
+    elif hasattr(value, "detach") and not hasattr(value, "read"):  # Files have the former, too.
         value = from_torch(value)
     if not isinstance(value, np.ndarray):
         return blob(value, row)

@@ -263,6 +263,10 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
             from = last + 1;
             let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
             let mut reader = Reader::new(theirs.clone(), positions, OnCorrupt::Raise)?;
+            let pulled = reader.leave_out_large(&specs)?;
+            if pulled {
+                flush(&mut pending, &mut lists)?;
+            }
             reader.fetch(&specs, Purpose::Take)?;
             let mut stored = |spec: &ColumnSpec| reader.stored(spec, lists.entry(spec.id).or_default());
             let columns = schema.columns.iter().map(|spec| specs.iter().any(|own| own.id == spec.id).then_some(spec));
@@ -270,7 +274,7 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
             let before = pending.bytes();
             pending.push(&ids, schema, columns);
             group.note(ids.len(), pending.bytes() - before);
-            if pending.bytes() > budget {
+            if pulled || pending.bytes() > budget {
                 flush(&mut pending, &mut lists)?;
             }
         }

@@ -135,7 +135,7 @@ impl Reader {
 
     /// Return the data files that store these columns of a plan's samples, each with its number of samples. A file may be repeated.
     /// If the row ids of an overlay cannot be read, reading the column reports the error.
-    fn files<'a>(&'a self, columns: &[&'a ColumnSpec]) -> Vec<(&'a FileRef, u64)> {
+    pub(super) fn files<'a>(&'a self, columns: &[&'a ColumnSpec]) -> Vec<(&'a FileRef, u64)> {
         let elsewhere = |column: &&ColumnSpec| self.snapshot.overlays.changes(column.id) || column.fill.is_some();
         let (changed, plain): (Vec<&ColumnSpec>, Vec<&ColumnSpec>) = columns.iter().copied().partition(elsewhere);
         let mut files = Vec::with_capacity(self.plan.groups.len());

@@ -6,6 +6,7 @@ pub mod fetch;
 pub mod fixed;
 pub mod foresee;
 pub mod group;
+pub mod part;
 pub mod plan;
 pub mod ragged;
 pub mod reader;

@@ -78,7 +78,7 @@ impl Reader {
     }
 
     /// Return a flag per place in the result for samples of a column that are left out, or no flags if none are.
-    pub(super) fn left_out_of(&self, column: &ColumnSpec) -> &[bool] {
+    pub(crate) fn left_out_of(&self, column: &ColumnSpec) -> &[bool] {
         self.left_out.iter().find(|(id, _)| *id == column.id).map_or(&[], |(_, flags)| flags)
     }
 

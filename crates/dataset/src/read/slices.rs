@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_codec::widen;
 use penstock_error::{Error, Result};
-use penstock_format::datafile::Layout;
+use penstock_format::datafile::{Codec, Layout};
 use penstock_format::record::FEATURE_TILED;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::Pattern;
@@ -25,6 +25,8 @@ pub enum Extent {
     Large {
         shape: Vec<u64>,
         is_tiled: bool,
+        /// Whether its blocks are not compressed.
+        is_plain: bool,
         /// Whether its blocks must be fetched, because its data file is not in memory.
         is_fetched: bool,
     },
@@ -56,10 +58,11 @@ impl Reader {
         let mut extents = vec![Extent::Null; self.plan.len()];
         self.each_divisible(column, |source, rows| {
             let entry = source.entry();
-            let (is_tiled, is_fetched) = (entry.layout == Layout::Tiled, !source.file.in_memory());
+            let (is_tiled, is_plain) = (entry.layout == Layout::Tiled, entry.codec == Codec::None);
+            let is_fetched = !source.file.in_memory();
             for (row, place) in rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
                 extents[*place as usize] = match entry.is_divisible(*row) {
-                    true => Extent::Large { shape: entry.shape_of(*row), is_tiled, is_fetched },
+                    true => Extent::Large { shape: entry.shape_of(*row), is_tiled, is_plain, is_fetched },
                     false => Extent::Small,
                 };
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use penstock_format::datafile::{Codec, UNIT_BYTES};
 use penstock_storage::{Access, RangeRequest, Storage};
+use penstock_tensor::Dtype;
 use penstock_tensor::slice::{Slice, elements, runs, whole};
 
 use super::blocks::Wanted;
@@ -12,6 +13,9 @@ use super::blocks::stream::{UnitRun, stream_ranges};
 use super::reader::ColumnRows;
 use crate::config::Config;
 use crate::store::datafile::DataFile;
+
+/// Longer parts of bytes bypass the block cache.
+const PASSING_BYTES: u64 = 1 << 20;
 
 /// A slice of one sample, and its index in the result.
 pub struct TiledSample {
@@ -29,6 +33,12 @@ impl TiledSample {
         let shape = entry.shape_of(self.row);
         let uncut = entry.tile.iter().zip(&shape).skip(1).all(|(side, size)| side >= size);
         uncut && self.slice == whole(&shape)
+    }
+
+    /// Return whether the sample is a value of bytes that is not compressed.
+    fn is_plain_bytes(&self) -> bool {
+        let entry = &self.file.tail.chunks[self.chunk];
+        (entry.dtype, entry.codec) == (Dtype::Bytes, Codec::None)
     }
 
     /// Return the checksum units of a tile's block that the slice needs. Parts of a block can be read if it is plain and has several units.
@@ -105,7 +115,10 @@ impl PlannedTiles {
                 TileRead { sample: index, tile, block, units }
             }));
         }
-        let cache = Cache::of(reads.iter().map(|read| read.bytes(samples)).sum());
+        let bytes = reads.iter().map(|read| read.bytes(samples)).sum();
+        // Long parts of bytes are read one after the other, and rarely again.
+        let passes = |read: &TileRead| samples[read.sample].is_plain_bytes();
+        let cache = if bytes >= PASSING_BYTES && reads.iter().all(passes) { Cache::Bypass } else { Cache::of(bytes) };
         let (straight, others): (Vec<TileRead>, Vec<TileRead>) = reads.into_iter().partition(|read| {
             let sample = &samples[read.sample];
             cache == Cache::Bypass

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::datafile::{Bounds, ChunkBuilder, Class, Codec, Layout, SINGLE_BYTES};
+use penstock_format::datafile::{Bounds, ChunkBuilder, Class, Codec, Layout, SINGLE_BYTES, UNIT_BYTES};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
@@ -72,8 +72,12 @@ impl ColumnWriter {
         })
     }
 
-    /// Return whether these samples should be packed, although earlier samples have separate blocks.
+    /// Return whether these samples should be packed, although earlier samples have separate blocks, or compressed, although earlier ones are not.
     pub fn shrinks(&self, column: &Column) -> bool {
+        let is_plain = matches!(&self.chunk, Some((_, style, _)) if style.codec != self.codec);
+        if is_plain && column.value_bytes() as u64 >= UNIT_BYTES {
+            return true; // Values that are pulled have no bytes in memory.
+        }
         let alone = matches!(&self.chunk, Some((_, style, _)) if matches!(style.layout, Layout::Single | Layout::Tiled));
         alone
             && !self.tiled_by_shape()
@@ -87,6 +91,7 @@ impl ColumnWriter {
         let Column::Pulled(pulled) = column else { return false };
         match &self.chunk {
             None => self.waiting.is_some() && !self.tiled_by_shape(),
+            Some((_, style, _)) if self.dtype == Dtype::Bytes => (style.layout, style.codec) != (Layout::Single, Codec::None),
             Some((_, _, chunk)) if chunk.layout == Layout::Tiled => {
                 let many = |shape: &Vec<u64>| Grid::new(shape, &chunk.tile).tiles().is_none_or(|tiles| tiles > SAMPLE_TILES);
                 self.tile.is_none() && !self.shape.is_fixed() && pulled.shapes.iter().any(many)
@@ -212,7 +217,7 @@ impl ColumnWriter {
     }
 
     /// Append to the waiting samples. Their validity moves to `self.validity`, which covers the whole fragment.
-    fn add(&mut self, mut column: Column) {
+    pub fn add(&mut self, mut column: Column) {
         let before = self.chunk_samples();
         let validity = match &mut column {
             Column::Fixed { validity, .. } => validity.take(),

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_format::Id;
-use penstock_format::datafile::{ChunkBuilder, Tail, write_header, write_tail};
+use penstock_format::datafile::{ChunkBuilder, Tail, UNIT_BYTES, write_header, write_tail};
 use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::Statistics;
+use penstock_format::{Id, crc};
 use penstock_storage::ObjectWriter;
 
 use super::encode::Encoded;
@@ -31,6 +31,16 @@ pub struct OpenFile {
     pub offset: u64,
 }
 
+/// A block that is written piece by piece.
+#[derive(Default)]
+pub struct Growing {
+    /// Where it begins, once its first checksum unit is written.
+    offset: Option<u64>,
+    pub bytes: u64,
+    /// The beginning of a checksum unit.
+    unit: Vec<u8>,
+}
+
 impl OpenFile {
     pub fn create(context: &Arc<Context>) -> Result<OpenFile> {
         let id = context.new_id()?;
@@ -49,7 +59,7 @@ impl OpenFile {
         context.storage.writer(&data_name(id))
     }
 
-    /// Append a block at an aligned offset. Returns the offset.
+    /// Append bytes at an aligned offset. Returns the offset.
     fn place(&mut self, bytes: &[u8], align: u64) -> Result<u64> {
         let offset = self.offset.next_multiple_of(align);
         self.buffer.resize(self.buffer.len() + (offset - self.offset) as usize, 0);
@@ -73,6 +83,39 @@ impl OpenFile {
         chunk.stored_bytes.push(block.stored.len() as u64);
         chunk.raw_bytes.push(block.raw_bytes);
         chunk.crcs.extend(block.crcs.iter().map(|crc| u64::from(*crc)));
+        Ok(())
+    }
+
+    /// Append a piece of a plain block whose length is not known yet.
+    pub fn grow(&mut self, chunk: &mut ChunkBuilder, block: &mut Growing, mut piece: &[u8]) -> Result<()> {
+        block.bytes += piece.len() as u64;
+        while !piece.is_empty() {
+            let (now, later) = piece.split_at(piece.len().min(UNIT_BYTES as usize - block.unit.len()));
+            block.unit.extend_from_slice(now);
+            piece = later;
+            if block.unit.len() as u64 == UNIT_BYTES {
+                self.place_unit(chunk, block, 4096)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn place_unit(&mut self, chunk: &mut ChunkBuilder, block: &mut Growing, first_align: u64) -> Result<()> {
+        chunk.crcs.push(u64::from(crc(&block.unit)));
+        let at = self.place(&block.unit, if block.offset.is_none() { first_align } else { 1 })?;
+        block.offset.get_or_insert(at);
+        block.unit.clear();
+        Ok(())
+    }
+
+    /// Append the rest of a growing block, and record it in its chunk.
+    pub fn end(&mut self, chunk: &mut ChunkBuilder, mut block: Growing) -> Result<()> {
+        if !block.unit.is_empty() {
+            self.place_unit(chunk, &mut block, 8)?;
+        }
+        chunk.offset.push(block.offset.map_or_else(|| self.place(&[], 8), Ok)?);
+        chunk.stored_bytes.push(block.bytes);
+        chunk.raw_bytes.push(block.bytes);
         Ok(())
     }
 

@@ -55,6 +55,9 @@ impl FragmentWriter {
     pub fn push(&mut self, columns: Vec<Option<Stored>>, samples: usize) -> Result<()> {
         for (index, column) in columns.into_iter().enumerate() {
             match column {
+                Some(Stored { column: Column::Pulled(pulled), .. }) if self.columns[index].dtype == Dtype::Bytes => {
+                    self.push_streams(index, &pulled)?;
+                }
                 Some(Stored { column: Column::Pulled(pulled), .. }) => self.push_pulled(index, pulled)?,
                 column => self.columns[index].push(column, samples)?,
             }

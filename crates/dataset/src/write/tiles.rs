@@ -1,14 +1,15 @@
-//! Write samples as tiles. Samples that are not in memory are pulled from their source in slabs.
+//! Write samples that are not in memory: tensors tile by tile, which are pulled from their source in slabs, and bytes piece by piece.
 
 use std::ops::Range;
 
 use penstock_error::{Error, Result};
-use penstock_format::datafile::MAX_BLOCKS;
+use penstock_format::datafile::{Codec, Layout, MAX_BLOCK_BYTES, MAX_BLOCKS, OWN_FILE_BYTES};
 use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Pulled, counted, push_validity};
 
 use super::column::{Stored, free_of};
 use super::encode;
+use super::file::Growing;
 use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
 use crate::config::Config;
@@ -48,6 +49,41 @@ impl FragmentWriter {
         let before = column.samples;
         (0..pulled.shapes.len()).for_each(|row| push_validity(&mut column.validity, before + row + 1, valid(row)));
         self.write_tiled(index, &Column::Pulled(pulled))
+    }
+
+    /// Add values of bytes, which are read from their sources now. Each becomes one block. It is plain whatever the column's codec is, because a
+    /// codec needs the whole block, also to read a part of it.
+    pub fn push_streams(&mut self, index: usize, pulled: &Pulled) -> Result<()> {
+        self.flush_column(index, Rest::Keep)?;
+        if self.columns[index].chunk.is_none() {
+            let style = Style { layout: Layout::Single, codec: Codec::None, rows_per_block: 1, align: 8 };
+            self.open_chunk(index, style, Vec::new(), OWN_FILE_BYTES)?;
+        }
+        let column = &mut self.columns[index];
+        let nulls = std::mem::take(&mut column.leading_nulls);
+        if nulls > 0 {
+            let nulls = column.nulls(nulls)?;
+            column.add(nulls);
+            self.flush_column(index, Rest::Keep)?;
+        }
+        let column = &mut self.columns[index];
+        let Some((file, _, chunk)) = &mut column.chunk else { return Err(Error::new("internal", "bytes without a chunk")) };
+        let target = &mut self.files[*file];
+        for row in 0..pulled.shapes.len() {
+            let valid = pulled.validity.as_ref().is_none_or(|validity| validity[row]);
+            let mut block = Growing::default();
+            if valid {
+                pulled.source.pull(row, &[], &mut |piece| match block.bytes + piece.len() as u64 > MAX_BLOCK_BYTES {
+                    true => Err(too_long().at_row(row as u64).column(&column.spec.name)),
+                    false => target.grow(chunk, &mut block, piece),
+                })?;
+            }
+            target.end(chunk, block)?;
+            chunk.first_row.push(column.samples as u64);
+            column.samples += 1;
+            push_validity(&mut column.validity, column.samples, valid);
+        }
+        Ok(())
     }
 
     /// Write samples tile by tile. Samples that are not in memory are pulled in slabs of whole tiles. A slab uses at most an eighth of the
@@ -107,4 +143,8 @@ impl FragmentWriter {
         }
         Ok(())
     }
+}
+
+fn too_long() -> Error {
+    Error::new("invalid-value", format!("has more than {MAX_BLOCK_BYTES} bytes")).hint("store it as several values")
 }

@@ -55,8 +55,11 @@ impl Chunk {
         (self.offset.get(last) + self.stored_bytes.get(last)).saturating_sub(self.offset.get(0))
     }
 
-    /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3).
+    /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3). That of bytes is their length.
     pub fn shape_of(&self, row: u64) -> Vec<u64> {
+        if (self.dtype, self.layout) == (Dtype::Bytes, Layout::Single) {
+            return vec![self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(row as usize)];
+        }
         let free: Vec<u64> = self.free.iter().map(|sizes| sizes.get(row as usize)).collect();
         self.shape.fill(&free)
     }
@@ -146,5 +149,55 @@ impl Chunk {
             None => (block, usize::from(self.stored_bytes.get(block) > 0)),
             Some(first) => (first[block] as usize, units(self.stored_bytes.get(block)) as usize),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_error::Result;
+
+    use super::*;
+    use crate::datafile::{ChunkBuilder, HEADER_BYTES, Tail, write_tail};
+
+    #[test]
+    fn values_beyond_4_gib_are_found() -> Result<()> {
+        let lengths = [7, (5 << 30) + 3, 0, 2 * UNIT_BYTES];
+        let mut chunk = ChunkBuilder {
+            column: 1,
+            dtype: Dtype::Bytes,
+            layout: Layout::Single,
+            codec: Codec::None,
+            shape: Shape::free(),
+            rows_per_block: 1,
+            first_row: Vec::new(),
+            offset: Vec::new(),
+            stored_bytes: lengths.to_vec(),
+            raw_bytes: lengths.to_vec(),
+            crcs: (0..lengths.iter().map(|length| units(*length)).sum()).collect(),
+            free: Vec::new(),
+            tile: Vec::new(),
+            first_tile: Vec::new(),
+            validity: None,
+            dictionary: None,
+        };
+        let mut end = HEADER_BYTES;
+        for length in lengths {
+            chunk.offset.push(end.next_multiple_of(8));
+            end = end.next_multiple_of(8) + length;
+        }
+        let (tail, tail_bytes, _) = write_tail(4, &[chunk], end);
+        assert!(tail_bytes < 5 * (5 << 30) / UNIT_BYTES, "a unit takes four bytes");
+        let tail = Tail::parse(Bytes::from(tail).slice(..tail_bytes as usize), end)?;
+        let chunk = &tail.chunks[0];
+        assert_eq!((0..4).map(|row| chunk.shape_of(row)[0]).collect::<Vec<u64>>(), lengths);
+        assert_eq!((0..4).map(|row| chunk.is_divisible(row)).collect::<Vec<bool>>(), [false, true, false, true]);
+        let film_units = (5 << 30) / UNIT_BYTES as usize + 1;
+        assert_eq!(
+            (0..4).map(|block| chunk.units_of(block)).collect::<Vec<_>>(),
+            [(0, 1), (1, film_units), (1 + film_units, 0), (1 + film_units, 2)]
+        );
+        assert_eq!(chunk.crcs.get(film_units), film_units as u64);
+        assert!(chunk.offset.get(3) > u64::from(u32::MAX));
+        Ok(())
     }
 }

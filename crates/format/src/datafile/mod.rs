@@ -37,6 +37,8 @@ pub const OWN_FILE_BYTES: u64 = 64 << 10;
 pub const SINGLE_BYTES: u64 = 1 << 10;
 /// Maximum number of blocks in a chunk. A tail that claims more is forged, because so many entries would not fit in a tail.
 pub const MAX_BLOCKS: u64 = 1 << 22;
+/// Maximum size of a block. A value is in one block, unless it is tiled.
+pub const MAX_BLOCK_BYTES: u64 = 1 << 40;
 /// Tensors whose mean size is at least this are tiled.
 pub const TILED_BYTES: u64 = 8 << 20;
 /// Values of at least this size start on a 4,096-byte boundary.
@@ -67,14 +69,13 @@ impl Codec {
         [Codec::None, Codec::Lz4, Codec::Zstd].into_iter().find(|codec| *codec as u8 == code)
     }
 
-    /// Return whether `stored` bytes can decompress to `raw` bytes. A forged length must not cause a large allocation. The spec
-    /// limits a block to 2^40 bytes.
+    /// Return whether `stored` bytes can decompress to `raw` bytes. A forged length must not cause a large allocation.
     pub fn can_hold(self, stored: u64, raw: u64) -> bool {
         let within_ratio = match self {
             Codec::Lz4 => raw / 256 <= stored + 16,
             Codec::None | Codec::Zstd => true,
         };
-        raw <= 1 << 40 && within_ratio
+        raw <= MAX_BLOCK_BYTES && within_ratio
     }
 }
 

@@ -14,8 +14,10 @@ use super::live::{Live, runtime, wait};
 use crate::process;
 use crate::storage::ObjectWriter;
 
-/// Bytes per part. S3 requires parts of at least 5 MiB and accepts at most 10,000 of them.
+/// Bytes per part. S3 requires parts of at least 5 MiB.
 const PART_BYTES: usize = 8 << 20;
+/// The most parts that S3 accepts, and Google.
+const PARTS: usize = 10_000;
 /// Maximum number of parts in flight. Together with the part being filled, these bound an upload's memory use.
 const PARTS_AT_ONCE: usize = 4;
 
@@ -63,6 +65,10 @@ impl Upload {
         }
         let body = Bytes::from(std::mem::replace(&mut self.buffer, Vec::with_capacity(PART_BYTES)));
         let index = multipart.parts.len();
+        if index >= PARTS {
+            let text = format!("cannot {}: it has more than {} GB", self.what, PARTS * PART_BYTES / 1_000_000_000);
+            return Err(Error::new("invalid-value", text).hint("store it as several values, or on a local disk"));
+        }
         multipart.parts.push(None);
         let (live, traffic, path, what, id) =
             (self.live.clone(), self.traffic.clone(), self.path.clone(), self.what.clone(), multipart.id.clone());

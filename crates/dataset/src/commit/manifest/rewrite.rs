@@ -56,6 +56,7 @@ pub fn rewritten(
                 return writer.finish();
             }
             let mut reader = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
+            reader.leave_out_large(specs)?;
             reader.fetch(specs, Purpose::Scan { keep: false })?;
             let stored = |spec: &&ColumnSpec| {
                 let list = lists.entry(spec.id).or_default();

@@ -8,7 +8,7 @@ use penstock_format::Id;
 use penstock_format::ids::log_folder;
 use penstock_format::transit::journal::{Began, Frame, Given, Verb};
 use penstock_storage::Journal;
-use penstock_tensor::Column;
+use penstock_tensor::{Column, Dtype, Ragged};
 use rustc_hash::FxHashSet;
 
 use crate::commit::changes::ReadSet;
@@ -90,10 +90,11 @@ impl Transaction {
     pub(in crate::commit) fn keeping<T>(
         &mut self,
         call: &Call<'_>,
-        inputs: Vec<Input>,
+        mut inputs: Vec<Input>,
         change: impl FnOnce(&mut Transaction, Vec<Input>) -> Result<T>,
     ) -> Result<T> {
         if let Some(kept) = &mut self.journal {
+            read_sources(&self.base, &mut inputs)?;
             let reads = self.unkept.all();
             let given: Vec<Given> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
             match last_of_each(call, &inputs) {
@@ -152,6 +153,30 @@ impl Transaction {
     pub fn abort(mut self) -> Result<()> {
         self.journal.take().map_or(Ok(()), Kept::remove)
     }
+}
+
+/// Read bytes from their sources, because a source cannot be read again when the change is repeated.
+fn read_sources(base: &Snapshot, inputs: &mut [Input]) -> Result<()> {
+    for input in inputs {
+        let Column::Pulled(pulled) = &input.column else { continue };
+        if base.column(&input.name)?.kind.stored()?.0 != Dtype::Bytes {
+            continue;
+        }
+        let mut values = Ragged::default();
+        for row in 0..pulled.shapes.len() {
+            let mut value = Vec::new();
+            let valid = pulled.validity.as_ref().is_none_or(|validity| validity[row]);
+            if valid {
+                pulled.source.pull(row, &[], &mut |piece| {
+                    value.extend_from_slice(piece);
+                    Ok(())
+                })?;
+            }
+            values.push(valid.then_some(&value[..]), &[]);
+        }
+        input.column = Column::Ragged(values);
+    }
+    Ok(())
 }
 
 /// Return the last values of an update in which row ids are repeated. Others are not kept, because only the last ones count.

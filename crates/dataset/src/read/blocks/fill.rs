@@ -9,6 +9,7 @@ use bytes::Bytes;
 use penstock_error::Result;
 use penstock_format::ids::data_name;
 use penstock_storage::{Frozen, Piece};
+use penstock_tensor::Dtype;
 
 use super::ranges::plan_ranges;
 use super::{Fetched, Wanted};
@@ -35,14 +36,15 @@ const WHOLE_TILE_BYTES: u64 = 1 << 20;
 
 /// Return the units to fetch together with the `missing` ones: the rest of each tile of which at least half is missing, or of which
 /// an earlier read kept a part. Slices that share tiles would otherwise send a request for each part of a tile. Only for files that the
-/// block cache can keep: whole tiles of a larger one would push out what is read again.
+/// block cache can keep: whole tiles of a larger one would push out what is read again. A value of bytes is not a tile, and its parts are read alone.
 fn rest_of_tiles(missing: &[Wanted], is_kept: impl Fn(BlockKey) -> bool) -> Vec<Wanted> {
     let tile = |wanted: &Wanted| (wanted.key.0, wanted.chunk, wanted.block);
     let mut all = Vec::new();
     for of_tile in missing.chunk_by(move |one, next| tile(one) == tile(next)) {
         let Wanted { file, chunk, block, .. } = &of_tile[0];
         let entry = &file.tail.chunks[*chunk];
-        let fits = entry.stored_bytes.get(*block) <= WHOLE_TILE_BYTES && file.data_end <= blocks::budget_bytes() / 2;
+        let is_tile = entry.dtype != Dtype::Bytes && entry.stored_bytes.get(*block) <= WHOLE_TILE_BYTES;
+        let fits = is_tile && file.data_end <= blocks::budget_bytes() / 2;
         let units = if fits { entry.units_of(*block).1 } else { 0 };
         let is_kept = |unit: usize| is_kept(file.key(*chunk, *block, Some(unit)));
         let whole = of_tile[0].unit.is_some() && (2 * of_tile.len() >= units || (0..units).any(is_kept));
