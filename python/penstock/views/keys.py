@@ -32,6 +32,17 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
+def chosen_of(key: Any, length: int) -> tuple[int, int, int] | npt.NDArray[np.int64] | npt.NDArray[np.bool_]:
+    """Convert what `positions_of` accepts to what the core selects without a list: a range (first, step, count), a mask, or positions."""
+    if isinstance(key, slice):
+        key = range(*key.indices(length))
+    if isinstance(key, range) and all(-_MOST <= bound <= _MOST for bound in (key.start, key.stop, key.step)):
+        return key.start, key.step, max(0, -((key.start - key.stop) // key.step))
+    if isinstance(key, np.ndarray) and key.dtype == bool and not isinstance(key, np.ma.MaskedArray) and key.shape == (length,):
+        return key
+    return positions_of(key, length)
+
+
 def span_of(key: slice, length: int) -> tuple[int, int] | npt.NDArray[np.int64]:
     """Convert a slice to the form that the core reads fastest: a range of positions, or else the positions."""
     start, stop, step = key.indices(length)

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
 
+use crate::selection::out_of_range;
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::{LiveFragments, Part};
 use crate::snapshot::overlays::{Divided, Patch};
@@ -138,17 +139,6 @@ impl Plan {
         }
         ids
     }
-}
-
-/// Make the error for a position outside a snapshot or view.
-pub fn out_of_range(position: i64, len: u64) -> Error {
-    Error::new(
-        "position-out-of-range",
-        match len {
-            0 => format!("cannot take position {position}: there are no samples"),
-            _ => format!("cannot take position {position}: there are {len} samples, at positions 0 to {}", len - 1),
-        },
-    )
 }
 
 /// Sort pairs of (position or row, place). Packing each pair into one machine word makes sorting three times as fast.

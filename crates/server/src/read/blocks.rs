@@ -254,10 +254,14 @@ impl Blocks {
             return None;
         }
         // The cache itself has what was just read.
-        Some(self.windows.join(&key, || None, || {
-            let (blocks, name) = (self.clone(), name.to_owned());
-            async move { blocks.fetch(&name, object_bytes, range, taken).await }
-        }))
+        Some(self.windows.join(
+            &key,
+            || None,
+            || {
+                let (blocks, name) = (self.clone(), name.to_owned());
+                async move { blocks.fetch(&name, object_bytes, range, taken).await }
+            },
+        ))
     }
 
     async fn fetch(self: &Arc<Self>, name: &str, object_bytes: u64, range: Range<u64>, taken: Option<Taken>) -> S3Result<Bytes> {
