@@ -1,8 +1,8 @@
 //! The dataset layer, which combines format, storage and codec. It implements snapshots, takes, scans, slices, transactions and
 //! `verify`.
 //!
-//! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `read`,
-//! `write`, `commit`, `upkeep` and `branches`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
+//! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `selection` (samples
+//! of a view), `read`, `write`, `commit`, `upkeep` and `branches`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
 //! Python or loader threads.
 
 mod branches;

@@ -192,6 +192,11 @@ impl View {
         self.selection.to_string()
     }
 
+    /// Return how many bytes the selection holds.
+    fn held_bytes(&self) -> u64 {
+        self.selection.held_bytes()
+    }
+
     /// Return the same view with another origin.
     fn named(&self, origin: &str) -> View {
         self.narrowed(self.selection.clone().named(origin))

@@ -1,4 +1,4 @@
-"""Chooses samples of a view: `sample`, `split` and `filter`. Random choices are functions of the seed and the row ids."""
+"""Chooses samples of a view: `sample`, `split` and `filter`. The core makes random choices, which are functions of the seed and the row ids."""
 
 from __future__ import annotations
 
@@ -291,8 +291,8 @@ def filtered(
     function: Callable[[dict[str, Any]], Any] | str,
     columns: Sequence[str] | None,
     progress: Callable[[int, int], None] | bool,
-) -> npt.NDArray[np.int64]:
-    """Return the positions of the samples for which a function returns true, or an SQL condition is true."""
+) -> npt.NDArray[np.int64] | npt.NDArray[np.bool_]:
+    """Return the positions of the samples for which an SQL condition is true, or a mask of those for which a function returns true."""
     view = view._as_it_is()
     if isinstance(function, str):
         from penstock.query import predicate
@@ -308,19 +308,18 @@ def filtered(
     names = view.columns if columns is None else names_of(columns)
     view.take(range(0), columns=names)  # Raises an error if a column is missing.
     media = any(kind.type in ("image", "mask") for name, kind in view.schema.items() if name in (names or ()))
-    kept: list[int] = []
+    kept = np.zeros(len(view), bool)
     with _progress(progress, len(view)) as report:
         for start in range(0, len(view), size := 16 if media else 256):
             batch = view.take(range(start, min(start + size, len(view))), columns=names)
             for index in range(min(size, len(view) - start)):
                 try:
-                    if bool(function(view._sample(batch, index))):
-                        kept.append(start + index)
+                    kept[start + index] = bool(function(view._sample(batch, index)))
                 except Exception as error:
                     error.add_note(f"in the function given to ds.filter, for the sample at position {start + index}")
                     raise
             report(min(start + size, len(view)), len(view))
-    return np.array(kept, np.int64)
+    return kept
 
 
 @contextlib.contextmanager

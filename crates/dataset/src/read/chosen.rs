@@ -129,7 +129,7 @@ pub fn by_class<C: Copy + Into<u32> + Sync>(
             counts[cell(classes.of(index), hashed(id))].fetch_add(1, Relaxed);
         });
     })?;
-    // Then find in which cell the first sample of each class is that is not below a bound, and how many in this cell are before it.
+    // Then find the cell of the first sample of each class that is not below a bound, and its rank there.
     let mut sought = vec![];
     let mut is_sought = vec![false; counts.len()];
     for (class, number) in classes.numbers.iter().enumerate() {

@@ -28,12 +28,26 @@ impl Bits {
         Bits { places, words, before }
     }
 
+    /// Return the same bits with more or fewer places.
+    pub fn resized(self, places: u64) -> Bits {
+        Bits::new(places, self.words)
+    }
+
     pub fn places(&self) -> u64 {
         self.places
     }
 
     pub fn words(&self) -> &[u64] {
         &self.words
+    }
+
+    pub fn held_bytes(&self) -> u64 {
+        (size_of_val(&self.words[..]) + size_of_val(&self.before[..])) as u64
+    }
+
+    /// Return the place behind the last set bit. What is described by it does not depend on how many places follow.
+    pub fn end(&self) -> u64 {
+        self.count().checked_sub(1).map_or(0, |last| self.nth(last) + 1)
     }
 
     /// Return how many bits are set.
@@ -115,7 +129,7 @@ mod tests {
             let mut words = vec![0; (places as usize).div_ceil(64)];
             set.iter().for_each(|place| words[(place / 64) as usize] |= 1 << (place % 64));
             let bits = Bits::new(places, words);
-            assert_eq!(bits.count(), set.len() as u64);
+            assert_eq!((bits.count(), bits.end()), (set.len() as u64, set.last().map_or(0, |last| last + 1)));
             let begins = set.iter().enumerate().filter(|(index, place)| *index == 0 || set[index - 1] + 1 < **place).count();
             assert_eq!(bits.runs(), begins as u64);
             for (index, place) in set.iter().enumerate() {

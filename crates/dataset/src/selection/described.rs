@@ -38,8 +38,7 @@ impl Selection {
             Source::Bitmap(bitmap) => {
                 writer.u8(2);
                 bitmap.of.write(writer, false);
-                writer.u64(bitmap.bits.places());
-                bitmap.bits.words().iter().for_each(|word| writer.u64(*word));
+                writer.list(&bitmap.bits.words()[..bitmap.bits.end().div_ceil(64) as usize], |writer, word| writer.u64(*word));
             }
             Source::List(list) => {
                 writer.u8(3);
@@ -88,13 +87,12 @@ fn read(snapshot: &Snapshot, cursor: &mut Cursor, depth: usize) -> Result<Select
         }
         2 if depth < MOST_DEPTH => {
             let of = read(snapshot, cursor, depth + 1)?;
-            let places = cursor.u64()?;
-            if places != of.len() {
-                return Err(wrong(&format!("a mask of {places} samples is for {}", of.len())));
+            let words = cursor.list(8, Cursor::u64)?;
+            let bits = Bits::new(64 * words.len() as u64, words);
+            if bits.end() > of.len() {
+                return Err(out_of_range(bits.end() as i64 - 1, of.len()));
             }
-            let words = cursor.take(places.div_ceil(64) as usize * 8)?;
-            let words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-            Source::Bitmap(Arc::new(Bitmap { of, bits: Bits::new(places, words) }))
+            Source::Bitmap(Arc::new(Bitmap { bits: bits.resized(of.len()), of }))
         }
         3 => Source::List(Arc::new(cursor.list(8, Cursor::u64)?)),
         other => return Err(wrong(&format!("it has a part of kind {other}"))),

@@ -1,7 +1,7 @@
 //! What samples of a snapshot a view has, and in which order: a description that takes as little memory as it says, and maps each index in the
 //! view to a position of the snapshot.
 //!
-//! Selections compose: a range of a range is a range, a range of runs is runs, and a mask is runs, a bitmap or a list, whichever is smallest.
+//! Selections compose: a range of a range is a range, and a range of runs is runs. A mask is runs, a bitmap or a list, whichever is smallest.
 //! Views, scans and loaders pass selections along. They never make a list of a selection, only of the samples that they read next.
 
 mod bits;
@@ -122,16 +122,11 @@ impl Selection {
         Selection::of(Source::All(snapshot.len()))
     }
 
-    /// Select positions of a snapshot, which must exist. They are kept as a list only if they form neither runs nor a set.
-    pub fn listed(snapshot: &Snapshot, positions: Vec<u64>) -> Selection {
-        Selection::all(snapshot).pick(positions)
-    }
-
     fn of(of: Source) -> Selection {
         Selection { of, within: Within::Whole, origin: None }
     }
 
-    /// Select one part of a split, or all parts.
+    /// Select one part of a split.
     pub fn split(split: Split) -> Selection {
         Selection::of(Source::Split(Arc::new(split)))
     }
@@ -156,6 +151,18 @@ impl Selection {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Return how many bytes the selection holds, beside what all selections of the snapshot share.
+    pub fn held_bytes(&self) -> u64 {
+        let within = if let Within::Runs(runs) = &self.within { runs.held_bytes() } else { 0 };
+        within
+            + match &self.of {
+                Source::All(_) => 0,
+                Source::Split(split) => split.held_bytes(),
+                Source::Bitmap(bitmap) => bitmap.of.held_bytes() + bitmap.bits.held_bytes(),
+                Source::List(list) => size_of_val(&list[..]) as u64,
+            }
     }
 
     /// Return the position of a sample in the snapshot. Time: logarithmic in the number of runs, of words of a bitmap, or of thousands of a split.
@@ -234,7 +241,7 @@ impl Selection {
             // A part of a list is a shorter list.
             Source::List(_) => u64::MAX,
             // The few samples of a part should not keep a large bitmap.
-            Source::Bitmap(bitmap) => bitmap.bits.places() / 64 + strides.len() as u64 * STRIDE_BYTES,
+            Source::Bitmap(bitmap) => bitmap.bits.end() / 64 + strides.len() as u64 * STRIDE_BYTES,
             _ => strides.len() as u64 * STRIDE_BYTES,
         };
         let made = match &strides[..] {
@@ -253,7 +260,7 @@ impl Selection {
     /// Select the samples with a set bit. `bits` has a place for each sample.
     pub fn mask(&self, bits: Bits) -> Selection {
         let (as_list, as_runs) = (LISTED_BYTES * bits.count(), STRIDE_BYTES * bits.runs());
-        let as_bits = if self.is_distinct() { bits.places() / 8 } else { u64::MAX };
+        let as_bits = if self.is_distinct() { bits.end() / 8 } else { u64::MAX };
         if as_runs <= as_list.min(as_bits) {
             return self.part(&Strides::joined(bits.from(0).map(|first| Stride { first, step: 1, count: 1 })));
         }
@@ -277,7 +284,8 @@ impl Selection {
         if let Some(strides) = strides {
             return self.part(&strides);
         }
-        if self.is_distinct() && indices.len() as u64 * 64 > self.len() && indices.is_sorted_by(|one, next| one < next) {
+        let end = indices.last().map_or(0, |last| last + 1);
+        if self.is_distinct() && indices.len() as u64 * 64 > end && indices.is_sorted_by(|one, next| one < next) {
             let mut words = vec![0; self.len().div_ceil(64) as usize];
             indices.iter().for_each(|index| words[(index / 64) as usize] |= 1 << (index % 64));
             return self.mask(Bits::new(self.len(), words));

@@ -162,19 +162,18 @@ impl Cells {
         }
     }
 
-    /// Return the row ids of a cell that are deleted or absent, counted from its thousand.
-    fn hidden_in(&self, cell: &Cell) -> impl Iterator<Item = u64> {
+    /// Visit the row ids of a cell that are deleted or absent, counted from its thousand.
+    fn each_hidden(&self, cell: &Cell, mut visit: impl FnMut(u64)) {
         let begins = cell.number * THOUSAND as i64;
         let range = (begins + cell.begin as i64).cast_unsigned()..(begins + cell.end as i64).cast_unsigned();
-        let runs = self.hidden.iter().flat_map(move |set| set.runs_in(range.clone()));
-        runs.flat_map(move |(run, _)| run.first..run.end()).map(move |id| (id.cast_signed() - begins).cast_unsigned())
+        self.hidden.iter().for_each(|set| set.each_in(range.clone(), |id| visit((id.cast_signed() - begins).cast_unsigned())));
     }
 
     /// Return the row ids of a cell that are samples.
     fn live_in(&self, cell: &Cell) -> Members {
         let mut live = up_to(cell.end);
         live.iter_mut().zip(up_to(cell.begin)).for_each(|(word, before)| *word &= !before);
-        self.hidden_in(cell).for_each(|offset| live[(offset / 64) as usize] &= !(1 << (offset % 64)));
+        self.each_hidden(cell, |offset| live[(offset / 64) as usize] &= !(1 << (offset % 64)));
         live
     }
 
@@ -200,7 +199,7 @@ impl Cells {
         let mut hidden = Vec::new();
         for cell in cells.map(|cell| self.cell(cell)) {
             hidden.clear();
-            hidden.extend(self.hidden_in(&cell));
+            self.each_hidden(&cell, |offset| hidden.push(offset));
             counts[bounds.len()].push((cell.end - cell.begin) as u16 - hidden.len() as u16);
             for (counts, bound) in counts.iter_mut().zip(bounds) {
                 let thousand = bound.thousand(cell.number);
@@ -253,7 +252,7 @@ impl Split {
     /// Split all samples of a snapshot at ascending bounds. Returns one part more than there are bounds.
     ///
     /// Cost: reads the manifest, and the row ids of deletions. Holds 4 bytes per thousand samples and bound, and as many for deletions.
-    /// Time: 0.2 s per 10^9 samples and bound on one core, and 20 ns per deletion.
+    /// Time: hashes each thousand 40 times per bound, and each deletion about 10 times.
     pub fn all(snapshot: &Snapshot, seed: u64, bounds: &[f64]) -> Result<Vec<Split>> {
         let mut cells = Cells::of(snapshot)?;
         let ends = std::iter::once(0.0).chain(bounds.iter().copied()).chain([f64::INFINITY]);

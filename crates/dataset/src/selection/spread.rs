@@ -131,11 +131,18 @@ impl Bound {
         }
         let key = self.key(level, higher, self.drawn(level));
         let own: [u64; 10] = std::array::from_fn(|digit| mixed(key, digit as u64));
+        let mut ranks = [0u8; 10];
+        for one in 0..10 {
+            for other in one + 1..10 {
+                let is_less = own[one] < own[other];
+                ranks[other] += u8::from(is_less);
+                ranks[one] += u8::from(!is_less);
+            }
+        }
         let (mut below, mut at) = (0, 0);
-        for (digit, one) in own.iter().enumerate() {
-            let rank = own.iter().map(|other| u64::from(other < one)).sum::<u64>();
-            below |= u16::from(rank < limit) << digit;
-            at |= if rank == limit { digit as u64 } else { 0 };
+        for (digit, rank) in ranks.into_iter().enumerate() {
+            below |= u16::from(u64::from(rank) < limit) << digit;
+            at |= if u64::from(rank) == limit { digit as u64 } else { 0 };
         }
         Divided { below, at }
     }

@@ -179,6 +179,11 @@ impl Strides {
     pub fn len(&self) -> usize {
         self.all.len()
     }
+
+    pub fn held_bytes(&self) -> u64 {
+        let order = self.ascending.as_ref().map_or(0, |order| size_of_val(&order[..]));
+        (size_of_val(&self.all[..]) + size_of_val(&self.ends[..]) + order) as u64
+    }
 }
 
 /// Add a stride, or lengthen the last one if it continues that.

@@ -79,8 +79,9 @@ struct OpenPart {
 }
 
 impl OpenPart {
-    fn new(snapshot: &Snapshot, part: usize) -> Result<OpenPart> {
-        let fragments = snapshot.live_fragments(part)?;
+    /// Open a part to look up `wanted` row ids.
+    fn new(snapshot: &Snapshot, part: usize, wanted: usize) -> Result<OpenPart> {
+        let fragments = snapshot.live_fragments(part, wanted)?;
         let mut runs: Vec<(Run, u64)> = runs_of(fragments.as_slice()).collect();
         runs.sort_unstable_by_key(|(run, _)| run.first);
         Ok(OpenPart { fragments, start: snapshot.live()?.start(part), runs })
@@ -142,7 +143,7 @@ impl Snapshot {
             if ids.count_in(least..end) == 0 {
                 continue;
             }
-            let fragments = self.live_fragments(part)?;
+            let fragments = self.live_fragments(part, usize::MAX)?;
             let rows = runs_of(fragments.as_slice()).flat_map(|(run, row)| {
                 let found = ids.runs_in(run.first..run.end()).into_iter();
                 found.flat_map(move |(part, _)| (0..part.count).map(move |index| row + (part.first - run.first) + index))
@@ -163,7 +164,7 @@ impl Snapshot {
             for part in ranges.containing(row_id) {
                 let opened = match open[part].take() {
                     Some(opened) => opened,
-                    None => OpenPart::new(self, part)?,
+                    None => OpenPart::new(self, part, row_ids.len())?,
                 };
                 if let Some(found) = open[part].insert(opened).position(row_id) {
                     return Ok(found);
