@@ -36,7 +36,7 @@ pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;
 pub use read::blocks::Held;
 pub use read::blocks::lent::{BlockAt, fetch_blocks, ranges_of};
-pub use read::chosen::{Classes, by_class, by_code, sample, split};
+pub use read::chosen::{Classes, Coded, by_class, by_code, coded, sample, split};
 pub use read::fetch::{Purpose, hold};
 pub use read::foresee::Foresight;
 pub use read::ragged::RaggedValues;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use numpy::ndarray::{ArrayView1, Axis};
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{Bits, Classes, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, out_of_range, spread};
+use penstock_dataset::{Bits, Classes, Coded, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, out_of_range, spread};
 use penstock_error::Error;
-use penstock_format::schema::ColumnSpec;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
 use pyo3::exceptions::PyMemoryError;
@@ -48,6 +48,28 @@ impl View {
 
     pub fn source(&self, name: &str) -> Source {
         Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.selection.clone(), files: None, codes: Vec::new() }
+    }
+
+    fn coded<C: Copy + Default + Send + TryFrom<u32>>(&self, py: Python<'_>, spec: &ColumnSpec) -> PyResult<Option<Coded<C>>> {
+        let read = |positions: Vec<u64>| {
+            let count = positions.len();
+            let mut reader = self.reader(positions, OnCorrupt::Raise)?;
+            reader.fetch(&[spec], Purpose::Scan { keep: false })?;
+            if matches!(spec.kind, ColumnKind::Label { .. } | ColumnKind::Category) {
+                let mut codes = vec![0; count];
+                let nulls = reader.codes(spec, &mut codes)?;
+                return Ok((codes.into_iter().map(i64::cast_unsigned).collect(), nulls));
+            }
+            let (dtype, shape) = spec.kind.stored()?;
+            let bytes = shape.fixed_bytes(dtype)? as usize;
+            let mut stored = vec![0; bytes * count];
+            let nulls = reader.fixed(spec, &mut stored)?;
+            Ok((
+                stored.chunks_exact(bytes).map(|value| value.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))).collect(),
+                nulls,
+            ))
+        };
+        py.detach(|| penstock_dataset::coded(&self.selection, read)).or_raise(py)
     }
 
     fn of_classes<C: Copy + Into<u32> + Sync>(
@@ -225,6 +247,20 @@ impl View {
     fn split(&self, py: Python<'_>, seed: u64, bounds: Vec<f64>) -> PyResult<Vec<View>> {
         let parts = py.detach(|| penstock_dataset::split(&self.snapshot, &self.selection, seed, &bounds)).or_raise(py)?;
         Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
+    }
+
+    /// Return a code for each value of a column of words or scalars, 0 for nulls, and the value of each other code as a number. That is a code
+    /// of the vocabulary, or the bytes of a scalar.
+    fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyArray1<u64>>)> {
+        let spec = self.snapshot.column(column).or_raise(py)?;
+        if let Some((codes, values)) = self.coded::<u8>(py, spec)? {
+            return Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)));
+        }
+        if let Some((codes, values)) = self.coded::<u16>(py, spec)? {
+            return Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)));
+        }
+        let (codes, values) = self.coded::<u32>(py, spec)?.unwrap_or_default();
+        Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)))
     }
 
     /// Split each class of samples, given their codes. `classes` has the class of each code, and the number of each class.

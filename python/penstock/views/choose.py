@@ -18,6 +18,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole, whole_seed
+from penstock.values.dtypes import numpy_dtype
 from penstock.views.keys import names_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Samples whose values are looked at together.
 _CODED = 1 << 20
+# Pairs of a group and a class that are counted in a table.
+_PAIRS = 1 << 22
 # A part is far from its wanted size if it differs by more than this share of all samples.
 _FAR = 0.1
 # Column types whose values can form groups.
@@ -103,6 +106,11 @@ class _Coded:
     # That of nulls is 0.
     numbers: npt.NDArray[np.int64]
 
+    @staticmethod
+    def of(codes: _core.Codes, values: Any) -> _Coded:
+        """Number the values of all codes after 0, in Arrow."""
+        return _Coded(codes, np.append(np.zeros(1, np.int64), _numbers(values)))
+
     def classes(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """Return the class of each code, and the number of each class."""
         numbers, classes = np.unique(self.numbers, return_inverse=True)
@@ -120,22 +128,25 @@ def _codes(view: View, column: str, doing: str) -> _Coded:
     kind = view.schema.get(column)
     if kind is not None and (kind.type not in _GROUPS or "complex" in getattr(kind, "dtype", "")):
         raise InvalidInputError(f"cannot {doing} column `{column}`: it is {kind.describe()}", hint="use a label, category, text or scalar")
-    codes, start, known = np.zeros(len(view), np.uint8), 0, None
+    if kind is not None and kind.type == "scalar":
+        codes, values = view._view.codes(column)
+        dtype = numpy_dtype(kind.read_dtype() or "")
+        return _Coded.of(codes, kind.to_arrow((values.astype(f"u{dtype.itemsize}").view(dtype), None), None))
+    if kind is not None and kind.type in ("label", "category"):
+        codes, values = view._view.codes(column)
+        words = view.vocabulary(column)
+        return _Coded.of(codes, pa.array([words[value] for value in values.tolist()], pa.string()))
+    codes, start, known = np.zeros(len(view), np.uint8), 0, pa.array([], pa.null() if kind is None else kind.arrow_type())
     for batch in view.scan([column], batch_size=_CODED):
-        values = batch.column(0)
-        coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
-        known = coded.dictionary if known is None else known
-        place = np.arange(len(coded.dictionary))
-        if known is not coded.dictionary and not (pa.types.is_dictionary(values.type) and known.equals(coded.dictionary)):
-            new = coded.dictionary.filter(pc.is_null(pc.index_in(coded.dictionary, value_set=known)))
-            known = pa.concat_arrays([known, new])
-            place = np.asarray(pc.index_in(coded.dictionary, value_set=known))
+        coded = batch.column(0).dictionary_encode()
+        known = known.cast(coded.dictionary.type)
+        new = coded.dictionary.filter(pc.is_null(pc.index_in(coded.dictionary, value_set=known)))
+        known = pa.concat_arrays([known, new])
+        place = np.append(0, np.asarray(pc.index_in(coded.dictionary, value_set=known)) + 1)
         codes = codes.astype(np.min_scalar_type(max(255, len(known))), copy=False)
-        own = np.asarray(coded.indices.fill_null(-1)) + 1
-        codes[start : start + len(values)] = np.append(0, place + 1).astype(codes.dtype)[own]
-        start += len(values)
-    numbers = np.empty(0, np.int64) if known is None else _numbers(known)
-    return _Coded(codes, np.append(np.zeros(1, np.int64), numbers))
+        codes[start : start + len(coded)] = place.astype(codes.dtype)[np.asarray(coded.indices.fill_null(-1)) + 1]
+        start += len(coded)
+    return _Coded.of(codes, known)
 
 
 def _numbers(values: Any) -> npt.NDArray[np.int64]:
@@ -160,27 +171,31 @@ class _Groups:
     counted: tuple[npt.NDArray[np.int64], ...]
 
     @staticmethod
-    def of(view: View, coded: _Coded, kinds: npt.NDArray[np.int64] | None, classes: int) -> tuple[_Groups, npt.NDArray[np.int64]]:
+    def of(view: View, coded: _Coded, kinds: _Coded | None, every: npt.NDArray[np.int64]) -> tuple[_Groups, npt.NDArray[np.int64]]:
         """Return a group for each code, then one for each sample without a value, and the places of these samples.
 
-        `kinds` has the class of each sample. Cost: reads the row ids.
+        `every` has the numbers of all classes. Cost: reads the row ids.
         """
         codes, count = coded.codes, len(coded.numbers)
         sizes, first = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).max)
-        pairs = np.empty((2, 0), np.int64)
+        classes, kind_of = len(every), None if kinds is None else (kinds.codes, np.searchsorted(every, kinds.numbers))
+        few, pairs = np.zeros(count * classes if count * classes <= _PAIRS else 0, np.int64), np.empty((2, 0), np.int64)
         alone: list[npt.NDArray[np.int64]] = [np.empty((3, 0), np.int64)]
         for start in range(0, len(codes), _CODED):
             own = codes[start : start + _CODED]
             ids = np.asarray(view._view.take((start, start + len(own)), ["_row_id"])["_row_id"], np.int64)
             sizes += np.bincount(own, minlength=count)
             np.minimum.at(first, own, ids)
-            kind = np.zeros(len(own), np.int64) if kinds is None else kinds[start : start + _CODED]
+            kind = np.zeros(len(own), np.int64) if kind_of is None else kind_of[1][kind_of[0][start : start + _CODED]]
             nulls = np.flatnonzero(own == 0)
             alone.append(np.stack([nulls + start, ids[nulls], kind[nulls]]))
-            if kinds is not None:
-                pair, times = np.unique(own.astype(np.int64) * classes + kind, return_counts=True)
-                pairs = np.concatenate([pairs, [pair, times]], axis=1)
+            pair = own.astype(np.int64) * classes + kind
+            if len(few):
+                few += np.bincount(pair, minlength=len(few))
+            else:
+                pairs = np.concatenate([pairs, np.unique(pair, return_counts=True)], axis=1)
         places, ids, kind = np.concatenate(alone, axis=1)
+        pairs = np.stack([np.flatnonzero(few), few[few > 0]]) if len(few) else pairs
         pairs = pairs[:, pairs[0] >= classes]  # The samples without a value are counted one by one.
         ones, ends = np.ones(len(ids), np.int64), count + np.arange(len(ids))
         sizes[0] = 0
@@ -221,11 +236,8 @@ def _dealt(
 
     A sample without a value is a group of its own, whose number is its row id.
     """
-    every = (
-        np.unique(np.concatenate([own.numbers for own in classes if own is not None])) if classes[0] is not None else np.zeros(1, np.int64)
-    )
-    kinds = [None if own is None else np.searchsorted(every, own.numbers)[own.codes] for own in classes]
-    found = [_Groups.of(view, own, kind, len(every)) for view, own, kind in zip(views, coded, kinds, strict=True)]
+    every = np.unique(np.concatenate([np.zeros(1, np.int64), *(own.numbers for own in classes if own is not None)]))
+    found = [_Groups.of(view, own, kinds, every) for view, own, kinds in zip(views, coded, classes, strict=True)]
     joined, unit = _Groups.joined([own for own, _ in found])
     part_of = np.append(_parts_of(joined, wanted, seed), 0)
     parts: list[list[_core.View]] = []

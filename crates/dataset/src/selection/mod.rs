@@ -100,6 +100,7 @@ impl Source {
         let (first, is_near) = (if stride.step < 0 { stride.at(stride.count - 1) } else { stride.first }, (1..=NEAR).contains(&each));
         let (count, each) = (stride.count as usize, each as usize);
         match self {
+            Source::All(_) if stride.step == 1 => positions.extend(stride.first..stride.first + stride.count),
             Source::Split(split) if is_near => positions.extend(split.from(first).step_by(each).take(count)),
             Source::Bitmap(bitmap) if is_near => {
                 let places = bitmap.bits.from(first).step_by(each).take(count);

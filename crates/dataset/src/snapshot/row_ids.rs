@@ -1,5 +1,7 @@
 //! Map row ids to positions, and physical rows to row ids.
 
+use std::ops::Range;
+
 use penstock_error::{Error, Result};
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
@@ -154,6 +156,28 @@ impl Snapshot {
             }
         }
         Ok(())
+    }
+
+    /// Return the row ids of consecutive positions. Cost: reads their manifest pages, unless they are cached, and the row ids of deletions.
+    pub fn row_ids_in(&self, positions: Range<u64>) -> Result<Vec<i64>> {
+        let live = self.live()?;
+        let (mut ids, mut next) = (Vec::with_capacity((positions.end - positions.start) as usize), positions.start);
+        while next < positions.end {
+            let part = live.part_of(next);
+            let (start, end, mut hint) = (live.start(part), live.start(part + 1).min(positions.end), 0);
+            let fragments = self.live_fragments(part, (end - next) as usize)?;
+            let runs: Vec<(Run, u64)> = runs_of(fragments.as_slice()).collect();
+            while next < end {
+                let same = fragments.run(&mut hint, next - start);
+                let row = next - start + same.deleted;
+                let (run, first) = runs[runs.partition_point(|(_, first)| *first <= row) - 1];
+                let count = (end.min(start.saturating_add(same.end)) - next).min(first + run.count - row);
+                let id = run.first + (row - first);
+                ids.extend((id..id + count).map(u64::cast_signed));
+                next += count;
+            }
+        }
+        Ok(ids)
     }
 
     fn look_up(&self, row_ids: &[i64]) -> Result<Vec<Found>> {
