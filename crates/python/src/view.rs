@@ -249,8 +249,8 @@ impl View {
         Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
     }
 
-    /// Return a code for each value of a column of words or scalars, 0 for nulls, and the value of each other code as a number. That is a code
-    /// of the vocabulary, or the bytes of a scalar.
+    /// Return a code for each value of a column of words or scalars, which is 0 for nulls, and a number for each other code. The number is a
+    /// code of the vocabulary, or the bytes of a scalar.
     fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyArray1<u64>>)> {
         let spec = self.snapshot.column(column).or_raise(py)?;
         if let Some((codes, values)) = self.coded::<u8>(py, spec)? {

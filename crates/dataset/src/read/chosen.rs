@@ -55,7 +55,10 @@ pub fn split(snapshot: &Snapshot, selection: &Selection, seed: u64, bounds: &[f6
         return Ok(Split::all(snapshot, seed, bounds)?.into_iter().map(Selection::split).collect());
     }
     let bounds: Vec<Bound> = bounds.iter().map(|value| Bound::new(seed, *value)).collect();
-    let part_of = |_, id| bounds.iter().position(|bound| bound.is_below(id)).unwrap_or(bounds.len());
+    let part_of = |_, id| {
+        let digit = bounds.first().map_or(0, |bound| bound.first_digit(id));
+        bounds.iter().position(|bound| bound.is_below(id, digit)).unwrap_or(bounds.len())
+    };
     masks(snapshot, selection, bounds.len() + 1, part_of)
 }
 

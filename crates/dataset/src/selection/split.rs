@@ -84,6 +84,13 @@ struct Cell {
     row: u64,
 }
 
+impl Cell {
+    fn ids(&self) -> std::ops::Range<i64> {
+        let begins = self.number * THOUSAND as i64;
+        begins + self.begin as i64..begins + self.end as i64
+    }
+}
+
 /// The samples below a bound.
 struct Below {
     bound: Bound,
@@ -164,8 +171,8 @@ impl Cells {
 
     /// Visit the row ids of a cell that are deleted or absent, counted from its thousand.
     fn each_hidden(&self, cell: &Cell, mut visit: impl FnMut(u64)) {
-        let begins = cell.number * THOUSAND as i64;
-        let range = (begins + cell.begin as i64).cast_unsigned()..(begins + cell.end as i64).cast_unsigned();
+        let (begins, ids) = (cell.number * THOUSAND as i64, cell.ids());
+        let range = ids.start.cast_unsigned()..ids.end.cast_unsigned();
         self.hidden.iter().for_each(|set| set.each_in(range.clone(), |id| visit((id.cast_signed() - begins).cast_unsigned())));
     }
 
@@ -196,15 +203,25 @@ impl Cells {
     /// Count samples, and those below each bound, in each of a group of cells.
     fn count(&self, cells: std::ops::Range<u64>, bounds: &[&Bound]) -> Vec<Vec<u16>> {
         let mut counts = vec![Vec::with_capacity((cells.end - cells.start) as usize); bounds.len() + 1];
-        let mut hidden = Vec::new();
-        for cell in cells.map(|cell| self.cell(cell)) {
-            hidden.clear();
-            self.each_hidden(&cell, |offset| hidden.push(offset));
-            counts[bounds.len()].push((cell.end - cell.begin) as u16 - hidden.len() as u16);
+        let (mut hidden, mut known) = (Vec::new(), 0..0);
+        for cell in cells.clone().map(|cell| self.cell(cell)) {
+            let ids = cell.ids();
+            if ids.end > known.end || ids.start < known.start {
+                // Those of the following cells are likely to be looked up together.
+                known = ids.start..ids.start + ((cells.end - cells.start) * THOUSAND) as i64;
+                hidden.clear();
+                let unsigned = known.start.cast_unsigned()..known.end.cast_unsigned();
+                let mut add =
+                    |id: u64| hidden.push((id.cast_signed(), bounds.first().map_or(0, |bound| bound.first_digit(id.cast_signed()))));
+                self.hidden.iter().for_each(|set| set.each_in(unsigned.clone(), &mut add));
+                hidden.sort_unstable();
+            }
+            let own = &hidden[hidden.partition_point(|(id, _)| *id < ids.start)..];
+            let own = &own[..own.partition_point(|(id, _)| *id < ids.end)];
+            counts[bounds.len()].push((cell.end - cell.begin) as u16 - own.len() as u16);
             for (counts, bound) in counts.iter_mut().zip(bounds) {
                 let thousand = bound.thousand(cell.number);
-                let begins = cell.number * THOUSAND as i64;
-                let gone = hidden.iter().filter(|offset| bound.is_below(begins + **offset as i64)).count();
+                let gone = own.iter().filter(|(id, digit)| bound.is_below(*id, *digit)).count();
                 counts.push((thousand.before(cell.end) - thousand.before(cell.begin)) as u16 - gone as u16);
             }
         }

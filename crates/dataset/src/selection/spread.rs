@@ -100,16 +100,37 @@ impl Bound {
         self.digits[..level].iter().fold(0, |drawn, digit| 10 * drawn + digit)
     }
 
-    /// Return whether the place of a row id is below the bound.
+    /// Return the first digit of the place of a row id, which is the same for all bounds of a seed.
     #[inline]
-    pub fn is_below(&self, id: i64) -> bool {
-        let mut higher = id;
-        for (level, limit) in self.digits.iter().enumerate() {
+    pub fn first_digit(&self, id: i64) -> u64 {
+        self.digit(0, id.rem_euclid(10).cast_unsigned(), id.div_euclid(10))
+    }
+
+    /// Return the digit to which a permutation turns another one.
+    #[inline]
+    fn digit(&self, level: usize, digit: u64, higher: i64) -> u64 {
+        let key = self.key(level, higher, self.drawn(level));
+        let own = mixed(key, digit);
+        (0..10).map(|other| u64::from(mixed(key, other) < own)).sum()
+    }
+
+    /// Return whether the place of a row id is below the bound, given the first digit of the place.
+    #[inline]
+    pub fn is_below(&self, id: i64, first: u64) -> bool {
+        match first.cmp(&self.digits[0]) {
+            Ordering::Less => true,
+            Ordering::Greater => false,
+            Ordering::Equal => self.is_rest_below(id),
+        }
+    }
+
+    /// Return the same for a row id whose place has the first digit of the bound.
+    fn is_rest_below(&self, id: i64) -> bool {
+        let mut higher = id.div_euclid(10);
+        for level in 1..3 {
             let digit = higher.rem_euclid(10).cast_unsigned();
             higher = higher.div_euclid(10);
-            let key = self.key(level, higher, self.drawn(level));
-            let own = mixed(key, digit);
-            match (0..10).filter(|other| mixed(key, *other) < own).count().cmp(&(*limit as usize)) {
+            match self.digit(level, digit, higher).cmp(&self.digits[level]) {
                 Ordering::Less => return true,
                 Ordering::Greater => return false,
                 Ordering::Equal => {}
@@ -235,7 +256,8 @@ mod tests {
                     let tens = thousand.tens(hundred);
                     assert_eq!(thousand.units(hundred, tens, ten) >> one & 1 == 1, *below, "{seed} {number} {offset}");
                     assert_eq!(thousand.before(offset as u64), expected[..offset].iter().filter(|below| **below).count() as u64);
-                    assert_eq!(bound.is_below(1000 * number + offset as i64), *below, "{seed} {number} {offset}");
+                    let id = 1000 * number + offset as i64;
+                    assert_eq!(bound.is_below(id, bound.first_digit(id)), *below, "{seed} {number} {offset}");
                     let of_ten = expected[offset / 10 * 10..][..10].iter().filter(|below| **below).count();
                     assert_eq!(thousand.of_ten(tens, ten), of_ten as u64);
                     let of_hundred = expected[offset / 100 * 100..][..100].iter().filter(|below| **below).count();

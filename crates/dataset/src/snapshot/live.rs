@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::ids::Run;
 use penstock_format::manifest::{Fragment, PageRef};
@@ -56,6 +56,8 @@ struct Deleted {
     count: u64,
     /// The deleted and absent rows of each part.
     gaps: Cache<usize, Arc<Gaps>, ByHeld>,
+    /// Parts that were searched instead.
+    searched: Cache<usize, Arc<Searched>, ByHeld>,
 }
 
 #[derive(Clone)]
@@ -64,6 +66,12 @@ struct ByHeld;
 impl Weighter<usize, Arc<Gaps>> for ByHeld {
     fn weight(&self, _part: &usize, gaps: &Arc<Gaps>) -> u64 {
         64 + gaps.held_bytes()
+    }
+}
+
+impl Weighter<usize, Arc<Searched>> for ByHeld {
+    fn weight(&self, _part: &usize, searched: &Arc<Searched>) -> u64 {
+        64 + searched.held_bytes()
     }
 }
 
@@ -89,9 +97,10 @@ impl Live {
             let text = format!("commit {} has {expected} samples, but its deletions leave {found}", snapshot.id());
             return Err(malformed(text));
         }
-        let gaps = || cache(KEPT_PARTS, file_cache_bytes() / 4, ByHeld);
+        let (gaps, searched) =
+            (|| cache(KEPT_PARTS, file_cache_bytes() / 4, ByHeld), || cache(KEPT_PARTS, file_cache_bytes() / 16, ByHeld));
         let count = snapshot.record().samples - expected;
-        Ok(Live { starts, deleted: (!sets.is_empty()).then(|| Deleted { sets, count, gaps: gaps() }) })
+        Ok(Live { starts, deleted: (!sets.is_empty()).then(|| Deleted { sets, count, gaps: gaps(), searched: searched() }) })
     }
 
     /// Return the part that contains a position, which must be in range.
@@ -111,7 +120,8 @@ impl Live {
         let live = self.starts[part + 1] - self.starts[part];
         let of_part = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>().saturating_sub(live);
         if deleted.count > MANY_DELETED && wanted.saturating_mul(SEARCHED) < of_part && deleted.gaps.peek(&part).is_none() {
-            let searched = Searched::new(fragments.as_slice(), &deleted.sets);
+            let make = || Ok::<_, Error>(Arc::new(Searched::new(fragments.as_slice(), &deleted.sets)));
+            let searched = deleted.searched.get_or_insert_with(&part, make)?;
             if searched.samples == live {
                 return Ok(Some(PartGaps::Searched(searched)));
             }
@@ -184,25 +194,35 @@ impl Fragments {
 /// The deleted rows of a part.
 enum PartGaps {
     Table(Arc<Gaps>),
-    Searched(Searched),
+    Searched(Arc<Searched>),
 }
 
 /// A part in which samples are searched for among the deleted row ids, because a table of its deleted rows would cost more.
 struct Searched {
     sets: Vec<Arc<RowIds>>,
-    /// Runs of row ids, each with its first row and how many samples are before it.
+    /// Runs of at most `COUNTED` row ids, each with its first row and how many samples are before it.
     runs: Vec<(Run, u64, u64)>,
     samples: u64,
 }
+
+/// Row ids between two counts of samples.
+const COUNTED: u64 = 1 << 16;
 
 impl Searched {
     fn new(fragments: &[Fragment], sets: &[Arc<RowIds>]) -> Searched {
         let mut searched = Searched { sets: sets.to_vec(), runs: Vec::new(), samples: 0 };
         for (run, row) in runs_of(fragments) {
-            searched.runs.push((run, row, searched.samples));
-            searched.samples += searched.live_in(run.first, run.count);
+            for first in (0..run.count).step_by(COUNTED as usize) {
+                let part = Run { first: run.first + first, count: COUNTED.min(run.count - first) };
+                searched.runs.push((part, row + first, searched.samples));
+                searched.samples += searched.live_in(part.first, part.count);
+            }
         }
         searched
+    }
+
+    fn held_bytes(&self) -> u64 {
+        size_of_val(&self.runs[..]) as u64
     }
 
     /// Return how many samples are among `count` row ids.
@@ -321,18 +341,18 @@ mod tests {
         let run = |first, count| Run { first, count };
         let fragment =
             |runs: Vec<Run>| Fragment { samples: runs.iter().map(|run| run.count).sum(), is_stage: false, runs, files: Vec::new() };
-        let fragments = [fragment(vec![run(500, 40), run(3, 7)]), fragment(vec![run(1 << 40, 300)]), fragment(vec![run(20, 1)])];
-        let every = |step: usize| (0..1000).chain(1 << 40..(1 << 40) + 300).step_by(step).collect::<RowIds>();
+        let fragments = [fragment(vec![run(500, 40), run(3, 7)]), fragment(vec![run(1 << 40, 300_000)]), fragment(vec![run(20, 1)])];
+        let every = |step: usize| (0..1000).chain(1 << 40..(1 << 40) + 300_000).step_by(step).collect::<RowIds>();
         for sets in
             [vec![every(3)], vec![every(2)], vec![RowIds::of_runs(vec![run(500, 20)]), RowIds::of_runs(vec![run(530, 10), run(4, 2)])]]
         {
             let sets: Vec<Arc<RowIds>> = sets.into_iter().map(Arc::new).collect();
             let (table, searched) = (gaps_of(&fragments, &sets), Searched::new(&fragments, &sets));
-            assert_eq!(searched.samples, 348 - table.rows());
+            assert_eq!(searched.samples, 300_048 - table.rows());
             for live in 0..searched.samples {
                 assert_eq!(searched.physical_row(live), table.physical_row(live));
             }
-            for row in 0..348 {
+            for row in 0..300_048 {
                 assert_eq!(searched.live_row(row), table.live_row(row));
             }
         }
