@@ -203,12 +203,13 @@ impl Cells {
     /// Count samples, and those below each bound, in each of a group of cells.
     fn count(&self, cells: std::ops::Range<u64>, bounds: &[&Bound]) -> Vec<Vec<u16>> {
         let mut counts = vec![Vec::with_capacity((cells.end - cells.start) as usize); bounds.len() + 1];
-        let (mut hidden, mut known) = (Vec::new(), 0..0);
+        let (mut hidden, mut next, mut known) = (Vec::new(), 0, 0..0);
         for cell in cells.clone().map(|cell| self.cell(cell)) {
             let ids = cell.ids();
             if ids.end > known.end || ids.start < known.start {
                 // Those of the following cells are likely to be looked up together.
                 known = ids.start..ids.start + ((cells.end - cells.start) * THOUSAND) as i64;
+                next = 0;
                 hidden.clear();
                 let unsigned = known.start.cast_unsigned()..known.end.cast_unsigned();
                 let mut add =
@@ -216,8 +217,12 @@ impl Cells {
                 self.hidden.iter().for_each(|set| set.each_in(unsigned.clone(), &mut add));
                 hidden.sort_unstable();
             }
-            let own = &hidden[hidden.partition_point(|(id, _)| *id < ids.start)..];
-            let own = &own[..own.partition_point(|(id, _)| *id < ids.end)];
+            // Cells of a run ascend. Another run may go back, and is looked up again.
+            known.start = ids.end;
+            next += hidden[next..].iter().take_while(|(id, _)| *id < ids.start).count();
+            let own = &hidden[next..];
+            let own = &own[..own.iter().take_while(|(id, _)| *id < ids.end).count()];
+            next += own.len();
             counts[bounds.len()].push((cell.end - cell.begin) as u16 - own.len() as u16);
             for (counts, bound) in counts.iter_mut().zip(bounds) {
                 let thousand = bound.thousand(cell.number);
