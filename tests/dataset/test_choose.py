@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import penstock as ps
 import pytest
-from penstock.views.choose import _spread
+from spreading import spread
 
 
 def made(name, samples=200):
@@ -95,7 +95,7 @@ def test_a_split_is_a_function_of_row_ids():
 @pytest.mark.long
 def test_each_sample_is_as_likely_in_each_part_as_any_other_and_pairs_are_independent():
     """Counts over 4,000 seeds. A sample is in the part with probability 0.2; two of one ten with 2/10 × 1/9, others with about 0.04."""
-    drawn = np.array([_spread(np.arange(40), seed) >= 0.8 for seed in range(4000)], np.float64)
+    drawn = np.array([spread(np.arange(40), seed) >= 0.8 for seed in range(4000)], np.float64)
     assert abs(drawn.mean(axis=0) - 0.2).max() < 5 * np.sqrt(0.16 / 4000)
     pairs = drawn.T @ drawn / 4000
     same_ten = np.equal.outer(np.arange(40) // 10, np.arange(40) // 10)

@@ -9,7 +9,7 @@ import numpy as np
 import penstock as ps
 import pytest
 from anything import SEEDS
-from penstock.views.choose import _dealt
+from penstock.views.choose import _Groups, _parts_of
 
 
 def sizes_of(rng: random.Random, count: int) -> list[int]:
@@ -24,11 +24,9 @@ def shares_of(rng: random.Random, count: int) -> dict[str, float]:
 
 def dealt(sizes: list[int], shares: dict[str, float], seed: int) -> np.ndarray:
     """Return the part of each group."""
-    units = np.repeat(np.arange(len(sizes)) * 7919, sizes)
-    parts = _dealt(units, np.arange(len(units)), None, ("g", shares), seed)
-    begins = np.cumsum(sizes) - sizes
-    assert (np.repeat(parts[begins], sizes) == parts).all(), "a group is in one part"
-    return parts[begins]
+    numbers, counts = np.arange(len(sizes)), np.array(sizes)
+    groups = _Groups(numbers * 7919, counts, np.cumsum(counts) - counts, (numbers, np.zeros_like(numbers), counts))
+    return _parts_of(groups, ("g", shares), seed)
 
 
 def best(sizes: list[int], targets: np.ndarray) -> float:

@@ -58,7 +58,7 @@ def change(rng, ds, verb):
             elif choice == 2 and "more" not in ds.schema:
                 tx.add_column("more", "float64")
             elif choice == 3 and "more" in ds.schema:
-                tx.drop_column("more")
+                tx.drop_column("more", force=True)
     elif verb == "merge":
         branch = ds.create_branch(f"b{rng.random()}")
         for _ in range(rng.randint(1, 3)):

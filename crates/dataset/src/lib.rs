@@ -1,8 +1,8 @@
 //! The dataset layer, which combines format, storage and codec. It implements snapshots, takes, scans, slices, transactions and
 //! `verify`.
 //!
-//! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `read`,
-//! `write`, `commit`, `upkeep` and `branches`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
+//! The folders, from the bottom up, are `store` (open objects), `log` (commits and names), `snapshot` (sample locations), `selection` (samples
+//! of a view), `read`, `write`, `commit`, `upkeep` and `branches`. Each folder depends only on those listed before it. Nothing in this crate depends on torch,
 //! Python or loader threads.
 
 mod branches;
@@ -12,6 +12,7 @@ mod log;
 mod parallel;
 mod prefetch;
 mod read;
+mod selection;
 mod snapshot;
 mod store;
 mod upkeep;
@@ -35,14 +36,15 @@ pub use parallel::map as parallel_map;
 pub use penstock_storage::process::generation;
 pub use read::blocks::Held;
 pub use read::blocks::lent::{BlockAt, fetch_blocks, ranges_of};
+pub use read::chosen::{Classes, Coded, by_class, by_code, coded, sample, split};
 pub use read::fetch::{Purpose, hold};
 pub use read::foresee::Foresight;
 pub use read::part::Found;
-pub use read::plan::out_of_range;
 pub use read::ragged::RaggedValues;
 pub use read::reader::{Nulls, OnCorrupt, Reader};
 pub use read::scan::{Scan, Stretch};
 pub use read::slices::Extent;
+pub use selection::{Bits, Selection, Split, Stride, out_of_range, spread};
 pub use snapshot::Snapshot;
 pub use snapshot::live::Part;
 pub use snapshot::own::Own;

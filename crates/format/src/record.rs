@@ -39,7 +39,14 @@ pub const FEATURE_STATISTICS: u64 = 1 << 9;
 /// Attachments of a snapshot.
 pub const FEATURE_ATTACHMENTS: u64 = 1 << 10;
 
-pub const KNOWN_READ: u64 = FEATURE_TILED | FEATURE_OVERLAYS | FEATURE_INLINE | FEATURE_MERGES | FEATURE_WIDENED | FEATURE_CLASSES | FEATURE_STATISTICS | FEATURE_ATTACHMENTS;
+pub const KNOWN_READ: u64 = FEATURE_TILED
+    | FEATURE_OVERLAYS
+    | FEATURE_INLINE
+    | FEATURE_MERGES
+    | FEATURE_WIDENED
+    | FEATURE_CLASSES
+    | FEATURE_STATISTICS
+    | FEATURE_ATTACHMENTS;
 /// Features that this release supports when writing.
 pub const KNOWN_WRITE: u64 = KNOWN_READ;
 
@@ -313,7 +320,10 @@ impl Record {
             Delta::Page(page) => page.least & PROVISIONAL == 0,
             Delta::Overlay(Overlay { rows: RowSet::Runs(runs), .. }) => !runs.iter().any(beyond),
             Delta::Overlay(overlay) => assigned(overlay.rows.range().end - 1),
-            Delta::Attachment(attachment) => [&attachment.rows].into_iter().chain(&attachment.changed).all(|rows| rows.range().end == 0 || assigned(rows.range().end - 1)),
+            Delta::Attachment(attachment) => [&attachment.rows]
+                .into_iter()
+                .chain(&attachment.changed)
+                .all(|rows| rows.range().end == 0 || assigned(rows.range().end - 1)),
             Delta::Words(_) | Delta::Detached(_) => true,
         };
         if !self.deltas.iter().all(within) {

@@ -208,6 +208,14 @@ impl RowIds {
         }
     }
 
+    /// Visit the row ids in a range in ascending order. Unlike `runs_in`, does not depend on what is before the range.
+    pub fn each_in(&self, range: Range<u64>, mut visit: impl FnMut(u64)) {
+        match self {
+            RowIds::Runs(runs) => clipped(runs, range).into_iter().for_each(|(run, _)| (run.first..run.end()).for_each(&mut visit)),
+            RowIds::Bitmap(bitmap) => each_range(bitmap, range, |run| (run.first..run.end()).for_each(&mut visit)),
+        }
+    }
+
     /// Return how many row ids are in a range.
     pub fn count_in(&self, range: Range<u64>) -> u64 {
         match self {
@@ -351,26 +359,32 @@ fn clipped(runs: &[Run], range: Range<u64>) -> Vec<(Run, u64)> {
 
 fn bitmap_runs(bitmap: &RoaringTreemap, range: Range<u64>) -> Vec<(Run, u64)> {
     let mut found: Vec<(Run, u64)> = Vec::new();
+    let mut rank = range.start.checked_sub(1).map_or(0, |before| bitmap.rank(before));
+    each_range(bitmap, range, |run| {
+        match found.last_mut().filter(|(last, _)| last.end() == run.first) {
+            Some((last, _)) => last.count += run.count,
+            None => found.push((run, rank)),
+        }
+        rank += run.count;
+    });
+    found
+}
+
+/// Visit runs of row ids in a range. Some of them may meet.
+fn each_range(bitmap: &RoaringTreemap, range: Range<u64>, mut visit: impl FnMut(Run)) {
     if range.is_empty() {
-        return found;
+        return;
     }
     let (low, high) = (range.start, range.end - 1);
-    let mut rank = low.checked_sub(1).map_or(0, |before| bitmap.rank(before));
     for (upper, part) in bitmap.bitmaps().filter(|(upper, _)| (low >> 32..=high >> 32).contains(&u64::from(*upper))) {
         let begin = u64::from(upper) << 32;
         let least = if begin < low { low as u32 } else { 0 };
         let most = if begin >> 32 == high >> 32 { high as u32 } else { u32::MAX };
         let mut runs = part.range(least..=most);
         while let Some(run) = runs.next_range() {
-            let (first, count) = (begin + u64::from(*run.start()), u64::from(*run.end() - *run.start()) + 1);
-            match found.last_mut().filter(|(last, _)| last.end() == first) {
-                Some((last, _)) => last.count += count,
-                None => found.push((Run { first, count }, rank)),
-            }
-            rank += count;
+            visit(Run { first: begin + u64::from(*run.start()), count: u64::from(*run.end() - *run.start()) + 1 });
         }
     }
-    found
 }
 
 #[cfg(test)]
@@ -414,6 +428,9 @@ mod tests {
                     let found = set.runs_in(range.clone());
                     let inside: Vec<u64> = found.iter().flat_map(|(run, _)| run.first..run.end()).collect();
                     assert!(inside.iter().eq(ids.iter().filter(|id| range.contains(*id))), "{range:?}");
+                    let mut visited = Vec::new();
+                    set.each_in(range.clone(), |id| visited.push(id));
+                    assert_eq!(visited, inside);
                     assert_eq!(set.count_in(range.clone()), inside.len() as u64);
                     assert!(found.windows(2).all(|two| two[0].0.end() < two[1].0.first));
                     assert!(found.iter().all(|(run, rank)| ids[*rank as usize] == run.first));

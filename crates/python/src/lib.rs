@@ -43,6 +43,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Loader>()?;
     module.add_class::<lists::Weights>()?;
     module.add_class::<loader::Files>()?;
+    module.add_function(wrap_pyfunction!(view::chances, module)?)?;
     module.add_function(wrap_pyfunction!(versions::snapshot::create, module)?)?;
     module.add_function(wrap_pyfunction!(versions::snapshot::open, module)?)?;
     module.add_function(wrap_pyfunction!(versions::snapshot::doctor, module)?)?;

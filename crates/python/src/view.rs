@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use numpy::ndarray::{ArrayView1, Axis};
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{Found, OnCorrupt, Own, Purpose, Reader, Snapshot, out_of_range};
+use penstock_dataset::{Bits, Classes, Coded, Found, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, out_of_range, spread};
 use penstock_error::Error;
-use penstock_format::schema::ColumnSpec;
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
 use pyo3::exceptions::PyMemoryError;
@@ -19,7 +20,7 @@ use crate::output::{self, Form, Request};
 #[pyclass(frozen, module = "penstock._core")]
 pub struct View {
     snapshot: Arc<Snapshot>,
-    positions: Option<Arc<Vec<u64>>>,
+    selection: Selection,
     /// New values of a transaction.
     own: Vec<Own>,
     /// NumPy dtype of each column, looked up on the first take.
@@ -27,18 +28,58 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, positions: Option<Positions<'_>>) -> PyResult<View> {
-        let len = snapshot.len();
-        let positions = positions.map(|positions| resolve(&in_line(&positions), len, |position| position)).transpose().or_raise(py)?;
-        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: positions.map(Arc::new), own: Vec::new() })
+    /// View all samples of a snapshot, or those that a description selects.
+    pub fn new(py: Python<'_>, snapshot: Arc<Snapshot>, description: Option<Vec<u8>>) -> PyResult<View> {
+        let selection = match description {
+            None => Selection::all(&snapshot),
+            Some(bytes) => py.detach(|| Selection::from_bytes(&snapshot, bytes)).or_raise(py)?,
+        };
+        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, selection, own: Vec::new() })
     }
 
     pub fn of_transaction(snapshot: Arc<Snapshot>, own: Vec<Own>) -> View {
-        View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: None, own }
+        View { numpy: output::NumpyTypes::new(&snapshot), selection: Selection::all(&snapshot), snapshot, own }
+    }
+
+    /// Return a view of other samples of the same snapshot.
+    fn narrowed(&self, selection: Selection) -> View {
+        View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), selection, own: self.own.clone() }
     }
 
     pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.positions.clone(), files: None, codes: Vec::new() }
+        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.selection.clone(), files: None, codes: Vec::new() }
+    }
+
+    fn coded<C: Copy + Default + Send + TryFrom<u32>>(&self, py: Python<'_>, spec: &ColumnSpec) -> PyResult<Option<Coded<C>>> {
+        let read = |positions: Vec<u64>| {
+            let count = positions.len();
+            let mut reader = self.reader(positions, OnCorrupt::Raise)?;
+            reader.fetch(&[spec], Purpose::Scan { keep: false })?;
+            if matches!(spec.kind, ColumnKind::Label { .. } | ColumnKind::Category) {
+                let mut codes = vec![0; count];
+                let nulls = reader.codes(spec, &mut codes)?;
+                return Ok((codes.into_iter().map(i64::cast_unsigned).collect(), nulls));
+            }
+            let (dtype, shape) = spec.kind.stored()?;
+            let bytes = shape.fixed_bytes(dtype)? as usize;
+            let mut stored = vec![0; bytes * count];
+            let nulls = reader.fixed(spec, &mut stored)?;
+            Ok((
+                stored.chunks_exact(bytes).map(|value| value.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))).collect(),
+                nulls,
+            ))
+        };
+        py.detach(|| penstock_dataset::coded(&self.selection, read)).or_raise(py)
+    }
+
+    fn of_classes<C: Copy + Into<u32> + Sync>(
+        &self,
+        py: Python<'_>,
+        classes: &Classes<'_, C>,
+        seed: u64,
+        bounds: &[f64],
+    ) -> PyResult<Vec<Selection>> {
+        py.detach(|| penstock_dataset::by_class(&self.snapshot, &self.selection, classes, seed, bounds)).or_raise(py)
     }
 
     /// Plan a read of samples in the snapshot.
@@ -49,14 +90,14 @@ impl View {
     }
 
     fn len(&self) -> u64 {
-        self.positions.as_ref().map_or(self.snapshot.len(), |positions| positions.len() as u64)
+        self.selection.len()
     }
 
     /// Map positions in the view to positions in the snapshot.
     fn resolve(&self, positions: &[i64]) -> penstock_error::Result<Vec<u64>> {
-        match &self.positions {
-            None => resolve(positions, self.len(), |position| position),
-            Some(chosen) => resolve(positions, self.len(), |position| chosen[position as usize]),
+        match self.selection.is_all() {
+            true => resolve(positions, self.len(), |position| position),
+            false => resolve(positions, self.len(), |position| self.selection.at(position)),
         }
     }
 
@@ -87,19 +128,15 @@ impl View {
     fn which(&self, py: Python<'_>, which: &Bound<'_, PyAny>, absolute: bool) -> PyResult<Vec<u64>> {
         if let Ok(range) = which.cast::<PyTuple>() {
             let (start, end): (u64, u64) = range.extract()?;
-            let selection = self.positions.as_ref().filter(|_| !absolute);
-            let len = if absolute { self.snapshot.len() } else { self.len() };
-            let (start, end) = (start.min(len), end.min(len));
-            return Ok(match selection {
-                None => {
-                    let mut all = Vec::new();
-                    let reserved = all.try_reserve_exact(end.saturating_sub(start) as usize);
-                    reserved.map_err(|_| PyMemoryError::new_err(format!("{} positions do not fit into memory", end - start)))?;
-                    all.extend(start..end);
-                    all
-                }
-                Some(chosen) => chosen[start as usize..end as usize].to_vec(),
-            });
+            let (start, end) = (start.min(self.len()), end.min(self.len()));
+            let (mut positions, count) = (Vec::new(), end.saturating_sub(start));
+            let reserved = positions.try_reserve_exact(count as usize);
+            reserved.map_err(|_| PyMemoryError::new_err(format!("{count} positions do not fit into memory")))?;
+            match self.selection.is_all() {
+                true => positions.extend(start..start + count),
+                false => self.selection.extend(Stride { first: start, step: 1, count }, &mut positions),
+            }
+            return Ok(positions);
         }
         let array: Positions<'_> = which.extract()?;
         let list = in_line(&array);
@@ -109,6 +146,25 @@ impl View {
 
 /// Positions are passed as arrays, because a Python list would be built and read element by element.
 pub type Positions<'py> = PyReadonlyArray1<'py, i64>;
+
+/// Codes of samples, in 1, 2 or 4 bytes each.
+enum Codes<'py> {
+    One(PyReadonlyArray1<'py, u8>),
+    Two(PyReadonlyArray1<'py, u16>),
+    Four(PyReadonlyArray1<'py, u32>),
+}
+
+impl<'py> Codes<'py> {
+    fn of(array: &Bound<'py, PyAny>) -> PyResult<Codes<'py>> {
+        if let Ok(codes) = array.extract() {
+            return Ok(Codes::One(codes));
+        }
+        if let Ok(codes) = array.extract() {
+            return Ok(Codes::Two(codes));
+        }
+        Ok(Codes::Four(array.extract()?))
+    }
+}
 
 /// Return the numbers as a slice, copying them if the array is not contiguous.
 fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
@@ -124,22 +180,138 @@ fn resolve(positions: &[i64], len: u64, map: impl Fn(u64) -> u64) -> penstock_er
     positions.iter().enumerate().map(one).collect()
 }
 
+/// Resolve and check a range of positions, which count from the end if they are negative.
+fn resolve_range(first: i64, step: i64, count: u64, len: u64) -> penstock_error::Result<Vec<Stride>> {
+    let (first, step, count, len) = (i128::from(first), i128::from(step), i128::from(count), i128::from(len));
+    // How many places are passed before a limit, which is reached in the direction of the step.
+    let before = |limit: i128| {
+        if step == 0 { count } else { ((limit - first) * step.signum()).max(0).unsigned_abs().div_ceil(step.unsigned_abs()) as i128 }
+            .min(count)
+    };
+    let outside = match first < -len || first >= len {
+        true => 0,
+        false => before(if step < 0 { -len - 1 } else { len }),
+    };
+    if outside < count {
+        return Err(out_of_range((first + step * outside) as i64, len as u64).rows(vec![outside as u64]));
+    }
+    let turn = before(if step < 0 { -1 } else { 0 });
+    let part = |begin: i128, end: i128| {
+        let place = first + step * begin;
+        let first = if place < 0 { place + len } else { place };
+        Stride { first: first as u64, step: step as i64, count: (end - begin) as u64 }
+    };
+    Ok(vec![part(0, turn), part(turn, count)])
+}
+
 #[pymethods]
 impl View {
     fn __len__(&self) -> usize {
         self.len() as usize
     }
 
-    /// Return the positions in the snapshot, or None for all of them.
-    fn positions<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
-        self.positions.as_ref().map(|positions| PyArray1::from_iter(py, positions.iter().map(|position| *position as i64)))
+    /// Return whether the view has all samples of its snapshot, because nothing was selected.
+    fn is_all(&self) -> bool {
+        self.selection.is_all()
     }
 
-    /// Narrow the view further.
-    fn select(&self, py: Python<'_>, positions: Positions<'_>) -> PyResult<View> {
-        let positions = self.resolve(&in_line(&positions)).or_raise(py)?;
-        let (snapshot, own) = (self.snapshot.clone(), self.own.clone());
-        Ok(View { numpy: output::NumpyTypes::new(&snapshot), snapshot, positions: Some(Arc::new(positions)), own })
+    /// Return the description of the selection, from which `Snapshot.view` makes the view again. With `origin`, it has the origin, too.
+    fn description<'py>(&self, py: Python<'py>, origin: bool) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.selection.to_bytes(origin))
+    }
+
+    /// Return where the selection came from.
+    fn origin(&self) -> String {
+        self.selection.to_string()
+    }
+
+    /// Return how many bytes the selection holds.
+    fn held_bytes(&self) -> u64 {
+        self.selection.held_bytes()
+    }
+
+    /// Return the same view with another origin.
+    fn named(&self, origin: &str) -> View {
+        self.narrowed(self.selection.clone().named(origin))
+    }
+
+    /// Narrow the view to positions, to those that a mask of bools says, or to a range (first, step, count).
+    fn select(&self, py: Python<'_>, which: &Bound<'_, PyAny>) -> PyResult<View> {
+        if let Ok(range) = which.cast::<PyTuple>() {
+            let (first, step, count) = range.extract()?;
+            let strides = resolve_range(first, step, count, self.len()).or_raise(py)?;
+            return Ok(self.narrowed(self.selection.part(&strides)));
+        }
+        if let Ok(mask) = which.extract::<PyReadonlyArray1<'_, bool>>() {
+            let mask = mask.as_array();
+            let word = |chosen: ArrayView1<'_, bool>| chosen.iter().rev().fold(0, |word, is_chosen| word << 1 | u64::from(*is_chosen));
+            let words = mask.axis_chunks_iter(Axis(0), 64).map(word).collect();
+            let bits = Bits::new(mask.len() as u64, words);
+            return Ok(self.narrowed(py.detach(|| self.selection.mask(bits))));
+        }
+        let positions: Positions<'_> = which.extract()?;
+        let positions = resolve(&in_line(&positions), self.len(), |position| position).or_raise(py)?;
+        Ok(self.narrowed(py.detach(|| self.selection.pick(positions))))
+    }
+
+    /// Split the samples at random, at ascending bounds from 0 to 1. Returns a view for each part.
+    fn split(&self, py: Python<'_>, seed: u64, bounds: Vec<f64>) -> PyResult<Vec<View>> {
+        let parts = py.detach(|| penstock_dataset::split(&self.snapshot, &self.selection, seed, &bounds)).or_raise(py)?;
+        Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
+    }
+
+    /// Return a code for each value of a column of words or scalars, which is 0 for nulls, and a number for each other code. The number is a
+    /// code of the vocabulary, or the bytes of a scalar.
+    fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyArray1<u64>>)> {
+        let spec = self.snapshot.column(column).or_raise(py)?;
+        if let Some((codes, values)) = self.coded::<u8>(py, spec)? {
+            return Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)));
+        }
+        if let Some((codes, values)) = self.coded::<u16>(py, spec)? {
+            return Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)));
+        }
+        let (codes, values) = self.coded::<u32>(py, spec)?.unwrap_or_default();
+        Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)))
+    }
+
+    /// Split each class of samples, given their codes. `classes` has the class of each code, and the number of each class.
+    fn split_classes(
+        &self,
+        py: Python<'_>,
+        codes: &Bound<'_, PyAny>,
+        classes: (PyReadonlyArray1<'_, u32>, Positions<'_>),
+        seed: u64,
+        bounds: Vec<f64>,
+    ) -> PyResult<Vec<View>> {
+        let (class_of, numbers) = (classes.0.as_slice()?, classes.1.as_slice()?);
+        let parts = match Codes::of(codes)? {
+            Codes::One(codes) => self.of_classes(py, &Classes { codes: codes.as_slice()?, class_of, numbers }, seed, &bounds),
+            Codes::Two(codes) => self.of_classes(py, &Classes { codes: codes.as_slice()?, class_of, numbers }, seed, &bounds),
+            Codes::Four(codes) => self.of_classes(py, &Classes { codes: codes.as_slice()?, class_of, numbers }, seed, &bounds),
+        };
+        Ok(parts?.into_iter().map(|part| self.narrowed(part)).collect())
+    }
+
+    /// Return a view for each part, given the code of each sample and the part of each code.
+    fn split_codes(&self, codes: &Bound<'_, PyAny>, part_of: PyReadonlyArray1<'_, u32>, parts: usize) -> PyResult<Vec<View>> {
+        let part_of = part_of.as_slice()?;
+        let parts = match Codes::of(codes)? {
+            Codes::One(codes) => penstock_dataset::by_code(&self.selection, (codes.as_slice()?, part_of), parts),
+            Codes::Two(codes) => penstock_dataset::by_code(&self.selection, (codes.as_slice()?, part_of), parts),
+            Codes::Four(codes) => penstock_dataset::by_code(&self.selection, (codes.as_slice()?, part_of), parts),
+        };
+        Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
+    }
+
+    /// Narrow the view to the `count` samples with the smallest hashes.
+    fn sample(&self, py: Python<'_>, seed: u64, count: u64) -> PyResult<View> {
+        Ok(self.narrowed(py.detach(|| penstock_dataset::sample(&self.snapshot, &self.selection, seed, count)).or_raise(py)?))
+    }
+
+    /// Return the place of the first of these positions of the snapshot that the view lacks.
+    fn first_outside(&self, py: Python<'_>, positions: Positions<'_>) -> Option<usize> {
+        let positions: Vec<u64> = in_line(&positions).iter().map(|position| position.cast_unsigned()).collect();
+        py.detach(|| self.selection.first_outside(&positions))
     }
 
     /// Return the ranges that a take would request now, each as (object, begin, end).
@@ -154,7 +326,7 @@ impl View {
     /// Plan a scan of these columns in batches of at most `batch_rows` rows.
     fn scan(&self, py: Python<'_>, columns: Vec<String>, batch_rows: u64) -> PyResult<Scan> {
         let specs = self.specs(Some(&columns)).or_raise(py)?;
-        let scan = py.detach(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.positions.clone(), &specs, batch_rows));
+        let scan = py.detach(|| penstock_dataset::Scan::new(self.snapshot.clone(), self.selection.clone(), &specs, batch_rows));
         Ok(Scan { inner: scan.or_raise(py)? })
     }
 
@@ -251,6 +423,12 @@ impl View {
         let reader = reader.or_raise(py)?;
         Request { reader: &reader, form, numpy: &self.numpy }.batch(py, columns)
     }
+}
+
+/// Return a number in [0, 1) for each of these numbers, which depends only on it and on the seed.
+#[pyfunction]
+pub fn chances<'py>(py: Python<'py>, seed: u64, numbers: Positions<'py>) -> Bound<'py, PyArray1<f64>> {
+    PyArray1::from_iter(py, in_line(&numbers).iter().map(|number| spread::chance(seed, *number)))
 }
 
 /// Divides a scan into groups of rows. A Python generator reads and yields the record batches.

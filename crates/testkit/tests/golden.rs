@@ -9,13 +9,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{
-    Context, Isolation, New, Policies, Policy, Snapshot, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag, merge, verify,
+    Context, Isolation, New, Policies, Policy, Snapshot, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag,
+    merge, verify,
 };
 use penstock_error::Result as Ours;
-use penstock_format::datafile::Tail;
 use penstock_format::cursor::{Magic, seal, unseal};
+use penstock_format::datafile::Tail;
 use penstock_format::ids::{Run, record_number, rows_name};
-use penstock_format::manifest::{Attachment, PageStatistics, Root, encode_pages, encode_stages, encode_words, parse_page, parse_stages, parse_words};
+use penstock_format::manifest::{
+    Attachment, PageStatistics, Root, encode_pages, encode_stages, encode_words, parse_page, parse_stages, parse_words,
+};
 use penstock_format::names::Names;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, Record};
@@ -72,7 +75,8 @@ fn make() -> Ours<Objects> {
     assert!(done.dropped > 0 && done.overlays > 0 && laid_out.stages.len() == 1, "{done:?}");
     let changed = Arc::new(samples::change(&Arc::new(laid_out), 17)?.1);
     let columns = changed.schema.columns.iter().map(|spec| spec.name.as_str()).collect::<Vec<&str>>();
-    let attached = |kind, rows| New { kind, content: b"golden", columns: &columns[..2], rows, parameters: "{\"metric\":\"none\"}", replaces: &[] };
+    let attached =
+        |kind, rows| New { kind, content: b"golden", columns: &columns[..2], rows, parameters: "{\"metric\":\"none\"}", replaces: &[] };
     let one = attach(&changed, &attached("index", None), texts)?;
     let two = attach(&Arc::new(one), &attached("sketch", Some(RowIds::of_runs(vec![Run { first: 1, count: 3 }]))), texts)?;
     samples::change(&Arc::new(two), 19)?;

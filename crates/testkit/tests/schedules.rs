@@ -260,7 +260,9 @@ impl Writer<'_> {
                     *told.verbs.entry(verb).or_default() += 1;
                 }
                 Err(error) if EXPECTED.contains(&error.code()) => {
-                    if error.code() == "transaction-expired" && let Ok(newest) = self.handle.refreshed() {
+                    if error.code() == "transaction-expired"
+                        && let Ok(newest) = self.handle.refreshed()
+                    {
                         self.handle = Arc::new(newest);
                     }
                 }

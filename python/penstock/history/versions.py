@@ -109,7 +109,7 @@ class Versions(View):
         if isinstance(which, View):
             if which._snapshot.dataset_id != self._snapshot.dataset_id:
                 raise InvalidInputError(f"`{which.uri}` is another dataset than `{self.uri}`", hint="open snapshots of the same dataset")
-            if which._view.positions() is not None:
+            if not which._view.is_all():
                 raise InvalidInputError("cannot use a selection of samples as a snapshot", hint="give the dataset that was selected from")
             return which._snapshot
         text = snapshot_id_of(which, "find")

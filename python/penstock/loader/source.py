@@ -35,6 +35,8 @@ class Source:
     given: npt.NDArray[np.float64] | None = None
     # Cached `sizes`. In Python 3.11, a cached_property would use a lock, which a forked child may inherit in the locked state.
     measured: tuple[float, float, float] | None = None
+    # Cached `selection`.
+    digest: str | None = None
     # Cached numbers for `tail_bytes`.
     tails: tuple[int, int, int] | None = None
 
@@ -156,9 +158,11 @@ class Source:
         return 2 * (self.window_bytes + 1.25 * self.window_runs * self.sizes[2])
 
     def selection(self) -> str:
-        """Return an identifier for the selected samples: "all", or a hash of their positions."""
-        positions = self.view._view.positions()
-        return "all" if positions is None else hashlib.sha256(np.ascontiguousarray(positions).tobytes()).hexdigest()[:32]
+        """Return an identifier for the selected samples: "all", or a hash of their description."""
+        if self.digest is None:
+            view = self.view._view
+            self.digest = "all" if view.is_all() else hashlib.sha256(view.description(False)).hexdigest()[:32]
+        return self.digest
 
     def loaded(self, state: Mapping[str, Any]) -> Source:
         """Return this source with the snapshot and order from a state."""
@@ -166,9 +170,10 @@ class Source:
         for what in ("name", "dataset", "selection"):
             if state[what] != own[what]:
                 there = str(state["snapshot"])
+                theirs, ours = (f"{one['origin']} ({one[what]})" if what == "selection" else one[what] for one in (state, own))
                 other = f'commits since then changed it: make the same view of ps.open("{self.view.uri}", snapshot="{there}")'
                 raise InvalidInputError(
-                    f"cannot load the state: its {what} is {state[what]}, but this loader reads {own[what]}", code="invalid-argument",
+                    f"cannot load the state: its {what} is {theirs}, but this loader reads {ours}", code="invalid-argument",
                     hint=other if what == "selection" and there != own["snapshot"] else self.view._other(what, int(state["samples"])),
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
@@ -182,13 +187,13 @@ class Source:
         view = self.view
         if state["snapshot"] != own["snapshot"]:
             snapshot = _reopened(view, str(state["snapshot"]))
-            positions = view._view.positions()
-            view = View(snapshot, snapshot.view(positions))
+            view = View(snapshot, snapshot.view(None if view._view.is_all() else view._view.description(True)))
         return Source(str(state["name"]), view, self.columns, checked_order(state["order"]), self.weights, self.given)
 
     def state(self) -> dict[str, Any]:
         return {
             "name": self.name, "dataset": self.view._identity, "snapshot": self.view.snapshot, "selection": self.selection(),
+            "origin": self.view._view.origin(),
             "samples": len(self.view), "order": self.order,
         }  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""Chooses samples of a view: `sample`, `split` and `filter`. Random choices are functions of the seed and the row ids."""
+"""Chooses samples of a view: `sample`, `split` and `filter`. The core makes random choices, which are functions of the seed and the row ids."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -14,65 +15,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole, whole_seed
+from penstock.values.dtypes import numpy_dtype
 from penstock.views.keys import names_of
 
 if TYPE_CHECKING:
     from penstock.views.concat import Concat
     from penstock.views.view import View
 
-Hashes = npt.NDArray[np.uint64]
-# Purposes of hashes, so that one seed gives independent choices.
-_SAMPLE, _SPLIT, _GROUP = 1, 2, 3
-# Digits of row ids that are spread evenly over the parts of a split.
-_DIGITS = 3
+# Samples whose values are looked at together.
+_CODED = 1 << 20
+# Pairs of a group and a class that are counted in a table.
+_PAIRS = 1 << 22
 # A part is far from its wanted size if it differs by more than this share of all samples.
 _FAR = 0.1
 # Column types whose values can form groups.
 _GROUPS = ("scalar", "text", "label", "category", "json")
-
-
-def _hash(*parts: Any) -> Hashes:
-    """Hash whole numbers, or arrays of them, to 64 bits. Source: SplitMix64 (Steele, Lea and Flood, 2014)."""
-    state: Any = np.zeros(1, np.uint64)
-    for part in parts:
-        given = np.asarray(part)
-        state = state + np.uint64(0x9E3779B97F4A7C15) + (given.view(np.uint64) if given.dtype == np.int64 else given.astype(np.uint64))
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
-    hashes: Hashes = state
-    return hashes
-
-
-def _unit(hashes: Hashes) -> npt.NDArray[np.float64]:
-    """Convert hashes to numbers in [0, 1)."""
-    return (hashes >> np.uint64(11)).astype(np.float64) / 2**53
-
-
-def _spread(ids: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
-    """Hash row ids to [0, 1) such that each ten, hundred and thousand consecutive ids are spread evenly.
-
-    A random permutation turns each digit of an id into a digit of the result. There is one for each combination of the id's higher digits
-    and the digits drawn before. Source: nested uniform scrambling (Owen, 1995). There, a permutation does not depend on the higher digits, so samples
-    that alternate between two classes would be split by class.
-
-    >>> parts = _spread(np.arange(1000), seed=0)
-    >>> np.histogram(parts[70:80], 10, (0, 1))[0].tolist(), np.unique(np.histogram(parts, 1000, (0, 1))[0]).tolist()
-    ([1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1])
-    """
-    drawn = np.zeros(len(ids), np.int64)
-    for level in range(_DIGITS):
-        digit, higher = ids // 10**level % 10, ids // 10 ** (level + 1)
-        key = _hash(_SPLIT, seed, level, higher, drawn)
-        own = _hash(key, digit)
-        drawn = drawn * 10 + sum((_hash(key, other) < own).astype(np.int64) for other in range(10))
-    return np.asarray((drawn + _unit(_hash(_SPLIT, seed, _DIGITS, ids))) / 10**_DIGITS)
-
-
-def _row_ids(view: View) -> npt.NDArray[np.int64]:
-    return np.asarray(view._view.take((0, len(view)), ["_row_id"])["_row_id"], np.int64)
 
 
 def sample(view: View, count: int, seed: int) -> View:
@@ -80,7 +40,7 @@ def sample(view: View, count: int, seed: int) -> View:
     view, count, seed = view._as_it_is(), whole(count, "count", 0), whole_seed(seed)
     if count > len(view):
         raise InvalidInputError(f"cannot choose {count} samples: there are {len(view)}", hint="write select(range(…)), or use fewer")
-    return view.select(np.argsort(_hash(_SAMPLE, seed, _row_ids(view)), kind="stable")[:count])
+    return view._narrowed(view._view.sample(seed, count))
 
 
 def split(
@@ -92,27 +52,26 @@ def split(
     """
     shares, seed, views = _checked(fractions), whole_seed(seed), [view._as_it_is() for view in views]
     by, group = columns
-    ids = [_row_ids(view) for view in views]
-    ends = np.cumsum([len(own) for own in ids])[:-1]
-    classes = None if by is None else np.concatenate([_classes(view, by) for view in views])
+    bounds = np.cumsum(shares)[:-1].tolist()
+    classes = [None if by is None else _codes(view, by, "split by") for view in views]
     if group is not None:
-        units = np.concatenate([_groups(view, group, own) for view, own in zip(views, ids, strict=True)])
-        parts = np.split(_dealt(units, np.concatenate(ids), classes, (group, dict(zip(fractions, shares, strict=True))), seed), ends)
+        parts = _dealt(
+            views, [_codes(view, group, "group by") for view in views], classes, (group, dict(zip(fractions, shares, strict=True))), seed
+        )
     else:
-        places = [_spread(own, seed) for own in ids]
-        if classes is not None:
-            places = [_ranked(own, each, seed) for own, each in zip(np.split(classes, ends), ids, strict=True)]
-        parts = [np.searchsorted(np.cumsum(shares)[:-1], own, side="right") for own in places]
-    _warn_of_sizes(np.concatenate(parts), dict(zip(fractions, shares, strict=True)), group)
-    return {
-        name: [view.select(np.flatnonzero(own == part)) for view, own in zip(views, parts, strict=True)]
-        for part, name in enumerate(fractions)
-    }
+        parts = [
+            view._view.split(seed, bounds) if own is None else view._view.split_classes(own.codes, own.classes(), seed, bounds)
+            for view, own in zip(views, classes, strict=True)
+        ]
+    found = {name: [view._narrowed(own[part]) for view, own in zip(views, parts, strict=True)] for part, name in enumerate(fractions)}
+    counts = [sum(map(len, own)) for own in found.values()]
+    _warn_of_sizes(counts, dict(zip(fractions, shares, strict=True)), group)
+    return found
 
 
-def _warn_of_sizes(parts: npt.NDArray[np.int64], shares: Mapping[str, float], group: str | None) -> None:
+def _warn_of_sizes(counts: Sequence[int], shares: Mapping[str, float], group: str | None) -> None:
     """Warn of parts that are empty, or whose size is far from the wanted one."""
-    counts, total = np.bincount(parts, minlength=len(shares)).tolist(), len(parts)
+    total = sum(counts)
     far = [
         f"`{name}` has {count} samples, {share * total:.4g} were wanted"
         for (name, share), count in zip(shares.items(), counts, strict=True)
@@ -139,9 +98,29 @@ def _checked(fractions: Any) -> list[float]:
     return [float(share) / total for share in fractions.values()]
 
 
-def _codes(view: View, column: str, doing: str) -> tuple[npt.NDArray[np.int64], Any]:
-    """Return a number for each sample, equal for equal values and -1 for nulls, and the values that the numbers mean, in Arrow."""
+@dataclasses.dataclass
+class _Coded:
+    """The values of a column: a code for each sample, which is 0 for a null, and a number for each code, which is equal for equal values."""
+
+    codes: _core.Codes
+    # That of nulls is 0.
+    numbers: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(codes: _core.Codes, values: Any) -> _Coded:
+        """Number the values of all codes after 0, in Arrow."""
+        return _Coded(codes, np.append(np.zeros(1, np.int64), _numbers(values)))
+
+    def classes(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Return the class of each code, and the number of each class."""
+        numbers, classes = np.unique(self.numbers, return_inverse=True)
+        return classes.astype(np.uint32), numbers
+
+
+def _codes(view: View, column: str, doing: str) -> _Coded:
+    """Return the codes of a column. Cost: reads the column; holds 1, 2 or 4 bytes per sample, and the different values."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     if not isinstance(column, str):
         raise InvalidInputError(f"cannot {doing} {column!r}: expected the name of a column")
@@ -149,25 +128,25 @@ def _codes(view: View, column: str, doing: str) -> tuple[npt.NDArray[np.int64], 
     kind = view.schema.get(column)
     if kind is not None and (kind.type not in _GROUPS or "complex" in getattr(kind, "dtype", "")):
         raise InvalidInputError(f"cannot {doing} column `{column}`: it is {kind.describe()}", hint="use a label, category, text or scalar")
-    reader = view.scan([column], batch_size=1 << 16)
-    values = pa.chunked_array([batch.column(0) for batch in reader], None if kind is None else kind.arrow_type())
-    coded = (values if pa.types.is_dictionary(values.type) else values.dictionary_encode()).combine_chunks()
-    if isinstance(coded, pa.ChunkedArray):
-        coded = coded.unify_dictionaries().combine_chunks().chunk(0)
-    return np.asarray(coded.indices.fill_null(-1)).astype(np.int64), coded.dictionary
-
-
-def _classes(view: View, column: str) -> npt.NDArray[np.int64]:
-    """Return a number for each sample that depends only on its value, and 0 for a null."""
-    codes, values = _codes(view, column, "split by")
-    return np.append(_numbers(values), 0)[codes]
-
-
-def _groups(view: View, column: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return a number for each sample that depends only on the value of its group. A sample without a value is a group of its own."""
-    codes, values = _codes(view, column, "group by")
-    numbers = _numbers(values)
-    return np.where(codes < 0, ids, numbers[codes] if len(numbers) else ids)
+    if kind is not None and kind.type == "scalar":
+        codes, values = view._view.codes(column)
+        dtype = numpy_dtype(kind.read_dtype() or "")
+        return _Coded.of(codes, kind.to_arrow((values.astype(f"u{dtype.itemsize}").view(dtype), None), None))
+    if kind is not None and kind.type in ("label", "category"):
+        codes, values = view._view.codes(column)
+        words = view.vocabulary(column)
+        return _Coded.of(codes, pa.array([words[value] for value in values.tolist()], pa.string()))
+    codes, start, known = np.zeros(len(view), np.uint8), 0, pa.array([], pa.null() if kind is None else kind.arrow_type())
+    for batch in view.scan([column], batch_size=_CODED):
+        coded = batch.column(0).dictionary_encode()
+        known = known.cast(coded.dictionary.type)
+        new = coded.dictionary.filter(pc.is_null(pc.index_in(coded.dictionary, value_set=known)))
+        known = pa.concat_arrays([known, new])
+        place = np.append(0, np.asarray(pc.index_in(coded.dictionary, value_set=known)) + 1)
+        codes = codes.astype(np.min_scalar_type(max(255, len(known))), copy=False)
+        codes[start : start + len(coded)] = place.astype(codes.dtype)[np.asarray(coded.indices.fill_null(-1)) + 1]
+        start += len(coded)
+    return _Coded.of(codes, known)
 
 
 def _numbers(values: Any) -> npt.NDArray[np.int64]:
@@ -181,38 +160,107 @@ def _numbers(values: Any) -> npt.NDArray[np.int64]:
     return np.frombuffer(b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts), np.int64)
 
 
-def _ranked(classes: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.float64]:
-    """Return for each sample its place among the samples of its class, ordered by the hashes of their row ids, from 0 to 1.
+@dataclasses.dataclass
+class _Groups:
+    """The groups of one view or of several: their numbers, how many samples they have, and their least row ids."""
 
-    Each class begins at a random part of a sample, so that parts of small classes are as large on average as their fractions.
-    """
-    kinds, own, counts = np.unique(classes, return_inverse=True, return_counts=True)
-    order = np.lexsort((_hash(_GROUP, seed, ids), own))
-    begins = np.cumsum(counts) - counts
-    places = np.empty(len(ids))
-    places[order] = (np.arange(len(ids)) - begins[own[order]] + _unit(_hash(_SPLIT, seed, kinds))[own[order]]) / counts[own[order]]
-    return places
+    numbers: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    # Counts of samples by (group, class), as three arrays.
+    counted: tuple[npt.NDArray[np.int64], ...]
+
+    @staticmethod
+    def of(view: View, coded: _Coded, kinds: _Coded | None, every: npt.NDArray[np.int64]) -> tuple[_Groups, npt.NDArray[np.int64]]:
+        """Return a group for each code, then one for each sample without a value, and the places of these samples.
+
+        `every` has the numbers of all classes. Cost: reads the row ids.
+        """
+        codes, count = coded.codes, len(coded.numbers)
+        sizes, first = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).max)
+        classes, kind_of = len(every), None if kinds is None else (kinds.codes, np.searchsorted(every, kinds.numbers))
+        few, pairs = np.zeros(count * classes if count * classes <= _PAIRS else 0, np.int64), np.empty((2, 0), np.int64)
+        alone: list[npt.NDArray[np.int64]] = [np.empty((3, 0), np.int64)]
+        for start in range(0, len(codes), _CODED):
+            own = codes[start : start + _CODED]
+            ids = np.asarray(view._view.take((start, start + len(own)), ["_row_id"])["_row_id"], np.int64)
+            sizes += np.bincount(own, minlength=count)
+            np.minimum.at(first, own, ids)
+            kind = np.zeros(len(own), np.int64) if kind_of is None else kind_of[1][kind_of[0][start : start + _CODED]]
+            nulls = np.flatnonzero(own == 0)
+            alone.append(np.stack([nulls + start, ids[nulls], kind[nulls]]))
+            pair = own.astype(np.int64) * classes + kind
+            if len(few):
+                few += np.bincount(pair, minlength=len(few))
+            else:
+                pairs = np.concatenate([pairs, np.unique(pair, return_counts=True)], axis=1)
+        places, ids, kind = np.concatenate(alone, axis=1)
+        pairs = np.stack([np.flatnonzero(few), few[few > 0]]) if len(few) else pairs
+        pairs = pairs[:, pairs[0] >= classes]  # The samples without a value are counted one by one.
+        ones, ends = np.ones(len(ids), np.int64), count + np.arange(len(ids))
+        sizes[0] = 0
+        counted = (np.append(pairs[0] // classes, ends), np.append(pairs[0] % classes, kind), np.append(pairs[1], ones))
+        return _Groups(np.append(coded.numbers, ids), np.append(sizes, ones), np.append(first, ids), counted), places
+
+    @staticmethod
+    def joined(all_groups: Sequence[_Groups]) -> tuple[_Groups, npt.NDArray[np.int64]]:
+        """Join groups of several views that have equal numbers. Returns also the joined group of each group, in the order of all views."""
+        given = np.concatenate([own.numbers for own in all_groups])
+        sizes = np.concatenate([own.sizes for own in all_groups])
+        numbers = np.unique(given[sizes > 0])
+        unit = np.minimum(np.searchsorted(numbers, given), max(0, len(numbers) - 1))  # Groups without samples may get any number.
+        total, first = np.zeros(len(numbers), np.int64), np.full(len(numbers), np.iinfo(np.int64).max)
+        if len(numbers):
+            np.add.at(total, unit, sizes)
+            np.minimum.at(first, unit[sizes > 0], np.concatenate([own.first for own in all_groups])[sizes > 0])
+        begins = np.cumsum([0] + [len(own.numbers) for own in all_groups])[:-1]
+        groups = np.concatenate([own.counted[0] + begin for own, begin in zip(all_groups, begins, strict=True)])
+        kinds, times = (np.concatenate([own.counted[which] for own in all_groups]) for which in (1, 2))
+        return _Groups(numbers, total, first, (unit[groups] if len(numbers) else groups, kinds, times)), unit
+
+    def most_common(self) -> npt.NDArray[np.int64]:
+        """Return for each group the class of most of its samples, and of several such classes the last."""
+        groups, kinds, times = self.counted
+        pairs, place = np.unique(np.stack([groups, kinds], axis=1), axis=0, return_inverse=True)
+        counts = np.bincount(place.reshape(-1), times, minlength=len(pairs))
+        rising = np.argsort(counts, kind="stable")
+        common = np.zeros(len(self.numbers), np.int64)
+        common[pairs[rising, 0]] = pairs[rising, 1]  # NumPy keeps the last assignment, which is the most common class.
+        return common
 
 
 def _dealt(
-    units: npt.NDArray[np.int64],
-    ids: npt.NDArray[np.int64],
-    classes: npt.NDArray[np.int64] | None,
-    wanted: tuple[str, Mapping[str, float]],
-    seed: int,
-) -> npt.NDArray[np.int64]:
-    """Return the part of each sample: whole groups are dealt to parts in the order in which they first appeared.
+    views: Sequence[View], coded: Sequence[_Coded], classes: Sequence[_Coded | None], wanted: tuple[str, Mapping[str, float]], seed: int
+) -> list[list[_core.View]]:
+    """Return the parts of each view, which have whole groups, given the codes of groups and classes of each view.
 
-    `units` are numbers of groups, and `wanted` the name of their column and the shares of the parts. The first groups get a part each, the
+    A sample without a value is a group of its own, whose number is its row id.
+    """
+    every = np.unique(np.concatenate([np.zeros(1, np.int64), *(own.numbers for own in classes if own is not None)]))
+    found = [_Groups.of(view, own, kinds, every) for view, own, kinds in zip(views, coded, classes, strict=True)]
+    joined, unit = _Groups.joined([own for own, _ in found])
+    part_of = np.append(_parts_of(joined, wanted, seed), 0)
+    parts: list[list[_core.View]] = []
+    for view, own, (groups, nulls) in zip(views, coded, found, strict=True):
+        mine, unit = part_of[unit[: len(groups.numbers)]], unit[len(groups.numbers) :]
+        count, most = len(own.numbers), len(wanted[1])
+        # Samples without a value get codes of their own: one for each part.
+        codes = own.codes.astype(np.min_scalar_type(max(255, count + most)), copy=len(nulls) > 0)
+        codes[nulls] = count + mine[count:]
+        parts.append(view._view.split_codes(codes, np.append(mine[:count], np.arange(most)).astype(np.uint32), most))
+    return parts
+
+
+def _parts_of(groups: _Groups, wanted: tuple[str, Mapping[str, float]], seed: int) -> npt.NDArray[np.int64]:
+    """Return the part of each group: they are dealt to parts in the order in which they first appeared.
+
+    `wanted` has the name of their column and the shares of the parts. The first groups get a part each, the
     largest the largest share. Each later group gets a part that lacks samples, or the one that lacks more than the whole group. Chances are
     such that each of many groups of one size is in a part as often as the part's share. With classes, parts that lack samples of the group's most common class come first. Groups that appear later
     therefore never move earlier ones, and shares are exact up to about one group.
     """
     column, shares = wanted
-    distinct, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
-    first = np.full(len(distinct), np.iinfo(np.int64).max)
-    np.minimum.at(first, unit, ids)
-    common = np.zeros(len(distinct), np.int64) if classes is None else _most_common(unit, np.unique(classes, return_inverse=True)[1])
+    distinct, sizes, first, common = groups.numbers, groups.sizes, groups.first, groups.most_common()
     order = np.lexsort((distinct, first))
     parts, targets = np.flatnonzero(list(shares.values())).tolist(), [share for share in shares.values() if share > 0]
     count = len(parts)
@@ -221,7 +269,7 @@ def _dealt(
             f"cannot split by the groups of `{column}`: there are {len(distinct)} groups, expected at least {count}, one for each part",
             hint="use fewer parts, or split without `group`",
         )
-    chances = _unit(_hash(_GROUP, seed, distinct))
+    chances = _core.chances(seed, distinct)
     begin = order[:count][np.lexsort((chances[order[:count]], -sizes[order[:count]]))]
     given = dict(zip(begin.tolist(), sorted(range(count), key=lambda part: -targets[part]), strict=False))
     dealt: list[int] = []
@@ -247,16 +295,7 @@ def _dealt(
         dealt.append(parts[part])
     of_group = np.empty(len(distinct), np.int64)
     of_group[order] = dealt
-    return np.asarray(of_group[unit])
-
-
-def _most_common(unit: npt.NDArray[np.int64], classes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return for each group the class of most of its samples."""
-    pairs, counts = np.unique(np.stack([unit, classes], axis=1), axis=0, return_counts=True)
-    rising = np.argsort(counts, kind="stable")
-    common = np.empty(int(unit.max(initial=-1)) + 1, np.int64)
-    common[pairs[rising, 0]] = pairs[rising, 1]  # NumPy keeps the last assignment, which is the most common class.
-    return common
+    return of_group
 
 
 def filtered(
@@ -264,8 +303,8 @@ def filtered(
     function: Callable[[dict[str, Any]], Any] | str,
     columns: Sequence[str] | None,
     progress: Callable[[int, int], None] | bool,
-) -> npt.NDArray[np.int64]:
-    """Return the positions of the samples for which a function returns true, or an SQL condition is true."""
+) -> npt.NDArray[np.int64] | npt.NDArray[np.bool_]:
+    """Return the positions of the samples for which an SQL condition is true, or a mask of those for which a function returns true."""
     view = view._as_it_is()
     if isinstance(function, str):
         from penstock.query import predicate
@@ -281,19 +320,18 @@ def filtered(
     names = view.columns if columns is None else names_of(columns)
     view.take(range(0), columns=names)  # Raises an error if a column is missing.
     media = any(kind.type in ("image", "mask") for name, kind in view.schema.items() if name in (names or ()))
-    kept: list[int] = []
+    kept = np.zeros(len(view), bool)
     with _progress(progress, len(view)) as report:
         for start in range(0, len(view), size := 16 if media else 256):
             batch = view.take(range(start, min(start + size, len(view))), columns=names)
             for index in range(min(size, len(view) - start)):
                 try:
-                    if bool(function(view._sample(batch, index))):
-                        kept.append(start + index)
+                    kept[start + index] = bool(function(view._sample(batch, index)))
                 except Exception as error:
                     error.add_note(f"in the function given to ds.filter, for the sample at position {start + index}")
                     raise
             report(min(start + size, len(view)), len(view))
-    return np.array(kept, np.int64)
+    return kept
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
@@ -20,7 +20,7 @@ from penstock.values.checks import whole
 from penstock.views import choose
 from penstock.views.column import JoinedColumn
 from penstock.views.exports import Exports
-from penstock.views.keys import names_of, one_position, positions_of
+from penstock.views.keys import chosen_of, names_of, one_position, positions_of
 from penstock.views.sample import Sample
 from penstock.views.view import EXTRAS, Batch, View
 
@@ -222,7 +222,14 @@ class Concat(Exports):
 
         Cost: a view for each run of positions in one view. Raises: InvalidInputError for more than 4,096 of them, because the order is random.
         """
-        wanted = positions_of(positions, len(self)) if not isinstance(positions, slice) else np.arange(len(self))[positions]
+        wanted = chosen_of(positions, len(self))
+        if isinstance(wanted, tuple):
+            chosen = range(wanted[0], wanted[0] + wanted[1] * wanted[2], wanted[1])
+            if not chosen or 0 <= min(chosen[0], chosen[-1]) <= max(chosen[0], chosen[-1]) < len(self):
+                return self._joined(self._ranges(chosen))
+            wanted = positions_of(positions, len(self))
+        if wanted.dtype == bool:
+            return self._joined([part.select(own) for part, own in zip(self.parts, np.split(wanted, self._ends[:-1]), strict=True)])
         places = np.where(wanted < 0, wanted + len(self), wanted)
         if len(bad := np.flatnonzero((places < 0) | (places >= len(self)))):
             raise OutOfRangeError(f"cannot select position {wanted[bad[0]]}: there are {len(self)} samples", rows=[int(bad[0])])
@@ -234,7 +241,22 @@ class Concat(Exports):
             )
         runs = np.split(places, cuts) if len(places) else []
         found = [int(which[begin]) for begin in [0, *cuts]] if len(places) else []
-        parts = [self.parts[part].select(run - (self._ends[part - 1] if part else 0)) for part, run in zip(found, runs, strict=True)]
+        return self._joined(
+            [self.parts[part].select(run - (self._ends[part - 1] if part else 0)) for part, run in zip(found, runs, strict=True)]
+        )
+
+    def _ranges(self, chosen: range) -> Iterator[View]:
+        """Select a range, view by view."""
+        begins = [0, *self._ends.tolist()]
+        for part in range(len(self.parts))[:: 1 if chosen.step > 0 else -1]:
+            low, high = begins[part], begins[part + 1] - 1
+            ends = (low, high + 1) if chosen.step > 0 else (high, low - 1)
+            begin, end = (min(max(0, -((chosen.start - bound) // chosen.step)), len(chosen)) for bound in ends)
+            if begin < end:
+                own = chosen[begin:end]
+                yield self.parts[part].select(range(own.start - low, own.stop - low, own.step))
+
+    def _joined(self, parts: Iterable[View]) -> Concat:
         # Empty views of all datasets keep the codes of words.
         datasets = {id(part._snapshot): part.head(0) for part in reversed(self.parts)}
         return Concat([*reversed(datasets.values()), *parts])

@@ -17,8 +17,8 @@ _MOST = np.iinfo(np.int64).max
 
 def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
     """Convert a list, tuple, range, slice or array of whole numbers, or a mask of `length` bools, to int64 positions."""
-    if isinstance(key, slice):
-        return np.arange(*key.indices(length), dtype=np.int64)
+    if (chosen := _range_of(key, length)) is not None:
+        return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
     if type(key) is np.ndarray and key.dtype is _INT64 and key.ndim == 1:
         return key
     array = _whole_numbers(key, "position")
@@ -30,6 +30,21 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
         place = int(beyond[0])
         raise OutOfRangeError(f"cannot take position {array[place]}: no dataset has that many samples", rows=[place])
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _range_of(key: Any, length: int) -> range | None:
+    """Return a slice or range as a range, and None for other keys, or if the numbers do not fit int64."""
+    key = range(*key.indices(length)) if isinstance(key, slice) else key
+    return key if isinstance(key, range) and all(-_MOST <= bound <= _MOST for bound in (key.start, key.stop, key.step)) else None
+
+
+def chosen_of(key: Any, length: int) -> tuple[int, int, int] | npt.NDArray[np.int64] | npt.NDArray[np.bool_]:
+    """Convert what `positions_of` accepts to what the core selects without a list: a range (first, step, count), a mask, or positions."""
+    if (chosen := _range_of(key, length)) is not None:
+        return chosen.start, chosen.step, max(0, -((chosen.start - chosen.stop) // chosen.step))
+    if isinstance(key, np.ndarray) and key.dtype == bool and not isinstance(key, np.ma.MaskedArray) and key.shape == (length,):
+        return key
+    return positions_of(key, length)
 
 
 def span_of(key: slice, length: int) -> tuple[int, int] | npt.NDArray[np.int64]:

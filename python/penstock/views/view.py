@@ -16,7 +16,7 @@ from penstock.schema import TYPES, Schema, from_json
 from penstock.values.checks import whole
 from penstock.views.column import Column
 from penstock.views.exports import Exports
-from penstock.views.keys import names_of, one_position, positions_of, row_ids_of, span_of
+from penstock.views.keys import chosen_of, names_of, one_position, positions_of, row_ids_of, span_of
 from penstock.views.sample import Sample
 
 Batch = dict[str, Any]
@@ -140,17 +140,13 @@ class View(Exports):
         names = self._named(columns)
         if row_ids is not None:
             found = self._view.positions_of(row_ids_of(row_ids))
-            chosen = self._view.positions()
-            if chosen is not None:
-                outside = np.flatnonzero(~np.isin(np.asarray(found, np.int64), chosen))
-                if len(outside):
-                    wrong = np.asarray(row_ids).reshape(-1)[outside[0]]
-                    raise NotFoundError(
-                        f"cannot find row id {wrong}: its sample is not in this view",
-                        code="row-id-not-found",
-                        hint="take the sample from the dataset",
-                    )
-            return self._view.take(np.asarray(found, dtype=np.int64), names, form, on_corrupt, absolute=True)
+            if not self._view.is_all() and (outside := self._view.first_outside(found)) is not None:
+                raise NotFoundError(
+                    f"cannot find row id {np.asarray(row_ids).reshape(-1)[outside]}: its sample is not in this view",
+                    code="row-id-not-found",
+                    hint="take the sample from the dataset",
+                )
+            return self._view.take(found, names, form, on_corrupt, absolute=True)
         return self._view.take(positions_of(positions, len(self)), names, form, on_corrupt)
 
     def _shown(self, count: int, columns: Sequence[str] | None = None, on_corrupt: str = "raise") -> Batch:
@@ -231,7 +227,7 @@ class View(Exports):
     def select(self, positions: npt.ArrayLike | slice) -> View:
         """Select positions of this view, in the given order: a list, array, range, slice or mask. Duplicates are allowed.
 
-        Cost: 8 bytes per position; no reads.
+        Cost: no reads. Holds what it describes: nothing for a slice or range, a bit per sample for a mask, and at most 8 bytes per listed position.
 
         >>> import penstock as ps
         >>> ds = ps.create("memory://select", {"number": "int32"})
@@ -239,7 +235,11 @@ class View(Exports):
         >>> ds.select([9, 3])["number"][:].tolist(), ds.select(slice(-2, None))["number"][:].tolist()
         ([9, 3], [8, 9])
         """
-        return View(self._snapshot, self._view.select(positions_of(positions, len(self))), self._chosen)
+        return self._narrowed(self._view.select(chosen_of(positions, len(self))))
+
+    def _narrowed(self, view: _core.View) -> View:
+        """Return other samples of the same snapshot, with the columns of this view."""
+        return View(self._snapshot, view, self._chosen)
 
     def select_columns(self, columns: Sequence[str]) -> View:
         """Choose the columns that reads, loaders and Arrow streams of the returned view have, in this order. Cost: no reads.
@@ -299,7 +299,8 @@ class View(Exports):
         appeared later can move. `by` is a column, such as a label: each of its values is split with sizes that differ by less than one sample
         from the fractions. New samples can then move a few others to another part. To prevent this, store the parts in a column.
 
-        Cost: reads the row ids and these two columns; 6 s per million groups. Source: Owen, "Randomly permuted (t,m,s)-nets" (1995).
+        Cost: of a whole dataset without `by` and `group`, reads the manifest and holds 4 bytes per thousand samples. Otherwise, reads the row ids
+        and these two columns, and holds a bit per sample and part; 6 s per million groups. Source: Owen, "Randomly permuted (t,m,s)-nets" (1995).
         Raises: InvalidInputError (also for fewer groups than parts), NotFoundError (column-not-found). Warns with numbers if a part is empty,
         or differs from its fraction by more than a tenth of all samples.
 
@@ -366,8 +367,8 @@ class View(Exports):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.uri.startswith("memory://"):
             raise UnsupportedError(f"cannot pickle `{self.uri}`: memory:// exists in only one process", code="unsupported-storage")
-        positions = self._view.positions()
-        return (_reopen, (self.uri, self.snapshot, self._snapshot.options(), positions, self._chosen))
+        description = None if self._view.is_all() else self._view.description(True)
+        return (_reopen, (self.uri, self.snapshot, self._snapshot.options(), description, self._chosen))
 
     def _repr_html_(self) -> str:
         """Show the first samples in a notebook. Samples that cannot be read are shown as null."""
@@ -383,8 +384,8 @@ def _reopen(
     uri: str,
     snapshot: str,
     options: tuple[list[tuple[str, str]], str],
-    positions: npt.NDArray[np.int64] | None,
+    description: bytes | None,
     columns: tuple[str, ...] | None,
 ) -> View:
     core = _core.open(uri, snapshot, *options)
-    return View(core, core.view(positions), columns)
+    return View(core, core.view(description), columns)

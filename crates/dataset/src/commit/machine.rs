@@ -257,7 +257,8 @@ impl Machine {
         let theirs = self.unseen.iter().flat_map(|entry| &entry.record.changes).filter(|change| change.kind == ChangeKind::Value);
         for delta in &mut self.proposal.own.deltas {
             let Delta::Attachment(attachment) = delta else { continue };
-            let meeting = theirs.clone().filter(|change| columns_meet(&attachment.columns, &change.columns) && !attachment.columns.is_empty());
+            let meeting =
+                theirs.clone().filter(|change| columns_meet(&attachment.columns, &change.columns) && !attachment.columns.is_empty());
             attachment.changed.extend(meeting.map(|change| change.rows.clone()));
         }
         self.checked = self.parent()?.record.number;

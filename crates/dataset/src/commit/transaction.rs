@@ -330,7 +330,8 @@ impl Transaction {
         let filled = |key: &&u64| self.base.schema.columns.iter().any(|spec| spec.id == **key && spec.fill.is_some());
         let filled_keys = keys.iter().filter(filled).copied().collect();
         let staged = Arc::new(self.writer.linked().clone());
-        let mut changes = ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys, staged, once: self.once.clone(), detaches: false };
+        let mut changes =
+            ChangeSet { writes, reads: self.counted_reads(), keys, filled_keys, staged, once: self.once.clone(), detaches: false };
         changes.writes.extend(self.altered.as_ref().map(Altered::change));
         if samples > 0 || changes.writes.is_empty() {
             let touched = if self.touched.is_empty() { vec![NO_COLUMN] } else { summary(self.touched.iter().copied().collect()) };

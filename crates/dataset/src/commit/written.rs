@@ -69,7 +69,8 @@ impl Written {
     pub fn delete_joined<'a>(&mut self, root: (&ObjectRef, &Root), new: impl Iterator<Item = &'a Fragment>, changes: &ChangeSet) {
         let (reference, root) = root;
         let of_attachments = root.attachments.iter().map(|attachment| &attachment.rows);
-        let rows = root.overlays.iter().map(|overlay| &overlay.rows).chain(of_attachments).chain(changes.writes.iter().map(|change| &change.rows));
+        let rows =
+            root.overlays.iter().map(|overlay| &overlay.rows).chain(of_attachments).chain(changes.writes.iter().map(|change| &change.rows));
         let rows = rows.filter_map(|rows| if let RowSet::Object(rows) = rows { Some(rows_name(rows.object.id)) } else { None });
         let mut named: HashSet<String> = rows.collect();
         named.insert(root_name(reference.id));

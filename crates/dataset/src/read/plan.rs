@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_error::{Error, Result};
 use penstock_format::manifest::Fragment;
 
+use crate::selection::out_of_range;
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::{LiveFragments, Part};
 use crate::snapshot::overlays::{Divided, Patch};
@@ -43,8 +44,9 @@ struct PlannedPart {
 }
 
 impl PlannedPart {
-    fn new(snapshot: &Snapshot, number: usize) -> Result<Arc<PlannedPart>> {
-        Ok(Arc::new(PlannedPart { number, fragments: snapshot.live_fragments(number)?, patches: Mutex::default() }))
+    /// Plan a part of which `wanted` samples are read.
+    fn new(snapshot: &Snapshot, number: usize, wanted: usize) -> Result<Arc<PlannedPart>> {
+        Ok(Arc::new(PlannedPart { number, fragments: snapshot.live_fragments(number, wanted)?, patches: Mutex::default() }))
     }
 
     fn patch(&self, snapshot: &Snapshot, column: u64) -> Result<Arc<Patch>> {
@@ -98,7 +100,7 @@ impl Plan {
         }
         let (rows, groups) = match &snapshot.parts[..] {
             [Part::Fragment(_)] if !positions.is_empty() => {
-                let part = PlannedPart::new(snapshot, 0)?;
+                let part = PlannedPart::new(snapshot, 0, positions.len())?;
                 let row_of = |(place, position): (usize, &u64)| (part.fragments.physical_row(*position), place as u32);
                 let rows: Vec<(u64, u32)> = positions.iter().enumerate().map(row_of).collect();
                 let all = 0..rows.len();
@@ -140,17 +142,6 @@ impl Plan {
     }
 }
 
-/// Make the error for a position outside a snapshot or view.
-pub fn out_of_range(position: i64, len: u64) -> Error {
-    Error::new(
-        "position-out-of-range",
-        match len {
-            0 => format!("cannot take position {position}: there are no samples"),
-            _ => format!("cannot take position {position}: there are {len} samples, at positions 0 to {}", len - 1),
-        },
-    )
-}
-
 /// Sort pairs of (position or row, place). Packing each pair into one machine word makes sorting three times as fast.
 fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
     let place_bits = u32::BITS - pairs.iter().fold(1, |all, (_, place)| all | place).leading_zeros();
@@ -170,7 +161,9 @@ fn groups_of(snapshot: &Snapshot, rows: &mut [(u64, u32)]) -> Result<Vec<Group>>
     while let Some((position, _)) = rows.get(next) {
         let live = snapshot.live()?;
         let number = live.part_of(*position);
-        let (part, start, end) = (PlannedPart::new(snapshot, number)?, live.start(number), live.start(number + 1));
+        let (start, end) = (live.start(number), live.start(number + 1));
+        let wanted = rows[next..].partition_point(|(position, _)| *position < end);
+        let part = PlannedPart::new(snapshot, number, wanted)?;
         // The rows of the current fragment, counted from the beginning of the part, and the next fragment.
         let (mut within, mut index, mut hint) = (0..0, 0, 0);
         while let Some((position, _)) = rows.get(next).filter(|(position, _)| *position < end) {

@@ -10,6 +10,7 @@ use penstock_format::schema::{ColumnKind, ColumnSpec};
 
 use super::reader::{OnCorrupt, Reader};
 use crate::config::Config;
+use crate::selection::{Selection, Stride};
 use crate::snapshot::Snapshot;
 
 /// The first group has at most this many bytes, and each later group may be twice as large as its predecessor. Groups grow up to
@@ -39,7 +40,7 @@ pub struct Stretch {
 /// A scan's current position and its estimates of row sizes.
 pub struct Scan {
     snapshot: Arc<Snapshot>,
-    selection: Option<Arc<Vec<u64>>>,
+    selection: Selection,
     /// Indices of the columns in the schema.
     columns: Vec<usize>,
     /// Indices of the columns whose values differ in size.
@@ -59,7 +60,7 @@ pub struct Scan {
 impl Scan {
     /// Begin a scan of a snapshot, or of selected positions in it. Costs the same as `Snapshot::column_bytes`. If files are not
     /// mapped, the tails for the first batch are also read.
-    pub fn new(snapshot: Arc<Snapshot>, selection: Option<Arc<Vec<u64>>>, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
+    pub fn new(snapshot: Arc<Snapshot>, selection: Selection, columns: &[&ColumnSpec], batch_rows: u64) -> Result<Scan> {
         let ids: HashSet<u64> = columns.iter().map(|column| column.id).collect();
         let known = snapshot.schema.columns.iter().enumerate();
         let columns: Vec<usize> = known.filter(|(_, column)| ids.contains(&column.id)).map(|(index, _)| index).collect();
@@ -96,7 +97,7 @@ impl Scan {
     }
 
     fn len(&self) -> u64 {
-        self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
+        self.selection.len()
     }
 
     /// Return the rows to read next. Returns None at the end, or if the caller already has enough groups.
@@ -175,12 +176,8 @@ impl Scan {
     }
 
     fn reader(&self, rows: u64) -> Result<Reader> {
-        let next = self.next..(self.next + rows).min(self.len());
-        let positions = match &self.selection {
-            None => next.collect(),
-            Some(chosen) => chosen[next.start as usize..next.end as usize].to_vec(),
-        };
-        Reader::new(self.snapshot.clone(), positions, OnCorrupt::Raise)
+        let next = Stride { first: self.next, step: 1, count: rows.min(self.len() - self.next) };
+        Reader::new(self.snapshot.clone(), self.selection.positions(next), OnCorrupt::Raise)
     }
 
     fn specs(&self, columns: &[usize]) -> Vec<&ColumnSpec> {

@@ -37,14 +37,17 @@ impl Snapshot {
     /// Return the attachments, each with the samples that it covers: deleted ones included, those with newer values not. Cost: reads the sets of
     /// row ids that are in objects, concurrently.
     pub fn attachments(&self) -> Result<Vec<(&Attachment, RowIds)>> {
-        let rows = |Attachment { rows, changed, .. }: &Attachment| Ok(self.context.all_row_ids([rows])?.minus(&self.context.all_row_ids(changed)?));
+        let rows = |Attachment { rows, changed, .. }: &Attachment| {
+            Ok(self.context.all_row_ids([rows])?.minus(&self.context.all_row_ids(changed)?))
+        };
         self.attachments.iter().map(|attachment| Ok((attachment, rows(attachment)?))).collect()
     }
 
     /// Return the content of an attachment. Cost: one request.
     pub fn content_of(&self, attachment: &Attachment) -> Result<Bytes> {
         let name = attachment_name(attachment.object.id);
-        let mut cursor = unseal(Magic::Attachment, &self.context.object(&name, &attachment.object)?).context(|| format!("cannot read `{name}`"))?;
+        let mut cursor =
+            unseal(Magic::Attachment, &self.context.object(&name, &attachment.object)?).context(|| format!("cannot read `{name}`"))?;
         cursor.take(cursor.left())
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::ids::Run;
 use penstock_format::manifest::{Fragment, PageRef};
@@ -53,8 +53,11 @@ pub struct Live {
 /// The deleted and absent samples of a snapshot.
 struct Deleted {
     sets: Vec<Arc<RowIds>>,
+    count: u64,
     /// The deleted and absent rows of each part.
     gaps: Cache<usize, Arc<Gaps>, ByHeld>,
+    /// Parts that were searched instead.
+    searched: Cache<usize, Arc<Searched>, ByHeld>,
 }
 
 #[derive(Clone)]
@@ -66,8 +69,18 @@ impl Weighter<usize, Arc<Gaps>> for ByHeld {
     }
 }
 
+impl Weighter<usize, Arc<Searched>> for ByHeld {
+    fn weight(&self, _part: &usize, searched: &Arc<Searched>) -> u64 {
+        64 + searched.held_bytes()
+    }
+}
+
 /// Estimated number of parts whose deleted rows are kept.
 const KEPT_PARTS: usize = 1024;
+/// Tables of more deleted rows take too much time and memory for few samples of many parts, which are searched for instead.
+const MANY_DELETED: u64 = 1 << 20;
+/// A search for one sample takes as long as a table of so many deleted rows.
+const SEARCHED: u64 = 32;
 
 impl Live {
     /// Cost: nothing without deletions. Otherwise, reads their row ids, and the pages with gaps in their row ids.
@@ -84,8 +97,10 @@ impl Live {
             let text = format!("commit {} has {expected} samples, but its deletions leave {found}", snapshot.id());
             return Err(malformed(text));
         }
-        let gaps = || cache(KEPT_PARTS, file_cache_bytes() / 4, ByHeld);
-        Ok(Live { starts, deleted: (!sets.is_empty()).then(|| Deleted { sets, gaps: gaps() }) })
+        let (gaps, searched) =
+            (|| cache(KEPT_PARTS, file_cache_bytes() / 4, ByHeld), || cache(KEPT_PARTS, file_cache_bytes() / 16, ByHeld));
+        let count = snapshot.record().samples - expected;
+        Ok(Live { starts, deleted: (!sets.is_empty()).then(|| Deleted { sets, count, gaps: gaps(), searched: searched() }) })
     }
 
     /// Return the part that contains a position, which must be in range.
@@ -99,13 +114,23 @@ impl Live {
         self.starts[part]
     }
 
-    fn gaps(&self, part: usize, fragments: &Fragments) -> Result<Option<Arc<Gaps>>> {
+    /// Return the deleted rows of a part of which `wanted` samples are looked up.
+    fn gaps(&self, part: usize, fragments: &Fragments, wanted: u64) -> Result<Option<PartGaps>> {
         let Some(deleted) = self.deleted.as_ref() else { return Ok(None) };
+        let live = self.starts[part + 1] - self.starts[part];
+        let of_part = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>().saturating_sub(live);
+        if deleted.count > MANY_DELETED && wanted.saturating_mul(SEARCHED) < of_part && deleted.gaps.peek(&part).is_none() {
+            let make = || Ok::<_, Error>(Arc::new(Searched::new(fragments.as_slice(), &deleted.sets)));
+            let searched = deleted.searched.get_or_insert_with(&part, make)?;
+            if searched.samples == live {
+                return Ok(Some(PartGaps::Searched(searched)));
+            }
+        }
         let make = || {
             let gaps = gaps_of(fragments.as_slice(), &deleted.sets);
             let samples = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>();
             // The first counts are of ranges of row ids, which may be wrong if two samples have the same row id.
-            match samples - gaps.rows() == self.starts[part + 1] - self.starts[part] {
+            match samples - gaps.rows() == live {
                 true => Ok(Arc::new(gaps)),
                 false => {
                     let rows = gaps.rows();
@@ -113,7 +138,7 @@ impl Live {
                 }
             }
         };
-        deleted.gaps.get_or_insert_with(&part, make).map(Some)
+        deleted.gaps.get_or_insert_with(&part, make).map(|table| Some(PartGaps::Table(table)))
     }
 }
 
@@ -166,10 +191,67 @@ impl Fragments {
     }
 }
 
+/// The deleted rows of a part.
+enum PartGaps {
+    Table(Arc<Gaps>),
+    Searched(Arc<Searched>),
+}
+
+/// A part in which samples are searched for among the deleted row ids, because a table of its deleted rows would cost more.
+struct Searched {
+    sets: Vec<Arc<RowIds>>,
+    /// Runs of at most `COUNTED` row ids, each with its first row and how many samples are before it.
+    runs: Vec<(Run, u64, u64)>,
+    samples: u64,
+}
+
+/// Row ids between two counts of samples.
+const COUNTED: u64 = 1 << 16;
+
+impl Searched {
+    fn new(fragments: &[Fragment], sets: &[Arc<RowIds>]) -> Searched {
+        let mut searched = Searched { sets: sets.to_vec(), runs: Vec::new(), samples: 0 };
+        for (run, row) in runs_of(fragments) {
+            for first in (0..run.count).step_by(COUNTED as usize) {
+                let part = Run { first: run.first + first, count: COUNTED.min(run.count - first) };
+                searched.runs.push((part, row + first, searched.samples));
+                searched.samples += searched.live_in(part.first, part.count);
+            }
+        }
+        searched
+    }
+
+    fn held_bytes(&self) -> u64 {
+        size_of_val(&self.runs[..]) as u64
+    }
+
+    /// Return how many samples are among `count` row ids.
+    fn live_in(&self, first: u64, count: u64) -> u64 {
+        count - self.sets.iter().map(|set| set.count_in(first..first + count)).sum::<u64>().min(count)
+    }
+
+    fn physical_row(&self, live: u64) -> u64 {
+        let (run, row, before) = self.runs[self.runs.partition_point(|(_, _, before)| *before <= live) - 1];
+        // The sample is the last of the fewest row ids that have enough samples.
+        let (mut least, mut most) = (live - before + 1, run.count);
+        while least < most {
+            let middle = least + (most - least) / 2;
+            if self.live_in(run.first, middle) > live - before { most = middle } else { least = middle + 1 }
+        }
+        row + least - 1
+    }
+
+    fn live_row(&self, row: u64) -> Option<u64> {
+        let (run, first, before) = self.runs[self.runs.partition_point(|(_, first, _)| *first <= row) - 1];
+        let is_live = self.live_in(run.first + (row - first), 1) > 0;
+        is_live.then(|| before + self.live_in(run.first, row - first))
+    }
+}
+
 /// The fragments of one part, and which of their samples are deleted. Rows are counted from the beginning of the part.
 pub struct LiveFragments {
     fragments: Fragments,
-    gaps: Option<Arc<Gaps>>,
+    gaps: Option<PartGaps>,
 }
 
 impl LiveFragments {
@@ -180,23 +262,30 @@ impl LiveFragments {
     /// Return the physical row of sample number `live` of the part. Deleted samples are not counted.
     #[inline]
     pub fn physical_row(&self, live: u64) -> u64 {
-        self.gaps.as_ref().map_or(live, |gaps| gaps.physical_row(live))
+        match &self.gaps {
+            None => live,
+            Some(PartGaps::Table(gaps)) => gaps.physical_row(live),
+            Some(PartGaps::Searched(searched)) => searched.physical_row(live),
+        }
     }
 
     /// Return the run that contains a live sample. `hint` is 0 at first. Samples must ascend from call to call.
     #[inline]
     pub fn run(&self, hint: &mut usize, live: u64) -> LiveRun {
-        self.gaps.as_ref().map_or(LiveRun { deleted: 0, end: u64::MAX }, |gaps| gaps.run(hint, live))
-    }
-
-    /// Return how many samples of a range of physical rows are alive.
-    pub fn live_in(&self, rows: std::ops::Range<u64>) -> u64 {
-        self.gaps.as_ref().map_or(rows.end - rows.start, |gaps| gaps.live_before(rows.end).0 - gaps.live_before(rows.start).0)
+        match &self.gaps {
+            None => LiveRun { deleted: 0, end: u64::MAX },
+            Some(PartGaps::Table(gaps)) => gaps.run(hint, live),
+            Some(PartGaps::Searched(searched)) => LiveRun { deleted: searched.physical_row(live) - live, end: live + 1 },
+        }
     }
 
     /// Return the number of a physical row if deleted samples are not counted. Returns None for a deleted sample.
     pub fn live_row(&self, row: u64) -> Option<u64> {
-        self.gaps.as_ref().map_or(Some(row), |gaps| gaps.live_row(row))
+        match &self.gaps {
+            None => Some(row),
+            Some(PartGaps::Table(gaps)) => gaps.live_row(row),
+            Some(PartGaps::Searched(searched)) => searched.live_row(row),
+        }
     }
 }
 
@@ -221,10 +310,10 @@ impl Snapshot {
         })
     }
 
-    /// Return all fragments of a part, with their deleted samples. Costs the same as `fragments` and `live`.
-    pub fn live_fragments(&self, part: usize) -> Result<LiveFragments> {
+    /// Return all fragments of a part, with their deleted samples, to look up `wanted` samples. Costs the same as `fragments` and `live`.
+    pub fn live_fragments(&self, part: usize, wanted: usize) -> Result<LiveFragments> {
         let fragments = self.fragments(part)?;
-        Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments)?, fragments })
+        Ok(LiveFragments { gaps: self.live()?.gaps(part, &fragments, wanted as u64)?, fragments })
     }
 
     /// Return the row ids of all samples that are deleted or absent. Cost: reads the sets of row ids.
@@ -240,5 +329,32 @@ impl Snapshot {
     /// Visit every fragment.
     pub fn each_fragment(&self, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
         (0..self.parts.len()).try_for_each(|part| self.fragments(part)?.as_slice().iter().try_for_each(&mut visit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_finds_what_a_table_does() {
+        let run = |first, count| Run { first, count };
+        let fragment =
+            |runs: Vec<Run>| Fragment { samples: runs.iter().map(|run| run.count).sum(), is_stage: false, runs, files: Vec::new() };
+        let fragments = [fragment(vec![run(500, 40), run(3, 7)]), fragment(vec![run(1 << 40, 300_000)]), fragment(vec![run(20, 1)])];
+        let every = |step: usize| (0..1000).chain(1 << 40..(1 << 40) + 300_000).step_by(step).collect::<RowIds>();
+        for sets in
+            [vec![every(3)], vec![every(2)], vec![RowIds::of_runs(vec![run(500, 20)]), RowIds::of_runs(vec![run(530, 10), run(4, 2)])]]
+        {
+            let sets: Vec<Arc<RowIds>> = sets.into_iter().map(Arc::new).collect();
+            let (table, searched) = (gaps_of(&fragments, &sets), Searched::new(&fragments, &sets));
+            assert_eq!(searched.samples, 300_048 - table.rows());
+            for live in 0..searched.samples {
+                assert_eq!(searched.physical_row(live), table.physical_row(live));
+            }
+            for row in 0..300_048 {
+                assert_eq!(searched.live_row(row), table.live_row(row));
+            }
+        }
     }
 }

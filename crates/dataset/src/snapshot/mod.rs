@@ -1,7 +1,7 @@
 //! A snapshot: the immutable state at one commit. It maps positions and row ids to fragments and rows.
 
-pub mod copies;
 pub mod attachments;
+pub mod copies;
 mod given;
 pub mod live;
 pub mod open;

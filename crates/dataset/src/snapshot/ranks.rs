@@ -114,16 +114,10 @@ impl Gaps {
 
     /// Return the number of live rows before this one, or None if it is deleted.
     pub fn live_row(&self, row: u64) -> Option<u64> {
-        let (live, is_live) = self.live_before(row);
-        is_live.then_some(live)
-    }
-
-    /// Return the number of live rows before this one, and whether it is live itself.
-    pub fn live_before(&self, row: u64) -> (u64, bool) {
         let entries = self.0.entries();
         let runs = entries.partition_point(|(live_before, deleted)| live_before + deleted <= row);
-        let (live, end) = (row - self.before(runs), entries.get(runs).map_or(u64::MAX, |(live_before, _)| *live_before));
-        (live.min(end), live < end)
+        let live = row - self.before(runs);
+        entries.get(runs).is_none_or(|(live_before, _)| live < *live_before).then_some(live)
     }
 
     pub fn held_bytes(&self) -> u64 {

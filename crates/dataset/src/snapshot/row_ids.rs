@@ -1,5 +1,7 @@
 //! Map row ids to positions, and physical rows to row ids.
 
+use std::ops::Range;
+
 use penstock_error::{Error, Result};
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
@@ -79,8 +81,9 @@ struct OpenPart {
 }
 
 impl OpenPart {
-    fn new(snapshot: &Snapshot, part: usize) -> Result<OpenPart> {
-        let fragments = snapshot.live_fragments(part)?;
+    /// Open a part to look up `wanted` row ids.
+    fn new(snapshot: &Snapshot, part: usize, wanted: usize) -> Result<OpenPart> {
+        let fragments = snapshot.live_fragments(part, wanted)?;
         let mut runs: Vec<(Run, u64)> = runs_of(fragments.as_slice()).collect();
         runs.sort_unstable_by_key(|(run, _)| run.first);
         Ok(OpenPart { fragments, start: snapshot.live()?.start(part), runs })
@@ -142,7 +145,7 @@ impl Snapshot {
             if ids.count_in(least..end) == 0 {
                 continue;
             }
-            let fragments = self.live_fragments(part)?;
+            let fragments = self.live_fragments(part, usize::MAX)?;
             let rows = runs_of(fragments.as_slice()).flat_map(|(run, row)| {
                 let found = ids.runs_in(run.first..run.end()).into_iter();
                 found.flat_map(move |(part, _)| (0..part.count).map(move |index| row + (part.first - run.first) + index))
@@ -155,6 +158,28 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Return the row ids of consecutive positions. Cost: reads their manifest pages, unless they are cached, and the row ids of deletions.
+    pub fn row_ids_in(&self, positions: Range<u64>) -> Result<Vec<i64>> {
+        let live = self.live()?;
+        let (mut ids, mut next) = (Vec::with_capacity((positions.end - positions.start) as usize), positions.start);
+        while next < positions.end {
+            let part = live.part_of(next);
+            let (start, end, mut hint) = (live.start(part), live.start(part + 1).min(positions.end), 0);
+            let fragments = self.live_fragments(part, (end - next) as usize)?;
+            let runs: Vec<(Run, u64)> = runs_of(fragments.as_slice()).collect();
+            while next < end {
+                let same = fragments.run(&mut hint, next - start);
+                let row = next - start + same.deleted;
+                let (run, first) = runs[runs.partition_point(|(_, first)| *first <= row) - 1];
+                let count = (end.min(start.saturating_add(same.end)) - next).min(first + run.count - row);
+                let id = run.first + (row - first);
+                ids.extend((id..id + count).map(u64::cast_signed));
+                next += count;
+            }
+        }
+        Ok(ids)
+    }
+
     fn look_up(&self, row_ids: &[i64]) -> Result<Vec<Found>> {
         let ranges = self.tables.get().ranges.get_or_init(|| PartRanges::new(&self.parts));
         let mut open: Vec<Option<OpenPart>> = Vec::new();
@@ -163,7 +188,7 @@ impl Snapshot {
             for part in ranges.containing(row_id) {
                 let opened = match open[part].take() {
                     Some(opened) => opened,
-                    None => OpenPart::new(self, part)?,
+                    None => OpenPart::new(self, part, row_ids.len())?,
                 };
                 if let Some(found) = open[part].insert(opened).position(row_id) {
                     return Ok(found);

@@ -33,7 +33,7 @@ impl Snapshot {
     /// one object for each page, the tails of overlays of this column, and those of fragments that no such object has.
     pub fn statistics(&self, column: &str) -> Result<Vec<FragmentStatistics>> {
         let spec = self.column(column)?;
-        let newer = self.newer_statistics(spec)?;
+        let (newer, hidden) = (self.newer_statistics(spec)?, self.hidden()?);
         let filled = match &spec.fill {
             Some(Fill(file)) => self.statistics_in(std::slice::from_ref(file), 1, spec)?,
             None => None,
@@ -42,12 +42,9 @@ impl Snapshot {
         let (mut found, mut position) = (Vec::new(), 0);
         for part in 0..self.parts.len() {
             let of_page = self.parts[part].page().map(|page| self.context.page_statistics(&page)).transpose()?.flatten();
-            let fragments = self.live_fragments(part)?;
-            let mut row = 0;
+            let fragments = self.fragments(part)?;
             for (index, fragment) in fragments.as_slice().iter().enumerate() {
-                let rows = row..row + fragment.samples;
-                row = rows.end;
-                let live = fragments.live_in(rows);
+                let live = fragment.samples.saturating_sub(hidden.count_in_runs(&fragment.runs));
                 let positions = position..position + live;
                 position = positions.end;
                 if live == 0 {
@@ -81,7 +78,9 @@ impl Snapshot {
     /// `statistics`.
     pub fn may_have(&self, column: &str, span: &Span) -> Result<Vec<Range<u64>>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
-        let meets = |statistics: &Statistics| statistics.bounds.as_ref().is_none_or(|bounds| bounds.span.as_ref().is_some_and(|own| own.meets(span)));
+        let meets = |statistics: &Statistics| {
+            statistics.bounds.as_ref().is_none_or(|bounds| bounds.span.as_ref().is_some_and(|own| own.meets(span)))
+        };
         for FragmentStatistics { positions, .. } in
             self.statistics(column)?.into_iter().filter(|fragment| fragment.statistics.as_ref().is_none_or(meets))
         {
@@ -95,7 +94,8 @@ impl Snapshot {
 
     /// Return the statistics of the overlays of a column.
     fn newer_statistics(&self, spec: &ColumnSpec) -> Result<Vec<Newer>> {
-        let overlays: Vec<_> = self.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.contains(&spec.id)).collect();
+        let overlays: Vec<_> =
+            self.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.contains(&spec.id)).collect();
         let rows = self.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
         let files = overlays.iter().filter_map(|overlay| Some((file_of(&overlay.files, spec.id)?, overlay.rows.ids())));
         self.context.open_tails(files)?;
@@ -151,7 +151,8 @@ fn as_read(stored: Statistics, spec: &ColumnSpec) -> Statistics {
 fn span_as_read(span: Span, spec: &ColumnSpec) -> Option<Span> {
     match (&spec.kind, span) {
         (ColumnKind::Label(classes), Span::Unsigned(least, most)) => {
-            let places = (0..classes.names.len()).filter(|place| classes.code_of(*place).is_some_and(|code| (least..=most).contains(&code)));
+            let places =
+                (0..classes.names.len()).filter(|place| classes.code_of(*place).is_some_and(|code| (least..=most).contains(&code)));
             let (first, last) = (places.clone().next()?, places.last()?);
             Some(Span::Unsigned(first as u64, last as u64))
         }

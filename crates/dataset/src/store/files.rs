@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
+use penstock_format::cursor::malformed;
 use penstock_format::datafile::FOOTER_BYTES;
 use penstock_format::files::{FORWARDINGS, FileRef, Place, parse_forwarding};
-use penstock_format::cursor::malformed;
 use penstock_format::ids::{data_name, forwarding_name};
 use penstock_format::record::Record;
 use penstock_storage::{Access, RangeRequest};
@@ -52,7 +52,10 @@ impl Context {
                 opened => return opened.map(|opened| opened.instead_of(file)),
             }
         }
-        Err(malformed(format!("more than {FORWARDINGS} forwarding objects lead from data file `{}` to others, none of which exists", file.id)))
+        Err(malformed(format!(
+            "more than {FORWARDINGS} forwarding objects lead from data file `{}` to others, none of which exists",
+            file.id
+        )))
     }
 
     fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {

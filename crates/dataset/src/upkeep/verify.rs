@@ -206,7 +206,9 @@ fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report)
 
 /// Compare the statistics of a page with the tails of its data files.
 fn check_statistics(snapshot: &Snapshot, known: Option<Arc<PageStatistics>>, fragments: &[Fragment]) -> Result<()> {
-    for (column, (index, statistics)) in known.iter().flat_map(|known| &known.columns).flat_map(|(column, known)| known.iter().map(move |one| (*column, one))) {
+    for (column, (index, statistics)) in
+        known.iter().flat_map(|known| &known.columns).flat_map(|(column, known)| known.iter().map(move |one| (*column, one)))
+    {
         let fragment = &fragments[*index as usize];
         let Some(file) = file_of(&fragment.files, column) else {
             return Err(malformed(format!("there are some of column {column} in fragment {index}, which does not have it")));

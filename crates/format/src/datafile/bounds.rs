@@ -252,7 +252,10 @@ impl Bounds {
         let flags = cursor.u8()?;
         let has_nan = flags & HAS_NAN != 0;
         let bad = |what: &str| Err(malformed(format!("bounds of values {what}")));
-        if flags & !(HAS_NAN | HAS_SPAN | IS_ONE | IS_OPEN) != 0 || flags & HAS_SPAN == 0 && flags & !HAS_NAN != 0 || has_nan && class != Some(Class::Float) {
+        if flags & !(HAS_NAN | HAS_SPAN | IS_ONE | IS_OPEN) != 0
+            || flags & HAS_SPAN == 0 && flags & !HAS_NAN != 0
+            || has_nan && class != Some(Class::Float)
+        {
             return bad("have wrong flags");
         }
         if flags & HAS_SPAN == 0 {

@@ -103,11 +103,12 @@ impl PageStatistics {
     pub fn parse(bytes: &Bytes) -> Result<PageStatistics> {
         let mut cursor = unseal(Magic::Statistics, bytes)?;
         let (page, fragments) = (cursor.id()?, cursor.varint()?);
-        let columns = cursor.list(2, |cursor| {
-            Ok((cursor.varint()?, cursor.list(4, |cursor| Ok((cursor.varint()?, Statistics::parse(cursor)?)))?))
-        })?;
+        let columns = cursor
+            .list(2, |cursor| Ok((cursor.varint()?, cursor.list(4, |cursor| Ok((cursor.varint()?, Statistics::parse(cursor)?)))?)))?;
         cursor.end()?;
-        let in_order = |known: &[(u64, Statistics)]| known.is_sorted_by(|one, other| one.0 < other.0) && known.iter().all(|(fragment, _)| *fragment < fragments);
+        let in_order = |known: &[(u64, Statistics)]| {
+            known.is_sorted_by(|one, other| one.0 < other.0) && known.iter().all(|(fragment, _)| *fragment < fragments)
+        };
         match columns.is_sorted_by(|one, other| one.0 < other.0) && columns.iter().all(|(_, known)| in_order(known)) {
             true => Ok(PageStatistics { page, fragments, columns }),
             false => Err(malformed("statistics are not in the order of columns and fragments, or have others than the page")),

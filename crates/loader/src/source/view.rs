@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::Snapshot;
+use penstock_dataset::{Selection, Snapshot};
 use penstock_error::{Context as _, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_tensor::{Dtype, Shape};
@@ -14,7 +14,7 @@ use crate::source::files::Files;
 pub struct Source {
     pub name: String,
     pub snapshot: Arc<Snapshot>,
-    pub selection: Option<Arc<Vec<u64>>>,
+    pub selection: Selection,
     /// An additional column, whose values are separate files.
     pub files: Option<Arc<Files>>,
     /// For columns of words, by name: the code in batches of each code of this source. Sources with the same words have none.
@@ -23,11 +23,11 @@ pub struct Source {
 
 impl Source {
     pub fn len(&self) -> u64 {
-        self.selection.as_ref().map_or(self.snapshot.len(), |chosen| chosen.len() as u64)
+        self.selection.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.selection.is_empty()
     }
 
     /// Return whether all files of this source are mapped.
@@ -54,7 +54,7 @@ impl Source {
 
     /// Map a position in the view to a position in the snapshot.
     pub fn absolute(&self, position: u64) -> u64 {
-        self.selection.as_ref().map_or(position, |chosen| chosen[position as usize])
+        self.selection.at(position)
     }
 }
 

@@ -17,7 +17,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors::{OrRaise, Progress, exception};
 use crate::versions::history::{Diff, Log};
-use crate::view::{Positions, View};
+use crate::view::View;
 
 /// Runs of row ids: an array (k, 2) of first row ids and numbers of row ids.
 type Runs<'py> = Bound<'py, PyArray2<i64>>;
@@ -175,9 +175,10 @@ impl Snapshot {
         (self.options.without_secrets().into_iter().collect(), self.options.io.name())
     }
 
-    #[pyo3(signature = (positions=None))]
-    fn view(&self, py: Python<'_>, positions: Option<Positions<'_>>) -> PyResult<View> {
-        View::new(py, self.inner.clone(), positions)
+    /// View all samples, or those that the description of a selection says.
+    #[pyo3(signature = (description=None))]
+    fn view(&self, py: Python<'_>, description: Option<Vec<u8>>) -> PyResult<View> {
+        View::new(py, self.inner.clone(), description)
     }
 
     /// Return the words of a category, ordered by code.

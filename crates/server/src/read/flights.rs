@@ -80,7 +80,8 @@ mod tests {
         for _ in 0..200 {
             let (flights, left, works) = (Arc::new(Flights::default()), Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
             let readers = (0..24).map(|_| {
-                let (flights, left, works): (Arc<Flights<(), u64>>, Arc<Mutex<Option<u64>>>, _) = (flights.clone(), left.clone(), works.clone());
+                let (flights, left, works): (Arc<Flights<(), u64>>, Arc<Mutex<Option<u64>>>, _) =
+                    (flights.clone(), left.clone(), works.clone());
                 tokio::spawn(async move {
                     let known = || *left.lock().unwrap();
                     let work = || {
