@@ -17,8 +17,8 @@ import sys
 import numpy as np
 import penstock as ps
 import spec_reader
-from penstock import _core
 from google_crc32c import value as crc32c
+from penstock import _core
 
 WIDTHS = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8}
 
@@ -171,9 +171,7 @@ def flat(value: object) -> bytes:
     return value.tobytes() if isinstance(value, np.ndarray | np.generic) else repr(value).encode()
 
 
-def attempt(
-    place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes], bounds: list[object]
-) -> str:
+def attempt(place: pathlib.Path, bodies: dict[str, bytes], original: dict[str, bytes], expected: list[bytes], bounds: list[object]) -> str:
     """Read the changed dataset in a child process and return the outcome. The returned text starts with the kind of outcome."""
     changed = [name for name in bodies if bodies[name] != original[name]]
     for name in changed:

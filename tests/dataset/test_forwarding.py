@@ -14,7 +14,14 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("separate_files")]
 
 def forwarding(before, after, length, tail_length, tail_crc):
     """Encode a forwarding object (section 7 of the spec)."""
-    body = b"PNSF\2\0\0\0" + bytes.fromhex(before) + bytes.fromhex(after) + varint(length) + varint(tail_length) + tail_crc.to_bytes(4, "little")
+    body = (
+        b"PNSF\2\0\0\0"
+        + bytes.fromhex(before)
+        + bytes.fromhex(after)
+        + varint(length)
+        + varint(tail_length)
+        + tail_crc.to_bytes(4, "little")
+    )
     return body + crc32c(body).to_bytes(4, "little")
 
 
@@ -98,7 +105,9 @@ def test_a_wrong_one_is_refused(redacted, what):
     elif what == "other checksum":
         object.write_bytes(forwarding(before[0], *after[:3], after[3] ^ 1))
     else:
-        third = ps.create(path.parent / "third", {"n": "int64"} if what == "other columns" else {"n": "int64", "text": ps.Text(), "image": ps.Bytes()})
+        third = ps.create(
+            path.parent / "third", {"n": "int64"} if what == "other columns" else {"n": "int64", "text": ps.Text(), "image": ps.Bytes()}
+        )
         count = 100 if what == "other columns" else 99
         third.append({name: {"n": range(count), "text": ["x"] * count, "image": [b"x" * 3000] * count}[name] for name in third.schema})
         move_to = files_of(path.parent / "third")[0]

@@ -11,7 +11,16 @@ from penstock import _core
 from spec_reader import Dataset
 
 pytestmark = pytest.mark.local
-SCHEMA = {"n": "int16", "u": "uint64", "f": "float32", "h": "float16", "b": "bool", "t": "timestamp", "text": ps.Text(), "word": ps.Category()}
+SCHEMA = {
+    "n": "int16",
+    "u": "uint64",
+    "f": "float32",
+    "h": "float16",
+    "b": "bool",
+    "t": "timestamp",
+    "text": ps.Text(),
+    "word": ps.Category(),
+}
 SCHEMA |= {"label": ps.Label(["a", "b", "c"]), "blob": ps.Bytes()}
 LONG = "zz" * 9
 
@@ -91,7 +100,9 @@ def check(ds):
         assert not len(ds) or (found[0][0], found[-1][1]) == (0, len(ds))
         if isinstance(kind, ps.Bytes):
             batch = ds.take(range(len(ds)), columns=[name])[name]
-            assert all(sum(one is None for one in batch[first:end]) <= known["nulls"] and not known.get("span") for first, end, known in found)
+            assert all(
+                sum(one is None for one in batch[first:end]) <= known["nulls"] and not known.get("span") for first, end, known in found
+            )
             continue
         values = stored(ds, name)
         for first, end, known in found:
@@ -105,8 +116,10 @@ def check(ds):
                 continue
             least, most = known["span"]
             assert least <= min(numbers) and (most is None or max(numbers) <= most), (name, known, own)
-        for probe in random.Random(len(ds)).sample([one for one in values if one is not None], min(2, len([v for v in values if v is not None]))):
-            if isinstance(probe, float) and math.isnan(probe) or isinstance(probe, int) and probe >= 1 << 63:
+        for probe in random.Random(len(ds)).sample(
+            [one for one in values if one is not None], min(2, len([v for v in values if v is not None]))
+        ):
+            if (isinstance(probe, float) and math.isnan(probe)) or (isinstance(probe, int) and probe >= 1 << 63):
                 continue
             places = {place for place, one in enumerate(values) if one == probe}
             runs = _core.may_have(ds._snapshot, name, probe, probe)
@@ -123,7 +136,11 @@ def test_bounds_contain_all_values_after_any_changes(seed, tmp_path):
             ds.append({"n": [1] * 70})
             for _ in range(65):  # Until a root is written.
                 ds.append({"n": [rng.randrange(9)]})
-        change(rng, ds, rng.choice(["append"] * 5 + ["update"] * 4 + ["delete", "delete", "compact", "schema", "schema", "merge", "merge", "reset"]))
+        change(
+            rng,
+            ds,
+            rng.choice(["append"] * 5 + ["update"] * 4 + ["delete", "delete", "compact", "schema", "schema", "merge", "merge", "reset"]),
+        )
         check(ds)
     # Another process knows no more than what is stored.
     again = ps.open(tmp_path / "set", cache=None)
@@ -159,5 +176,5 @@ def test_statistics_of_pages_cost_one_object_and_no_tails(tmp_path):
     before = code.stats()
     found = _core.statistics(code._snapshot, "n")
     after = code.stats()
-    assert len(found) == len(_core.statistics(ds._snapshot, "n")) and found[0][2]["span"] == (0, 39) or len(found) > 70
+    assert (len(found) == len(_core.statistics(ds._snapshot, "n")) and found[0][2]["span"] == (0, 39)) or len(found) > 70
     assert after["requests"] - before["requests"] <= 4 + sum(1 for _ in (tmp_path / "set" / "log" / ("0" * 16)).iterdir()) % 64

@@ -10,6 +10,7 @@ mod made;
 mod media;
 mod output;
 mod recycle;
+mod scan;
 mod tier;
 mod versions;
 mod view;
@@ -37,7 +38,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<versions::transaction::Transaction>()?;
     module.add_class::<input::Words>()?;
     module.add_class::<view::View>()?;
-    module.add_class::<view::Scan>()?;
+    module.add_class::<scan::Scan>()?;
     module.add_class::<errors::Stop>()?;
     module.add_class::<export::Output>()?;
     module.add_class::<loader::Loader>()?;

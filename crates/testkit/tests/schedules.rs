@@ -1,5 +1,5 @@
-//! Random schedules of several writers that append, update, delete, change the schema, merge, compact and fence at the same time, while operations of the disk
-//! fail, replies are lost, and the power fails. Each commit says in its message what it does. A model that follows the log must then have the same samples.
+//! Random schedules of several writers. They append, update, delete, change the schema, merge, compact and fence at the same time. Operations of the disk
+//! fail, replies are lost, or the power fails. Each commit says in its message what it does. A model that follows the log must then have the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -122,7 +122,7 @@ fn shown(value: Option<i32>) -> String {
     value.map_or("null".into(), |value| value.to_string())
 }
 
-/// What all writers were told.
+/// What the calls of all writers returned.
 #[derive(Default)]
 struct Told {
     /// The tags of acknowledged commits.
@@ -345,7 +345,7 @@ fn schedule(seed: u64) -> Result<BTreeMap<&'static str, u64>> {
     let lock = |told: &Mutex<Told>| std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
     let first = lock(&told);
     check(&back, &first)?;
-    // Whoever comes later commits as before.
+    // Later writers commit as before.
     let told = Mutex::new(first);
     write(&back, seed + 1, 11, &told)?;
     let all = lock(&told);

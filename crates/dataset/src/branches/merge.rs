@@ -164,9 +164,7 @@ fn three_way(
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
     let mut additions = additions(sides, &chosen, &found.lacking, &learned, values, puts)?;
     let fragments = additions.copy(copied_samples(&sides.theirs, &sides.columns[2], &copied, puts)?);
-    if !additions.is_empty() {
-        additions.words = new_words(&ours, &sides.theirs, puts)?;
-    }
+    additions.words = if additions.is_empty() { Vec::new() } else { new_words(&ours, &sides.theirs, puts)? };
     let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     columns.sort_unstable();
     columns.dedup();

@@ -6,7 +6,6 @@ pub mod codes;
 pub mod fetch;
 pub mod fixed;
 pub mod foresee;
-pub mod group;
 pub mod part;
 pub mod plan;
 pub mod ragged;

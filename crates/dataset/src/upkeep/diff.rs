@@ -16,8 +16,8 @@ use penstock_tensor::{Column, Dtype};
 
 use crate::commit::manifest::stored::WordList;
 use crate::read::fetch::Purpose;
-use crate::read::group::Group;
 use crate::read::reader::{OnCorrupt, Reader};
+use crate::read::scan::Group;
 use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Overlays;
 use crate::snapshot::values::file_of;

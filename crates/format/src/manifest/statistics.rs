@@ -50,7 +50,7 @@ impl Statistics {
         let class = self.bounds.as_ref().map_or(0, |bounds| match &bounds.span {
             Some(span) => span.class() as u8,
             None if bounds.has_nan => Class::Float as u8,
-            None => Class::Text as u8, // There are no values.
+            None => Class::Text as u8, // All are null.
         });
         writer.u8(class);
         writer.varint(self.nulls);

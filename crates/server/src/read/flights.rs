@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// Work leaves its result where latecomers look. Whoever looked there before it ended, and joins afterwards, must not do it again.
+    /// Work leaves its result where latecomers look. A reader that looked there before it ended, and joins afterwards, must not do it again.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn work_that_has_just_ended_is_not_begun_again() {
         for _ in 0..200 {

@@ -12,8 +12,8 @@ use penstock_tensor::Column;
 
 use super::stored::WordList;
 use crate::read::fetch::Purpose;
-use crate::read::group::Group;
 use crate::read::reader::{OnCorrupt, Reader};
+use crate::read::scan::Group;
 use crate::snapshot::Snapshot;
 use crate::write::column::Stored;
 use crate::write::fragments::FragmentsWriter;
