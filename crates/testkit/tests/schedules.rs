@@ -11,7 +11,7 @@ use penstock_dataset::{
 };
 use penstock_error::{Error, Result};
 use penstock_format::datafile::Codec;
-use penstock_format::record::RecordKind;
+use penstock_format::record::{Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Io, Local};
 use penstock_tensor::Column;
@@ -97,24 +97,24 @@ impl Effects {
         [tag].into_iter().chain(self.0.iter().map(String::as_str)).collect::<Vec<&str>>().join(";")
     }
 
-    /// Apply the effects of a message to the model.
-    fn apply(message: &str, model: &mut BTreeMap<i32, Cells>) {
-        for effect in message.split(';').skip(1) {
+    /// Apply the effects of a message to the model. Returns false if the model has no such samples.
+    fn apply(message: &str, model: &mut BTreeMap<i32, Cells>) -> bool {
+        message.split(';').skip(1).all(|effect| {
             let words: Vec<&str> = effect.split(' ').collect();
-            let number = |place: usize| words[place].parse::<i32>().ok();
-            let Some(key) = number(1) else { continue };
+            let number = |place: usize| words.get(place).and_then(|word| word.parse::<i32>().ok());
+            let Some(key) = number(1) else { return false };
             match words[0] {
-                "append" => assert!(model.insert(key, [number(2), number(3)]).is_none(), "key {key} is appended twice"),
-                "update" => {
-                    let cells = model.get_mut(&key).unwrap_or_else(|| panic!("key {key} is updated, but not there"));
-                    cells[number(2).unwrap_or(0) as usize] = number(3);
-                }
+                "append" => model.insert(key, [number(2), number(3)]).is_none(),
+                "update" => model.get_mut(&key).map(|cells| cells[number(2).unwrap_or(0) as usize] = number(3)).is_some(),
+                "delete" => model.remove(&key).is_some(),
                 // Both sides of a merge may have deleted it.
-                "drop" => drop(model.remove(&key)),
-                "delete" => assert!(model.remove(&key).is_some(), "key {key} is deleted, but not there"),
-                other => panic!("unknown effect {other}"),
+                "drop" => {
+                    model.remove(&key);
+                    true
+                }
+                _ => false,
             }
-        }
+        })
     }
 }
 
@@ -305,7 +305,14 @@ fn check(disk: &CrashDisk, told: &Told) -> Result<()> {
         for transaction in &record.transactions {
             let tag = transaction.message.split(';').next().unwrap_or_default();
             *tags.entry(tag.to_owned()).or_default() += 1;
-            Effects::apply(&transaction.message, &mut model);
+            if !Effects::apply(&transaction.message, &mut model) {
+                let shown = |record: &Arc<Record>| {
+                    let messages: Vec<&str> = record.transactions.iter().map(|one| one.message.as_str()).collect();
+                    format!("{:x}-{} {} {messages:?}", record.branch, record.number, record.kind.name())
+                };
+                let log: Vec<String> = records.iter().rev().map(shown).collect();
+                return fail(format!("`{}` cannot follow the commits before it:\n{}", transaction.message, log.join("\n")));
+            }
         }
     }
     if let Some(lost) = told.tags.iter().find(|tag| tags.get(*tag) != Some(&1)) {

@@ -179,6 +179,7 @@ mod tests {
             first_tile: Vec::new(),
             validity: None,
             dictionary: None,
+            bounds: None,
         };
         let mut end = HEADER_BYTES;
         for length in lengths {
