@@ -153,7 +153,7 @@ fn span_as_read(span: Span, spec: &ColumnSpec) -> Option<Span> {
         (ColumnKind::Label(classes), Span::Unsigned(least, most)) => {
             let places =
                 (0..classes.names.len()).filter(|place| classes.code_of(*place).is_some_and(|code| (least..=most).contains(&code)));
-            let (first, last) = (places.clone().next()?, places.last()?);
+            let (first, last) = (places.clone().next()?, places.clone().next_back()?);
             Some(Span::Unsigned(first as u64, last as u64))
         }
         (_, span) => {
