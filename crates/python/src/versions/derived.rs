@@ -24,6 +24,7 @@ fn ids(texts: &[String]) -> Result<Vec<Id>> {
 
 /// Attach an object to a snapshot. `rows` are row ids, or None for all samples. Returns the new snapshot.
 // Over 6 parameters: Python passes each by name.
+#[expect(clippy::too_many_arguments, reason = "Python passes each by name")]
 #[pyfunction]
 #[pyo3(signature = (snapshot, kind, content, columns, rows, parameters, replaces, given))]
 pub fn attach(
@@ -75,9 +76,12 @@ pub fn attachments<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Vec<Bo
     found.or_raise(py)?.into_iter().map(dict).collect()
 }
 
+/// The first position of a fragment, the one after the last, and what is known.
+type Known<'py> = (u64, u64, Option<Bound<'py, PyDict>>);
+
 /// Return what is known of a column by fragment: the first position, the one after the last, and the statistics as a dict, or None.
 #[pyfunction]
-pub fn statistics<'py>(py: Python<'py>, snapshot: &Snapshot, column: &str) -> PyResult<Vec<(u64, u64, Option<Bound<'py, PyDict>>)>> {
+pub fn statistics<'py>(py: Python<'py>, snapshot: &Snapshot, column: &str) -> PyResult<Vec<Known<'py>>> {
     let found = py.detach(|| snapshot.inner.statistics(column)).or_raise(py)?;
     let dict = |Statistics { nulls, words, bounds }: Statistics| -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
