@@ -26,7 +26,6 @@ pub const FEATURE_OVERLAYS: u64 = 1 << 1;
 pub const FEATURE_INLINE: u64 = 1 << 4;
 /// Feature bit for branches with merges: commits with more than one parent.
 pub const FEATURE_MERGES: u64 = 1 << 5;
-/// Features that this release supports when reading.
 /// Data files with an earlier dtype of a column.
 pub const FEATURE_WIDENED: u64 = 1 << 7;
 
@@ -39,6 +38,7 @@ pub const FEATURE_STATISTICS: u64 = 1 << 9;
 /// Attachments of a snapshot.
 pub const FEATURE_ATTACHMENTS: u64 = 1 << 10;
 
+/// Features that this release supports when reading.
 pub const KNOWN_READ: u64 = FEATURE_TILED
     | FEATURE_OVERLAYS
     | FEATURE_INLINE

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::plan::Plan;
 use super::reader::Nulls;
 use crate::parallel;
-use crate::selection::spread::{Bound, GROUP, SAMPLE, hash, mixed, turn_of_class};
+use crate::selection::spread::{Bound, GROUP, SAMPLE, below, hash, mixed, turn_of_class};
 use crate::selection::{Bits, Selection, Split, Stride};
 use crate::snapshot::Snapshot;
 
@@ -229,16 +229,6 @@ impl<C: Copy + Into<u32> + Sync> Divided<'_, C> {
         }
         Ok(Some(words))
     }
-}
-
-/// Return how many of 0..count fulfil a condition that ever larger numbers do not.
-fn below(count: u64, holds: impl Fn(u64) -> bool) -> u64 {
-    let (mut low, mut high) = (0, count);
-    while low < high {
-        let middle = low + (high - low) / 2;
-        if holds(middle) { low = middle + 1 } else { high = middle }
-    }
-    low
 }
 
 /// Codes of samples, in which a null is 0, and the value of each other code.

@@ -7,7 +7,7 @@ use penstock_format::ids::Run;
 use penstock_format::rows::RowIds;
 
 use super::bits::{each_one, nth_in, ones};
-use super::spread::{Bound, THOUSAND, Thousand};
+use super::spread::{Bound, THOUSAND, Thousand, below};
 use crate::parallel;
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::runs_of;
@@ -112,14 +112,9 @@ impl std::fmt::Debug for Split {
     }
 }
 
-/// Return the number of the last of `0..=most` at which ascending sums are at most `limit`.
+/// Return the number of the last of `0..=most` at which ascending sums are at most `limit`. The first sum is 0.
 fn last_at_most(most: u64, limit: u64, sum: impl Fn(u64) -> u64) -> u64 {
-    let (mut low, mut high) = (0, most);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if sum(middle) <= limit { low = middle } else { high = middle - 1 }
-    }
-    low
+    below(most + 1, |place| sum(place) <= limit) - 1
 }
 
 fn number_of(id: i64) -> i64 {

@@ -226,6 +226,16 @@ impl Thousand<'_> {
     }
 }
 
+/// Return how many of 0..count fulfil a condition that ever larger numbers do not.
+pub fn below(count: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::datafile::{Bounds, Class, Span};
 use penstock_format::files::FileRef;
-use penstock_format::manifest::Statistics;
+use penstock_format::manifest::{PageStatistics, Statistics};
 use penstock_format::rows::RowIds;
 use penstock_format::schema::{ColumnKind, ColumnSpec, Fill};
 
@@ -41,7 +41,7 @@ impl Snapshot {
         self.open_unknown_tails(spec)?;
         let (mut found, mut position) = (Vec::new(), 0);
         for part in 0..self.parts.len() {
-            let of_page = self.parts[part].page().map(|page| self.context.page_statistics(&page)).transpose()?.flatten();
+            let of_page = self.page_statistics(part)?;
             let fragments = self.fragments(part)?;
             for (index, fragment) in fragments.as_slice().iter().enumerate() {
                 let live = fragment.samples.saturating_sub(hidden.count_in_runs(&fragment.runs));
@@ -92,6 +92,11 @@ impl Snapshot {
         Ok(runs)
     }
 
+    /// Return the statistics of a part's fragments, if it is a page that has them.
+    fn page_statistics(&self, part: usize) -> Result<Option<Arc<PageStatistics>>> {
+        self.parts[part].page().map_or(Ok(None), |page| self.context.page_statistics(&page))
+    }
+
     /// Return the statistics of the overlays of a column.
     fn newer_statistics(&self, spec: &ColumnSpec) -> Result<Vec<Newer>> {
         let overlays: Vec<_> =
@@ -111,12 +116,13 @@ impl Snapshot {
 
     /// Open the tails of the fragments of which no object has the statistics, concurrently.
     fn open_unknown_tails(&self, spec: &ColumnSpec) -> Result<()> {
-        let mut unknown: Vec<(FileRef, u64)> = Vec::new();
+        let (caches, mut unknown) = (self.context.caches.get(), Vec::<(FileRef, u64)>::new());
         for part in 0..self.parts.len() {
-            let of_page = self.parts[part].page().map(|page| self.context.page_statistics(&page)).transpose()?.flatten();
+            let of_page = self.page_statistics(part)?;
             for (index, fragment) in self.fragments(part)?.as_slice().iter().enumerate() {
                 if of_page.as_ref().is_none_or(|page| page.of(spec.id, index as u64).is_none()) {
-                    unknown.extend(file_of(&fragment.files, spec.id).map(|file| (file.clone(), fragment.samples)));
+                    let file = file_of(&fragment.files, spec.id).filter(|file| caches.statistics_of(file.id).is_none());
+                    unknown.extend(file.map(|file| (file.clone(), fragment.samples)));
                 }
             }
         }
@@ -156,12 +162,11 @@ fn span_as_read(span: Span, spec: &ColumnSpec) -> Option<Span> {
             let (first, last) = (places.clone().next()?, places.clone().next_back()?);
             Some(Span::Unsigned(first as u64, last as u64))
         }
+        // Those of a category are words.
+        (ColumnKind::Category, span) => Some(span),
         (_, span) => {
             let (dtype, shape) = spec.kind.stored().ok()?;
-            match matches!(spec.kind, ColumnKind::Category) {
-                true => Some(span),
-                false => span.as_class(Class::of(dtype, &shape)?),
-            }
+            span.as_class(Class::of(dtype, &shape)?)
         }
     }
 }

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use penstock_error::Result;
 use penstock_tensor::{Column, Dtype, Shape};
 
-use crate::cursor::{Cursor, Strings, Writer, malformed};
+use crate::cursor::{Cursor, Writer, malformed};
 
 /// Bounds of text have at most this many bytes.
 const TEXT_BYTES: usize = 16;
@@ -214,11 +214,6 @@ impl Bounds {
     /// Return the bounds of words.
     pub fn of_words<'a>(words: impl Iterator<Item = &'a [u8]>) -> Bounds {
         Bounds { has_nan: false, span: span_of_texts(words) }
-    }
-
-    /// Return the bounds of the words in a dictionary. Each of them is a value.
-    pub fn of_dictionary(words: Option<&Strings>) -> Bounds {
-        Bounds::of_words(words.into_iter().flat_map(|words| words.iter()).map(str::as_bytes))
     }
 
     pub fn write(&self, writer: &mut Writer) {

@@ -23,7 +23,8 @@ impl Statistics {
     pub fn of(chunk: &Chunk) -> Statistics {
         match &chunk.dictionary {
             Some(words) => {
-                let bounds = Some(Bounds::of_dictionary(Some(words)));
+                // Each word is a value.
+                let bounds = Some(Bounds::of_words(words.iter().map(str::as_bytes)));
                 Statistics { nulls: chunk.nulls(), words: Some(words.len() as u64), bounds }
             }
             None if chunk.nulls() == chunk.samples => Statistics::of_nulls(chunk.samples),

@@ -49,6 +49,8 @@ fn write_statistics(context: &Context, page: Id, fragments: &[Fragment], puts: &
     let (id, body) = (context.new_id()?, statistics.encode());
     puts.push(statistics_name(id));
     context.storage.put(&statistics_name(id), &body)?;
+    // A later root may join the page with others.
+    context.caches.get().page_statistics.insert(id, Arc::new(statistics));
     Ok(Some(ObjectRef::of(id, &body)))
 }
 
