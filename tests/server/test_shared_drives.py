@@ -119,10 +119,9 @@ class Node:
         self.server.restart()
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Return a cold store, and a function that starts a server before it."""
-    store, nodes = Store(), []
+def starting(tmp_path, store):
+    """Yield a cold store, and a function that starts a server before it. End all of them afterwards."""
+    nodes = []
 
     def node(*options):
         nodes.append(Node(tmp_path / f"node-{len(nodes)}", store, *options))
@@ -133,6 +132,12 @@ def start(tmp_path):
     [one.server.stop() for one in nodes]
     store.shutdown()
     store.server_close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a cold store, and a function that starts a server before it."""
+    yield from starting(tmp_path, Store())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import threading
 
 import botocore.exceptions
 import pytest
-from test_shared_drives import BUCKET, POLICIES, Answer, Node, Store, known, marks_of
+from test_shared_drives import BUCKET, POLICIES, Answer, Store, known, marks_of, starting
 
 FAILS = b"<Error><Code>InternalError</Code><Message>We encountered an internal error. Please try again.</Message></Error>"
 
@@ -45,19 +45,10 @@ class Late(Answer):
 @pytest.fixture
 def start(tmp_path):
     """Return a cold store that is late, and a function that starts a server before it."""
-    store, nodes = Store(), []
+    store = Store()
     store.RequestHandlerClass = Late
     store.late, store.is_late, store.hangs, store.code = {}, False, False, "InternalError"
-
-    def node(*options):
-        nodes.append(Node(tmp_path / f"node-{len(nodes)}", store, *options))
-        return nodes[-1]
-
-    yield store, node
-    store.may_end.set()
-    [one.server.stop() for one in nodes]
-    store.shutdown()
-    store.server_close()
+    yield from starting(tmp_path, store)
 
 
 def carry_out(store):
