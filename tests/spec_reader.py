@@ -33,7 +33,7 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     "place": "branch:varint number:varint offset:varint",
     "fragment": "samples:varint stage:flag runs:runs files:file*",
     "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint statistics:optional",
-    "overlay": "columns:varint* rows:row_set files:file*",
+    "overlay": "columns:varint* id:overlay_id rows:row_set files:file*",
     "row_ids_word": "object:object base:varint ids:varint least:u64 span:varint",
     "segment": "column:varint first_code:varint count:varint object:object",
     "parent": "branch:u64 number:u64 uuid:id crc:u32",
@@ -122,7 +122,12 @@ class Cursor:
 
     def fields(self, form):
         """Read a form from the table above."""
-        return SimpleNamespace(**{name: self.read(kind) for name, kind in (field.split(":") for field in FORMS[form].split())})
+        found = SimpleNamespace()
+        for name, kind in (field.split(":") for field in FORMS[form].split()):
+            # Only an overlay with values has an id.
+            absent = kind == "overlay_id" and (not found.columns or {0, GONE} & set(found.columns))
+            setattr(found, name, None if absent else self.read(kind.removeprefix("overlay_")))
+        return found
 
     def varint(self):
         """Read an unsigned LEB128 integer of at most 10 bytes and 64 bits."""
@@ -543,6 +548,8 @@ class Dataset:
             if hasattr(part, "rows") and not {0, GONE} & set(part.columns):
                 for attachment in self.attachments:
                     attachment.covered -= set(part.ids if set(part.columns) & set(attachment.columns) and part in now.deltas else [])
+        named = [overlay.id for overlay in self.overlays if overlay.id]
+        need(len(named) == len(set(named)), "an overlay that is listed twice")
         ids = self._physical()
         # Deleted samples, and absent ones, which never lived on the branch.
         self.deleted = [id for overlay in self.overlays for id in overlay.ids if overlay.columns in ([], [0])]

@@ -6,6 +6,7 @@ use penstock_error::Result;
 
 use crate::cursor::{Cursor, Writer, malformed};
 use crate::files::FileRef;
+use crate::id::Id;
 use crate::rows::RowSet;
 
 /// No column has this id. An overlay of it lists absent samples.
@@ -17,6 +18,8 @@ const GONE: u64 = 1 << 48;
 pub struct Overlay {
     /// The columns that have new values. If empty, the samples are deleted. An overlay with `ABSENT` or `GONE` has no other column.
     pub columns: Vec<u64>,
+    /// Tells an overlay with values from all others: two may have equal rows, and the place of a small file changes. Zero in overlays without values.
+    pub id: Id,
     pub rows: RowSet,
     /// Sample k of these files is the sample with the k-th smallest row id.
     pub files: Vec<FileRef>,
@@ -25,19 +28,23 @@ pub struct Overlay {
 impl Overlay {
     pub const LEAST_BYTES: usize = 13;
 
+    fn without_values(columns: Vec<u64>, rows: RowSet) -> Overlay {
+        Overlay { columns, id: Id::default(), rows, files: Vec::new() }
+    }
+
     /// Return the overlay that deletes these samples.
     pub fn deleting(rows: RowSet) -> Overlay {
-        Overlay { columns: Vec::new(), rows, files: Vec::new() }
+        Overlay::without_values(Vec::new(), rows)
     }
 
     /// Return the overlay of samples that never lived on the branch, although their fragment is linked.
     pub fn without(rows: RowSet) -> Overlay {
-        Overlay { columns: vec![ABSENT], rows, files: Vec::new() }
+        Overlay::without_values(vec![ABSENT], rows)
     }
 
     /// Return the overlay of samples that were deleted, and that no fragment has any more.
     pub fn gone(rows: RowSet) -> Overlay {
-        Overlay { columns: vec![GONE], rows, files: Vec::new() }
+        Overlay::without_values(vec![GONE], rows)
     }
 
     pub fn is_deletion(&self) -> bool {
@@ -59,11 +66,12 @@ impl Overlay {
 
     /// Return whether the overlay has values.
     pub fn has_values(&self) -> bool {
-        !self.hides() && !self.is_gone()
+        has_values(&self.columns)
     }
 
     pub fn parse(cursor: &mut Cursor) -> Result<Overlay> {
         let columns = cursor.list(1, Cursor::varint)?;
+        let id = if has_values(&columns) { cursor.id()? } else { Id::default() };
         let rows = RowSet::parse(cursor)?;
         let files = FileRef::parse_list(cursor)?;
         let own: HashSet<u64> = columns.iter().copied().collect();
@@ -76,13 +84,20 @@ impl Overlay {
             None if (own.contains(&ABSENT) || own.contains(&GONE)) && (own.len() > 1 || !files.is_empty()) => {
                 Err(malformed("an overlay of absent or gone samples has other columns or data files"))
             }
-            None => Ok(Overlay { columns, rows, files }),
+            None => Ok(Overlay { columns, id, rows, files }),
         }
     }
 
     pub fn write(&self, writer: &mut Writer) {
         writer.list(&self.columns, |writer, column| writer.varint(*column));
+        if self.has_values() {
+            writer.id(self.id);
+        }
         self.rows.write(writer);
         FileRef::write_list(&self.files, writer);
     }
+}
+
+fn has_values(columns: &[u64]) -> bool {
+    !columns.is_empty() && !columns.contains(&ABSENT) && !columns.contains(&GONE)
 }

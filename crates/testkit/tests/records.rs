@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_dataset::{Context, Isolation, Snapshot, Transaction, Validate, create, verify};
 use penstock_error::Result;
-use penstock_format::SnapshotId;
+use penstock_format::{Id, SnapshotId};
 use penstock_format::ids::{Run, record_name};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind, Delta, Record};
@@ -28,7 +28,7 @@ fn runs(record: &mut Record) -> &mut Run {
 }
 
 fn deletion(first: u64, count: u64) -> Delta {
-    Delta::Overlay(Overlay { columns: Vec::new(), rows: RowSet::Runs(vec![Run { first, count }]), files: Vec::new() })
+    Delta::Overlay(Overlay::deleting(RowSet::Runs(vec![Run { first, count }])))
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
     let (memory, record) = two_commits("overlays")?;
     let value = |first, count| {
         let rows = RowSet::Runs(vec![Run { first, count }]);
-        Delta::Overlay(Overlay { columns: vec![1], rows, files: Vec::new() })
+        Delta::Overlay(Overlay { columns: vec![1], id: Id([first as u8; 16]), rows, files: Vec::new() })
     };
     // Row ids 12 to 19 were assigned, but the newest snapshot has no samples for them. The third entry is where the error is found.
     let cases = [
@@ -95,6 +95,7 @@ fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
         ("a deletion of a sample that does not exist", vec![deletion(13, 1)], 11, Some("read")),
         ("a sample deleted twice", vec![deletion(3, 1), deletion(2, 2)], 9, Some("read")),
         ("values of a sample that does not exist", vec![value(11, 2)], 12, Some("verify")),
+        ("an overlay that is listed twice", vec![value(3, 4), value(3, 4)], 12, Some("verify")),
     ];
     for (what, overlays, live, found_by) in cases {
         let mut crafted = record.clone();

@@ -285,6 +285,16 @@ fn write(disk: &CrashDisk, seed: u64, first: i32, told: &Mutex<Told>) -> Result<
     Ok(())
 }
 
+/// Return the commits of all branches, oldest first, with what they say.
+fn shown_log(records: &[Arc<Record>]) -> String {
+    let shown = |record: &Arc<Record>| {
+        let messages: Vec<&str> = record.transactions.iter().map(|one| one.message.as_str()).collect();
+        let parents: Vec<(u64, u64)> = record.parents.iter().map(|parent| (parent.branch, parent.number)).collect();
+        format!("{:x}-{} {} of {parents:?} {messages:?}", record.branch, record.number, record.kind.name())
+    };
+    records.iter().rev().map(shown).collect::<Vec<String>>().join("\n")
+}
+
 /// Compare a dataset with the model that follows its log.
 fn check(disk: &CrashDisk, told: &Told) -> Result<()> {
     let fail = |text: String| Err(Error::new("internal", text));
@@ -306,12 +316,7 @@ fn check(disk: &CrashDisk, told: &Told) -> Result<()> {
             let tag = transaction.message.split(';').next().unwrap_or_default();
             *tags.entry(tag.to_owned()).or_default() += 1;
             if !Effects::apply(&transaction.message, &mut model) {
-                let shown = |record: &Arc<Record>| {
-                    let messages: Vec<&str> = record.transactions.iter().map(|one| one.message.as_str()).collect();
-                    format!("{:x}-{} {} {messages:?}", record.branch, record.number, record.kind.name())
-                };
-                let log: Vec<String> = records.iter().rev().map(shown).collect();
-                return fail(format!("`{}` cannot follow the commits before it:\n{}", transaction.message, log.join("\n")));
+                return fail(format!("`{}` cannot follow the commits before it:\n{}", transaction.message, shown_log(&records)));
             }
         }
     }
@@ -321,7 +326,10 @@ fn check(disk: &CrashDisk, told: &Told) -> Result<()> {
     let found = samples_of(&snapshot)?;
     let cells: BTreeMap<i32, Cells> = found.iter().map(|(key, (_, cells))| (*key, *cells)).collect();
     if cells != model {
-        return fail(format!("the dataset has {cells:?}, but its log says {model:?}"));
+        let differs = |key: &&i32| cells.get(key) != model.get(key);
+        let keys: BTreeSet<&i32> = cells.keys().chain(model.keys()).filter(differs).collect();
+        let states = keys.iter().map(|key| format!("{key}: {:?}, but its log says {:?}", cells.get(key), model.get(key)));
+        return fail(format!("the dataset has {}\n{}", states.collect::<Vec<_>>().join("; "), shown_log(&records)));
     }
     let moved = |(key, row_id): (&i32, &i64)| found.get(key).is_some_and(|(found, _)| found != row_id);
     match told.row_ids.iter().find(|(key, row_id)| moved((key, row_id))) {

@@ -237,7 +237,7 @@ impl<'a> Comparison<'a> {
     /// Return the overlays of `theirs` if they apply unchanged: no sample has changes on both sides, and `ours` gets all of their samples.
     fn unchanged_overlays(&self, linked: &RowIds, samples: &Samples) -> Result<Option<Vec<Overlay>>> {
         let Sides { base, ours, theirs, .. } = self.sides;
-        let is_new = |overlay: &Overlay| !base.overlays.all().contains(overlay) && !ours.overlays.all().contains(overlay);
+        let is_new = |overlay: &Overlay| !base.overlays.have(overlay) && !ours.overlays.have(overlay);
         let values: Vec<(&Overlay, bool)> =
             theirs.overlays.all().iter().filter(|overlay| overlay.has_values()).map(|overlay| (overlay, is_new(overlay))).collect();
         if self.hides_shared(&values)? {

@@ -217,7 +217,7 @@ impl Transaction {
         let seen = match known {
             Some(seen) => seen,
             None => {
-                let overlays = unwritten(&self.changed, &self.deleted);
+                let overlays = unwritten(&self.base.context, &self.changed, &self.deleted)?;
                 let words = self.words.added().map(|(column, new)| Ok((column, self.base.vocabulary_with(column, new)?)));
                 let fragments = self.writer.fragments.iter().cloned().chain(self.fresh.fragment()).collect();
                 let before = self.seen.as_ref().map(|(_, seen)| seen.as_ref());

@@ -44,6 +44,11 @@ impl Overlays {
         &self.all
     }
 
+    /// Return whether this overlay with values is among them.
+    pub fn have(&self, overlay: &Overlay) -> bool {
+        self.all.iter().any(|own| own.has_values() && own.id == overlay.id)
+    }
+
     /// Return the row sets of all deletions.
     pub fn deletions(&self) -> impl Iterator<Item = &RowSet> {
         self.all.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| &overlay.rows)

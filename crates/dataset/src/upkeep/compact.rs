@@ -50,12 +50,7 @@ pub fn compact(handle: &Arc<Snapshot>, texts: Texts) -> Result<(Snapshot, Compac
     for race in 0.. {
         let newest = Arc::new(handle.refreshed()?);
         let mut written = Written::at(&newest)?;
-        let mut compaction = Compaction::new(written.base.clone())?;
-        let groups = compaction.groups()?;
-        for group in groups {
-            compaction.replace(group, &mut written.puts)?;
-        }
-        let Compaction { layout, features, done, .. } = compaction.folded(&mut written.puts)?;
+        let Compaction { layout, features, done, .. } = compacted(&mut written)?;
         if layout.groups.is_empty() {
             return Ok((newest.within(handle.context.clone()), done));
         }
@@ -65,6 +60,15 @@ pub fn compact(handle: &Arc<Snapshot>, texts: Texts) -> Result<(Snapshot, Compac
         }
     }
     Err(Error::new("internal", "a compaction ended without a result"))
+}
+
+/// Write the new fragments of a state. Nobody knows them until they are committed.
+fn compacted(written: &mut Written) -> Result<Compaction> {
+    let mut compaction = Compaction::new(written.base.clone())?;
+    for group in compaction.groups()? {
+        compaction.replace(group, &mut written.puts)?;
+    }
+    compaction.folded(&mut written.puts)
 }
 
 fn commit(written: &mut Written, layout: Layout, features: u64, texts: Texts) -> Result<Snapshot> {
@@ -125,7 +129,7 @@ impl Compaction {
         let newer = rows_by_column(&base, &overlays, |overlay, column| overlay.columns.contains(&column));
         let deleted = base.context.all_row_ids(base.overlays.deletions())?;
         let absent = base.context.all_row_ids(base.overlays.absences())?;
-        let seen = overlays.iter().map(|(overlay, _)| overlay.clone()).collect();
+        let seen = overlays.iter().map(|(overlay, _)| overlay.id).collect();
         let mut compaction = Compaction {
             base,
             overlays,
@@ -314,7 +318,7 @@ impl Compaction {
     fn folded(mut self, puts: &mut Vec<String>) -> Result<Compaction> {
         for (column, sets) in &self.nulls {
             let rows = write_rows(&self.base.context, &RowIds::union(sets.iter()), puts)?;
-            self.layout.nulls.push(Overlay { columns: vec![*column], rows, files: Vec::new() });
+            self.layout.nulls.push(Overlay { columns: vec![*column], id: self.base.context.new_id()?, rows, files: Vec::new() });
         }
         self.layout.nulls.sort_by_key(|overlay| overlay.columns[0]);
         let out = self.layout.rows();
@@ -325,7 +329,7 @@ impl Compaction {
             let remains = |column: &u64| kept.get(column).is_some_and(|kept| !kept.common(&live, 1).is_empty());
             ids.minus(&gone).minus(&out).is_empty() && !overlay.columns.iter().any(remains)
         });
-        self.layout.folded = folded.into_iter().map(|(overlay, _)| overlay).collect();
+        self.layout.folded = folded.into_iter().map(|(overlay, _)| overlay.id).collect();
         (self.layout.deleted, self.layout.absent) = (self.deleted.and(&out), self.absent.and(&out));
         self.done.overlays = self.layout.folded.len() as u64;
         self.done.dropped = self.layout.deleted.len();
@@ -350,4 +354,67 @@ fn rows_by_column(base: &Snapshot, overlays: &[(Overlay, Arc<RowIds>)], has: imp
         (spec.id, RowIds::union(own.map(|(_, ids)| ids.as_ref())))
     };
     base.schema.columns.iter().map(rows).filter(|(_, ids)| !ids.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_format::datafile::Codec;
+    use penstock_format::schema::ColumnKind;
+    use penstock_storage::Memory;
+    use penstock_tensor::{Column, Ragged};
+
+    use super::*;
+    use crate::read::fetch::Purpose;
+    use crate::{Context, Input, Isolation, OnCorrupt, Reader, Transaction, Validate, create};
+
+    const TEXTS: Texts = Texts { message: "", author: "test", properties: "{}" };
+
+    fn open(name: &str) -> Result<Arc<Snapshot>> {
+        Snapshot::open(Context::new(Box::new(Memory::named(name))), 0).map(Arc::new)
+    }
+
+    fn write(base: &Arc<Snapshot>, row: Option<i64>, value: Option<&str>) -> Result<Arc<Snapshot>> {
+        let mut texts = Ragged::default();
+        texts.push(value.map(str::as_bytes), &[]);
+        let input = Input { name: "text".into(), column: Column::Ragged(texts), words: None };
+        let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
+        match row {
+            None => transaction.append(vec![input], Validate::Header).map(drop)?,
+            Some(row) => transaction.update(&[row], vec![input], Validate::Header)?,
+        };
+        Ok(Arc::new(transaction.commit("", "test", "{}")?.1))
+    }
+
+    fn first(snapshot: &Arc<Snapshot>) -> Result<Option<String>> {
+        let mut reader = Reader::new(snapshot.clone(), vec![0], OnCorrupt::Raise)?;
+        let spec = snapshot.column("text")?;
+        reader.fetch(&[spec], Purpose::Take)?;
+        let Column::Ragged(texts) = reader.stored(spec, &mut crate::commit::manifest::stored::WordList::default())? else { unreachable!() };
+        Ok((!texts.is_null(0)).then(|| String::from_utf8_lossy(texts.value(0)).into_owned()))
+    }
+
+    #[test]
+    fn an_overlay_whose_small_file_a_root_has_moved_is_folded() -> Result<()> {
+        let long = "long".repeat(1000);
+        for (case, newest) in [Some(long.as_str()), Some("short"), None].into_iter().enumerate() {
+            let name = format!("compact moved {case}");
+            let text = ColumnSpec { id: 0, name: "text".into(), kind: ColumnKind::Text, codec: Codec::None, fill: None, was: Vec::new() };
+            create(Box::new(Memory::named(&name)), vec![text], "create", "test")?;
+            write(&open(&name)?, None, Some("first"))?;
+            write(&open(&name)?, Some(0), Some("old"))?;
+            let base = write(&open(&name)?, Some(0), newest)?;
+            let mut written = Written::at(&base)?;
+            let Compaction { layout, features, .. } = compacted(&mut written)?;
+            assert_eq!(layout.folded.len(), 2);
+            // Meanwhile a root is written. It takes the values of small updates out of their records.
+            let mut later = base.clone();
+            while later.record().root == base.record().root {
+                later = write(&later, None, Some("other"))?;
+            }
+            let laid_out = Arc::new(commit(&mut written, layout, features, TEXTS)?);
+            assert_eq!(first(&laid_out)?.as_deref(), newest);
+            assert_eq!(laid_out.overlays.all().len(), usize::from(newest.is_none()));
+        }
+        Ok(())
+    }
 }

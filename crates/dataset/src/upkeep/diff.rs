@@ -348,7 +348,7 @@ fn unshared_sets(one: &Snapshot, other: &Snapshot, of: impl Fn(&Overlays) -> Vec
 /// these overlays, and the pages that only one of the snapshots has.
 pub fn changed_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     let of = |snapshot: &Snapshot, known: &Snapshot| {
-        let unshared = |overlay: &&Overlay| overlay.columns.contains(&column) && !known.overlays.all().contains(overlay);
+        let unshared = |overlay: &&Overlay| overlay.columns.contains(&column) && !known.overlays.have(overlay);
         snapshot.context.all_row_ids(snapshot.overlays.all().iter().filter(unshared).map(|overlay| &overlay.rows))
     };
     Ok(of(one, other)?.or(&of(other, one)?).or(&moved_rows(one, other, column)?))

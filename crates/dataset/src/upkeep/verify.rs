@@ -1,5 +1,6 @@
 //! Check every byte that a snapshot depends on: the record chain, the root, pages, words, row ids and all data files.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -85,7 +86,11 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
             progress(&report);
         }
     }
+    let mut overlays = HashSet::new();
     for (index, overlay) in snapshot.overlays.all().iter().enumerate() {
+        if overlay.has_values() && !overlays.insert(overlay.id) {
+            note(&mut report, format!("overlay {index}"), Err(malformed(format!("overlay {} is listed twice", overlay.id))))?;
+        }
         note(&mut report, format!("overlay {index}"), check_overlay(snapshot, overlay, &runs))?;
         check_files(snapshot, &overlay.files, overlay.rows.ids(), &mut report)?;
         progress(&report);

@@ -1,10 +1,11 @@
 //! A layout: fragments go out, others that have the same samples come in. It is applied to the state of each parent that it is tried on
 //! (docs/design/0024-layouts.md).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
+use penstock_format::Id;
 use penstock_format::files::FileRef;
 use penstock_format::ids::{ObjectRef, stages_name};
 use penstock_format::manifest::{Fragment, Staged, encode_stages};
@@ -30,9 +31,9 @@ pub struct Group {
 #[derive(Debug, Clone, Default)]
 pub struct Layout {
     pub groups: Vec<Group>,
-    /// The overlays with values that the layout has seen, and those of them that the new fragments have.
-    pub seen: Vec<Overlay>,
-    pub folded: Vec<Overlay>,
+    /// The ids of the overlays with values that the layout has seen, and of those that the new fragments have.
+    pub seen: HashSet<Id>,
+    pub folded: HashSet<Id>,
     /// Overlays that come after those it has seen: samples that were given a null, for which a fragment has no form of its own.
     pub nulls: Vec<Overlay>,
     /// Samples that were deleted, and that the new fragments lack.
@@ -116,9 +117,9 @@ impl Layout {
         list(gone.or(&self.deleted), Overlay::gone)?;
         let values: Vec<&Overlay> = all.all().iter().filter(|overlay| overlay.has_values()).collect();
         // Later ones are newer. Those that a root has joined have the newest values of both.
-        let seen = values.iter().rposition(|overlay| self.seen.contains(overlay)).map_or(0, |last| last + 1);
+        let seen = values.iter().rposition(|overlay| self.seen.contains(&overlay.id)).map_or(0, |last| last + 1);
         let (seen, newer) = values.split_at(seen);
-        overlays.extend(seen.iter().copied().filter(|overlay| !self.folded.contains(overlay)).cloned());
+        overlays.extend(seen.iter().copied().filter(|overlay| !self.folded.contains(&overlay.id)).cloned());
         overlays.extend(self.nulls.iter().chain(newer.iter().copied()).cloned());
         Ok(overlays)
     }

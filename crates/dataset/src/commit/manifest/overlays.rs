@@ -93,7 +93,7 @@ impl Written {
 }
 
 /// Make overlays for reads in the same process. Their row ids are in memory, so they need no object.
-pub fn unwritten(changed: &[Changed], deleted: &HashSet<u64>) -> Vec<Overlay> {
+pub fn unwritten(context: &Context, changed: &[Changed], deleted: &HashSet<u64>) -> Result<Vec<Overlay>> {
     let rows = |ids: &mut dyn Iterator<Item = u64>| {
         let mut runs: Vec<Run> = Vec::new();
         for first in ids {
@@ -109,13 +109,13 @@ pub fn unwritten(changed: &[Changed], deleted: &HashSet<u64>) -> Vec<Overlay> {
         let mut rest = row_ids.iter().copied();
         for fragment in &writer.fragments {
             let rows = rows(&mut rest.by_ref().take(fragment.samples as usize));
-            overlays.push(Overlay { columns: columns.clone(), rows, files: fragment.files.clone() });
+            overlays.push(Overlay { columns: columns.clone(), id: context.new_id()?, rows, files: fragment.files.clone() });
         }
     }
     if !deleted.is_empty() {
         overlays.push(Overlay::deleting(rows(&mut deleted.iter().copied().collect::<BTreeSet<u64>>().into_iter())));
     }
-    overlays
+    Ok(overlays)
 }
 
 /// Make the overlays of written values: one per fragment. Cost: one put per set with more than a few runs.
@@ -126,7 +126,7 @@ pub fn overlays_of(context: &Context, changed: &Changed, puts: &mut Vec<String>)
         rest = later;
         let ids: RowIds = ids.iter().copied().collect();
         let rows = write_rows(context, &ids, puts)?;
-        Ok((Overlay { columns: changed.columns.clone(), rows, files: fragment.files.clone() }, ids))
+        Ok((Overlay { columns: changed.columns.clone(), id: context.new_id()?, rows, files: fragment.files.clone() }, ids))
     };
     changed.writer.fragments.iter().map(of).collect()
 }
