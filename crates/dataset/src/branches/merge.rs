@@ -15,7 +15,7 @@ use super::combine::{
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
-use super::three_way::{Comparison, Samples, Sides, Taken, Values};
+use super::three_way::{Comparison, Decided, Samples, Sides, Taken, Values};
 use crate::commit::changes::{Proposal, State, Theirs, schema_change};
 use crate::commit::manifest::objects::{folders_of, write_rows};
 use crate::commit::manifest::overlays::summary;
@@ -150,7 +150,7 @@ fn three_way(
     let learned = others.iter().fold(found.learned(), |learned, other| learned.and(&other.learned()));
     let choose = |added: &RowIds| linked(&ours, &sides.theirs, &Wanted { added, learned: &learned, lacking: &found.lacking, new: &new });
     let mut chosen = choose(found.added())?;
-    let (Samples { added, removed, revived }, values) = match others.is_empty() {
+    let Decided { samples: Samples { added, removed, revived }, values, reads } = match others.is_empty() {
         true => found.decide(&chosen.row_ids, policies)?,
         false => found.decide_among(&others, policies)?,
     };
@@ -197,6 +197,7 @@ fn three_way(
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some((chosen.row_ids.len() + copied.len()).cast_signed());
     proposal.own.changes.staged = Arc::new(linked);
+    proposal.own.changes.reads = reads;
     let has_stages = sides.theirs.stages.iter().any(|stages| !ours.stages.contains(stages));
     let turned = Turned { revived: revived.minus(&back), settled, back };
     match additions.deltas().filter(|_| turned.is_empty() && !has_stages && !altered) {
@@ -305,4 +306,67 @@ fn list_changes(
         proposal.own.changes.writes.push(Change { kind, columns: summary(columns), rows });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_format::datafile::Codec;
+    use penstock_format::schema::{ColumnKind, ColumnSpec};
+    use penstock_storage::Memory;
+    use penstock_tensor::Column;
+
+    use super::*;
+    use crate::{Context, Input, Isolation, Policy, Transaction, Validate, create, create_branch};
+
+    const TEXTS: Texts = Texts { message: "", author: "test", properties: "{}" };
+
+    fn commit(base: &Arc<Snapshot>, change: impl FnOnce(&mut Transaction) -> Result<()>) -> Result<Arc<Snapshot>> {
+        let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
+        change(&mut transaction)?;
+        Ok(Arc::new(transaction.commit("", "test", "{}")?.1))
+    }
+
+    fn cells(values: &[i32]) -> Vec<Input> {
+        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        vec![Input { name: "n".into(), column: Column::Fixed { data, validity: None, samples: values.len() }, words: None }]
+    }
+
+    /// What both sides did alike is not written by the merge. It must count as read: if one side then changes it, the merge has to decide again.
+    #[test]
+    fn what_both_sides_did_alike_is_read() -> Result<()> {
+        type Later = fn(&mut Transaction) -> Result<()>;
+        let cases: [(&str, bool, Later); 4] = [
+            ("another value", true, |later| later.update(&[0], cells(&[9]), Validate::Header)),
+            ("a deletion", true, |later| later.delete(&[0]).map(drop)),
+            ("a value of another sample", false, |later| later.update(&[2], cells(&[9]), Validate::Header)),
+            ("an append", false, |later| later.append(cells(&[9]), Validate::Header).map(drop)),
+        ];
+        for (what, conflicts, later) in cases {
+            let name = format!("merge alike {what}");
+            let number = ColumnSpec {
+                id: 0,
+                name: "n".into(),
+                kind: ColumnKind::Scalar { dtype: "int32".into() },
+                codec: Codec::None,
+                fill: None,
+                was: Vec::new(),
+            };
+            create(Box::new(Memory::named(&name)), vec![number], "create", "test")?;
+            let empty = Arc::new(Snapshot::open(Context::new(Box::new(Memory::named(&name))), 0)?);
+            let base = commit(&empty, |first| first.append(cells(&[1, 2, 3]), Validate::Header).map(drop))?;
+            let branch = Arc::new(create_branch(&base, "side", "test")?);
+            let theirs = commit(&branch, |side| side.update(&[0, 1], cells(&[5, 6]), Validate::Header))?;
+            let ours = commit(&base, |main| main.update(&[0], cells(&[5]), Validate::Header))?;
+            let mut written = Written::at(&ours)?;
+            let policies = Policies::new(Policy::Fail, Vec::new());
+            let bases = merge_bases(ours.context.storage.as_ref(), &ours.entry, &theirs.entry)?;
+            let (mut proposal, _) = three_way(&mut written, Taken::Merged, &bases, &theirs.entry, &policies, TEXTS)?;
+            proposal.features |= FEATURE_MERGES;
+            proposal.theirs.parent = Some((theirs.entry.as_parent(), theirs.record().time_us));
+            commit(&ours, later)?;
+            let code = written.commit(proposal).err().map(|error| error.code());
+            assert_eq!(code, conflicts.then_some("conflict"), "{what}");
+        }
+        Ok(())
+    }
 }

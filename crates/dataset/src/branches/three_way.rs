@@ -11,6 +11,7 @@ use penstock_format::schema::{ColumnSpec, Schema};
 
 use super::clashes::{ByPolicy, Clash, Clashing, error};
 use super::policy::{Policies, Policy};
+use crate::commit::changes::{NO_COLUMN, Read};
 use crate::snapshot::Snapshot;
 use crate::upkeep::diff::{Unshared, changed_rows, changed_values, moved_rows};
 
@@ -46,6 +47,14 @@ pub enum Taken {
 pub enum Values {
     Overlays(Vec<Overlay>),
     Samples(Vec<(ColumnSpec, RowIds)>),
+}
+
+/// What a merge changes, and what it found that `ours` has in the same way.
+pub struct Decided {
+    pub samples: Samples,
+    pub values: Values,
+    /// What both sides did alike, so that the merge does not do it. If `ours` changes it before the merge is committed, the merge decides again.
+    pub reads: Vec<Read>,
 }
 
 /// What both sides did to samples and to values since the ancestor.
@@ -169,13 +178,14 @@ impl<'a> Comparison<'a> {
 
     /// Decide what the merge changes, without linking overlays. `others` are comparisons with other common ancestors. If they lead to other
     /// results, the policies decide.
-    pub fn decide_among(&self, others: &[Comparison], policies: &Policies) -> Result<(Samples, Values)> {
+    pub fn decide_among(&self, others: &[Comparison], policies: &Policies) -> Result<Decided> {
         let Sides { ours, theirs, .. } = self.sides;
         let of = |comparison: &Comparison| comparison.decide_values(comparison.samples(), policies);
-        let (mut samples, mut values) = of(self)?;
+        let (mut samples, mut values, mut reads) = of(self)?;
         let (mut clashes, mut unclear) = (Vec::new(), RowIds::default());
         for other in others {
-            let (other_samples, other_values) = of(other)?;
+            let (other_samples, other_values, other_reads) = of(other)?;
+            reads.extend(other_reads);
             let pairs = [(&samples.added, &other_samples.added), (&samples.removed, &other_samples.removed)];
             for (one, other) in pairs.into_iter().chain([(&samples.revived, &other_samples.revived)]) {
                 unclear = unclear.or(&one.minus(other)).or(&other.minus(one));
@@ -209,20 +219,26 @@ impl<'a> Comparison<'a> {
         if !clashes.is_empty() {
             return Err(error(&clashes));
         }
-        Ok((samples, Values::Samples(values)))
+        Ok(Decided { samples, values: Values::Samples(values), reads })
     }
 
     /// Decide what the merge changes. `linked` are the row ids of the fragments that `ours` gets for the samples added by `theirs`. Cost:
     /// reads the values that both sides may have changed, in all three snapshots.
-    pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<(Samples, Values)> {
+    pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<Decided> {
         let samples = self.samples();
         Ok(match self.unchanged_overlays(linked, &samples)? {
-            Some(overlays) => (samples, Values::Overlays(overlays)),
+            Some(overlays) => Decided { samples, values: Values::Overlays(overlays), reads: self.read_as_removed() },
             None => {
-                let (samples, values) = self.decide_values(samples, policies)?;
-                (samples, Values::Samples(values))
+                let (samples, values, reads) = self.decide_values(samples, policies)?;
+                Decided { samples, values: Values::Samples(values), reads }
             }
         })
+    }
+
+    /// Return the samples that `ours` deleted, and that `theirs` deleted or may have changed, as a read of their existence.
+    fn read_as_removed(&self) -> Vec<Read> {
+        let rows = self.ours.removed.and(&self.theirs.removed.or(&self.changed().1));
+        if rows.is_empty() { Vec::new() } else { vec![Read { columns: vec![NO_COLUMN], rows: Some(Arc::new(rows)) }] }
     }
 
     /// Return the samples that the merge adds or removes, if no policy decides otherwise.
@@ -310,10 +326,11 @@ impl<'a> Comparison<'a> {
         Ok(false)
     }
 
-    /// Return the values that the merge takes, by column.
-    fn decide_values(&self, mut samples: Samples, policies: &Policies) -> Result<(Samples, Vec<(ColumnSpec, RowIds)>)> {
+    /// Return the values that the merge takes, by column, and what both sides did alike.
+    fn decide_values(&self, mut samples: Samples, policies: &Policies) -> Result<(Samples, Vec<(ColumnSpec, RowIds)>, Vec<Read>)> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let on_both = self.ours.added.and(&self.theirs.added);
+        let mut reads = self.read_as_removed();
         let (mut clashes, mut values) = (Vec::new(), Vec::new());
         // Samples that one side deleted and the other one changed, by the policy of the changed column.
         let lacking = if self.taken == Taken::Copied { Clashing::Lacking } else { Clashing::Deleted };
@@ -332,6 +349,10 @@ impl<'a> Comparison<'a> {
                 AddedBy::Theirs => (changed_values(ours, theirs, spec, other)?, RowIds::default(), RowIds::default()),
                 AddedBy::Both => (RowIds::default(), RowIds::default(), changed_values(ours, theirs, spec, &either)?),
             };
+            let alike = if *added == AddedBy::Both { either.clone() } else { changed.and(&own_changed).or(&either.and(&on_both)) };
+            if !alike.is_empty() {
+                reads.push(Read { columns: vec![spec.id], rows: Some(Arc::new(alike)) });
+            }
             // The values of an added column are compared with its fill value.
             let kept = |side: &Arc<Snapshot>, removed: &RowIds| {
                 if removed.is_empty() {
@@ -368,7 +389,7 @@ impl<'a> Comparison<'a> {
         if !clashes.is_empty() {
             return Err(error(&clashes));
         }
-        Ok((samples, values))
+        Ok((samples, values, reads))
     }
 
     /// Return the samples that one side deleted, although no ancestor knows them, and that have another value in the other side: those that `ours`
