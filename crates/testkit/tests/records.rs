@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use penstock_dataset::{Context, Isolation, Snapshot, Transaction, Validate, create, verify};
 use penstock_error::Result;
-use penstock_format::{Id, SnapshotId};
 use penstock_format::ids::{Run, record_name};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind, Delta, Record};
 use penstock_format::rows::RowSet;
+use penstock_format::{Id, SnapshotId};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 

@@ -1,25 +1,33 @@
-//! Random schedules of several writers. They append, update, delete, change the schema, merge, compact and fence at the same time. Operations of the disk
-//! fail, replies are lost, or the power fails. Each commit says in its message what it does. A model that follows the log must then have the same samples.
+//! Random schedules of several writers, on a disk and on a server. They append, update, delete, change the schema, merge, compact and fence at the same
+//! time. Operations of the disk fail, replies are lost, or the power fails; a proxy delays and cuts the requests to the server. Each commit says in its message what it does. A model that follows the log must then have the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{
     Context, Input, Isolation, OnCorrupt, Policies, Policy, Purpose, Reader, Snapshot, Texts, Transaction, Validate, compact, create,
     create_branch, fence, merge, verify,
 };
-use penstock_error::{Error, Result};
+use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::Codec;
 use penstock_format::record::{Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_storage::{Io, Local};
+use penstock_storage::{Io, Local, Remote, Storage};
 use penstock_tensor::Column;
 use penstock_testkit::crash::CrashDisk;
+use penstock_testkit::minio::{BUCKET, Minio};
+use penstock_testkit::proxy::{Faults, Proxy};
 use penstock_testkit::random::{Random, seeds};
 use penstock_testkit::samples;
 
 const SEEDS: u64 = 10_000;
+/// A schedule on a server takes 20 times as long.
+const SEEDS_ON_A_SERVER: u64 = 1_000;
+/// There are more workers than cores, because schedules on a server spend most of their time waiting.
+const WORKERS: u64 = 8;
 /// The columns whose values the model knows, after the key.
 const COLUMNS: [&str; 2] = ["a", "b"];
 /// Codes of errors that a writer may see while the disk fails and others commit.
@@ -40,9 +48,15 @@ fn input(name: &str, values: &[Option<i32>]) -> Input {
     Input { name: name.into(), column: Column::Fixed { data, validity, samples: values.len() }, words: None }
 }
 
-fn open(disk: &CrashDisk) -> Result<Arc<Snapshot>> {
-    let local = Local::open(Path::new("/data/set"), Arc::new(disk.clone()), Io::Auto)?;
-    Snapshot::open(Context::new(Box::new(local)), 0).map(Arc::new)
+/// Opens the dataset, each time with a context of its own.
+type Open<'a> = &'a (dyn Fn() -> Result<Arc<Snapshot>> + Sync);
+
+fn opened(store: Box<dyn Storage>) -> Result<Arc<Snapshot>> {
+    Snapshot::open(Context::new(store), 0).map(Arc::new)
+}
+
+fn on_disk(disk: &CrashDisk) -> Result<Box<dyn Storage>> {
+    Ok(Box::new(Local::open(Path::new("/data/set"), Arc::new(disk.clone()), Io::Auto)?))
 }
 
 /// Read all samples of a snapshot.
@@ -259,7 +273,7 @@ impl Writer<'_> {
                     told.row_ids.extend(appended);
                     *told.verbs.entry(verb).or_default() += 1;
                 }
-                Err(error) if EXPECTED.contains(&error.code()) => {
+                Err(error) if EXPECTED.contains(&error.code()) || error.kind() == Kind::Unavailable => {
                     if error.code() == "transaction-expired"
                         && let Ok(newest) = self.handle.refreshed()
                     {
@@ -273,10 +287,10 @@ impl Writer<'_> {
 }
 
 /// Let writers commit at the same time, each with its own handle.
-fn write(disk: &CrashDisk, seed: u64, first: i32, told: &Mutex<Told>) -> Result<()> {
+fn write(open: Open, seed: u64, first: i32, told: &Mutex<Told>) -> Result<()> {
     let mut random = Random(seed ^ 0x5eed);
     let (count, commits) = (3 + random.below(4) as i32, 2 + random.below(5));
-    let writers = (first..first + count).map(|number| Ok((number, random.number(), open(disk)?))).collect::<Result<Vec<_>>>()?;
+    let writers = (first..first + count).map(|number| Ok((number, random.number(), open()?))).collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
         for (number, seed, handle) in writers {
             scope.spawn(move || Writer { number, random: Random(seed), handle, commits: 0, keys: 0, told }.run(commits));
@@ -296,12 +310,12 @@ fn shown_log(records: &[Arc<Record>]) -> String {
 }
 
 /// Compare a dataset with the model that follows its log.
-fn check(disk: &CrashDisk, told: &Told) -> Result<()> {
+fn check(open: Open, told: &Told) -> Result<()> {
     let fail = |text: String| Err(Error::new("internal", text));
     if let Some(wrong) = told.wrong.first() {
         return fail(wrong.clone());
     }
-    let snapshot = open(disk)?;
+    let snapshot = open()?;
     if let Some(problem) = verify(&snapshot, |_| {})?.problems.first() {
         return fail(format!("{}: {}", problem.object, problem.error));
     }
@@ -338,12 +352,18 @@ fn check(disk: &CrashDisk, told: &Told) -> Result<()> {
     }
 }
 
-/// Run one schedule. Returns the number of acknowledged commits by verb.
-fn schedule(seed: u64) -> Result<BTreeMap<&'static str, u64>> {
+/// The number of acknowledged commits by verb.
+type Verbs = BTreeMap<&'static str, u64>;
+
+fn take(told: &Mutex<Told>) -> Told {
+    std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Run one schedule on a disk whose power fails.
+fn local_schedule(seed: u64) -> Result<Verbs> {
     let mut random = Random(seed);
     let disk = CrashDisk::new();
-    let local = Local::open(Path::new("/data/set"), Arc::new(disk.clone()), Io::Auto)?;
-    create(Box::new(local), ["key", "a", "b"].map(column).to_vec(), "create", "writer")?;
+    create(on_disk(&disk)?, ["key", "a", "b"].map(column).to_vec(), "create", "writer")?;
     let told = Mutex::new(Told::default());
     match random.below(3) {
         0 => disk.fail_after(200 + random.below(3000)),
@@ -353,30 +373,93 @@ fn schedule(seed: u64) -> Result<BTreeMap<&'static str, u64>> {
         }
         _ => {}
     }
-    write(&disk, seed, 1, &told)?;
+    write(&|| opened(on_disk(&disk)?), seed, 1, &told)?;
     disk.fail_for_a_while(0, 0, false);
     // Memory that others keep of a log must not outlive it, so the disk after a crash is another one.
     let back = disk.after_crash(random.number());
-    let lock = |told: &Mutex<Told>| std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
-    let first = lock(&told);
-    check(&back, &first)?;
+    let open = || opened(on_disk(&back)?);
+    let first = take(&told);
+    check(&open, &first)?;
     // Later writers commit as before.
     let told = Mutex::new(first);
-    write(&back, seed + 1, 11, &told)?;
-    let all = lock(&told);
-    check(&back, &all)?;
+    write(&open, seed + 1, 11, &told)?;
+    let all = take(&told);
+    check(&open, &all)?;
     Ok(all.verbs)
+}
+
+/// Run one schedule on a server, through a proxy that delays, cuts and refuses. What is there is read without the proxy.
+fn remote_schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Verbs> {
+    let mut random = Random(seed);
+    let uri = format!("s3://{BUCKET}/writers-{seed}");
+    let (direct, hedged) = (Minio::options(minio.address, &[])?, if random.chance(3) { "true" } else { "false" });
+    create(Box::new(Remote::open(&uri, &direct)?), ["key", "a", "b"].map(column).to_vec(), "create", "writer")?;
+    // With this many faults, writers give up in the middle of a commit.
+    let is_hard = random.chance(3);
+    let mut faults = Faults { seed, late_ms: 5, in_a_row: if is_hard { 0 } else { 3 }, ..Faults::default() };
+    faults.per_mille.iter_mut().for_each(|rate| *rate = random.below(if is_hard { 120 } else { 40 }));
+    let through = Minio::options(proxy.address, &[("timeout_seconds", if is_hard { "0.5" } else { "120" }), ("hedge", hedged)])?;
+    let told = Mutex::new(Told::default());
+    let open = || opened(Box::new(Remote::open(&uri, &direct)?));
+    let through_proxy = || {
+        proxy.set(Faults::default());
+        let handle = opened(Box::new(Remote::open(&uri, &through)?));
+        proxy.set(faults.clone());
+        handle
+    };
+    for (round, first) in [(0, 1), (1, 11)] {
+        write(&through_proxy, seed + round, first, &told)?;
+        check(&open, &told.lock().unwrap_or_else(PoisonError::into_inner))?;
+    }
+    Ok(take(&told).verbs)
+}
+
+/// Return the seeds of this run: of all schedules, or of one in so many.
+fn slice(all: u64, one_in: u64) -> Range<u64> {
+    seeds(if std::env::var_os("PENSTOCK_SOAK").is_some() { all } else { all / one_in })
+}
+
+/// Check that each kind of commit was made.
+fn check_verbs(count: u64, verbs: &Verbs) {
+    println!("{count} schedules: {verbs:?}");
+    assert!(["data", "merge", "compact", "schema", "fence"].iter().all(|verb| verbs.get(verb).is_some_and(|done| *done > 0)), "{verbs:?}");
 }
 
 #[test]
 fn writers_at_the_same_time_lose_nothing_and_see_what_the_log_says() -> Result<()> {
-    let count = if std::env::var_os("PENSTOCK_SOAK").is_some() { SEEDS } else { SEEDS / 200 };
-    let mut verbs = BTreeMap::<&str, u64>::new();
-    for seed in seeds(count) {
-        let done = schedule(seed).map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
+    let mut verbs = Verbs::new();
+    let seeds = slice(SEEDS, 100);
+    for seed in seeds.clone() {
+        let done = local_schedule(seed).map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
         done.into_iter().for_each(|(verb, count)| *verbs.entry(verb).or_default() += count);
     }
-    println!("{count} schedules: {verbs:?}");
-    assert!(["data", "merge", "compact", "schema", "fence"].iter().all(|verb| verbs.get(verb).is_some_and(|done| *done > 0)), "{verbs:?}");
+    check_verbs(seeds.end - seeds.start, &verbs);
+    Ok(())
+}
+
+#[test]
+fn writers_on_a_server_lose_nothing_and_see_what_the_log_says() -> Result<()> {
+    let minio = Minio::start().map_err(|error| Error::new("internal", error.to_string()))?;
+    let seeds = slice(SEEDS_ON_A_SERVER, 100);
+    let (next, verbs) = (AtomicU64::new(seeds.start), Mutex::new(Verbs::new()));
+    let worker = || -> Result<()> {
+        let proxy =
+            Proxy::start("127.0.0.1:0", minio.address, Faults::default()).map_err(|error| Error::new("internal", error.to_string()))?;
+        loop {
+            let seed = next.fetch_add(1, Relaxed);
+            if seed >= seeds.end {
+                return Ok(());
+            }
+            let done = remote_schedule(seed, &minio, &proxy).map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
+            let mut verbs = verbs.lock().unwrap_or_else(PoisonError::into_inner);
+            done.into_iter().for_each(|(verb, count)| *verbs.entry(verb).or_default() += count);
+        }
+    };
+    let ended: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked")))).collect()
+    });
+    ended.into_iter().collect::<Result<()>>()?;
+    check_verbs(seeds.end - seeds.start, &verbs.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(())
 }
