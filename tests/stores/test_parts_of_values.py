@@ -210,18 +210,32 @@ other.update({"film": [film]}, row_ids=[0])
 ds.append({"n": [5]})
 with Grown() as merging:
     ds.merge("other")
+# Both sides changed the last sample, so the merge copies the values that it takes.
+third = ds.create_branch("third")
+film = Film()
+film.at = 1
+third.update({"film": [film, b"theirs"]}, row_ids=[0, 3])
+ds.update({"film": [b"ours"]}, row_ids=[3])
+before = ds.structure()["data_bytes"]
+with Grown() as copying:
+    ds.merge("third", on_conflict="ours")
+assert ds.structure()["data_bytes"] >= before + size - 1 and ds["film"].read(3, 0, 9) == b"ours"
 with ds.transaction() as tx:
     tx.delete(row_ids=ds.take([1], columns=["_row_id"])["_row_id"])
 with Grown() as compacting:
     done = ds.compact()
-assert done.written_bytes > size and [ds["film"].open(at).seek(0, 2) for at in (0, 1)] == [size, size], done
-print(merging.peak, compacting.peak, len(ds.verify()["problems"]))
+assert done.written_bytes > size and [ds["film"].open(at).seek(0, 2) for at in (0, 1)] == [size - 1, size], done
+with Grown() as looking:
+    problems = ds.verify()["problems"]
+    differences = [found.row_ids.tolist() for found in ds.diff("third") if found.kind == "changed"]
+assert differences == [[3]], differences
+print(merging.peak, copying.peak, compacting.peak, looking.peak, len(problems))
 """
 
 
 def test_compaction_and_merges_hold_a_film_in_parts(tmp_path):
-    merging, compacting, problems = map(int, measured.run(HEAD + AGAIN, tmp_path / "set", 300_000_000).split())
-    assert problems == 0 and merging <= LIMIT and compacting <= LIMIT, (merging, compacting)
+    *peaks, problems = map(int, measured.run(HEAD + AGAIN, tmp_path / "set", 300_000_000).split())
+    assert problems == 0 and max(peaks) <= LIMIT, peaks
 
 
 FILE = """

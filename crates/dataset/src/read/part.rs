@@ -75,6 +75,17 @@ impl Reader {
         Ok(self.extents(column)?.iter().map(is_large).collect())
     }
 
+    /// Read a part of a value that was found. Costs the same as `read_part`, and nothing if it was read.
+    pub fn part_of(&self, column: &ColumnSpec, found: &Found, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
+        out.resize((range.end - range.start) as usize, 0);
+        match (found, found.small()) {
+            (Found::Large { is_plain, .. }, _) => self.read_part(column, range, *is_plain, out)?,
+            (_, Some(value)) => out.copy_from_slice(&value[range.start as usize..range.end as usize]),
+            _ => out.clear(),
+        }
+        Ok(())
+    }
+
     /// Read a part of a large value. Cost: reads the checksum units that contain it, or the whole block if it is compressed. Of a value that
     /// `is_plain`, holds a sixteenth of the memory budget at a time.
     pub fn read_part(&self, column: &ColumnSpec, range: Range<u64>, is_plain: bool, out: &mut [u8]) -> Result<()> {

@@ -14,8 +14,9 @@ use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_tensor::{Column, Dtype};
 
-use crate::commit::manifest::stored::WordList;
+use crate::commit::manifest::stored::{LARGE_BYTES, PIECE_BYTES, WordList};
 use crate::read::fetch::Purpose;
+use crate::read::part::Found;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::read::scan::Group;
 use crate::snapshot::Snapshot;
@@ -196,18 +197,54 @@ fn differing(
 ) -> Result<Vec<u64>> {
     let signed: Vec<i64> = row_ids.iter().map(|row_id| row_id.cast_signed()).collect();
     let (ours, theirs) = (one.find_positions(&signed)?, other.find_positions(&signed)?);
-    let both: Vec<(u64, (u64, u64))> =
+    let mut both: Vec<(u64, (u64, u64))> =
         row_ids.into_iter().zip(ours.into_iter().zip(theirs)).filter_map(|(id, (one, other))| Some((id, (one?, other?)))).collect();
-    let before = Values::read(one, both.iter().map(|(_, (one, _))| *one).collect(), spec_before)?;
-    let after = Values::read(other, both.iter().map(|(_, (_, other))| *other).collect(), spec_after)?;
-    group.note(both.len(), before.column.value_bytes() + after.column.value_bytes());
+    let reader_of = |snapshot: &Arc<Snapshot>, positions: Vec<u64>| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise);
+    let readers = |both: &[(u64, (u64, u64))]| {
+        let before = reader_of(one, both.iter().map(|(_, (one, _))| *one).collect())?;
+        Ok::<_, Error>((before, reader_of(other, both.iter().map(|(_, (_, other))| *other).collect())?))
+    };
+    let (mut before, mut after) = readers(&both)?;
     let mut found = Vec::new();
+    let large = [before.large_values(spec_before, LARGE_BYTES)?, after.large_values(spec_after, LARGE_BYTES)?];
+    if large.iter().any(|large| large.contains(&true)) {
+        let is_large = |place: usize| large.iter().any(|large| large.get(place) == Some(&true));
+        let (parts, small): (Vec<_>, Vec<_>) = both.into_iter().enumerate().partition(|(place, _)| is_large(*place));
+        for (_, (row_id, (position, later))) in parts {
+            if !same_bytes((reader_of(one, vec![position])?, spec_before), (reader_of(other, vec![later])?, spec_after))? {
+                found.push(row_id);
+            }
+        }
+        both = small.into_iter().map(|(_, sample)| sample).collect();
+        (before, after) = readers(&both)?;
+    }
+    let (before, after) = (Values::read(before, spec_before)?, Values::read(after, spec_after)?);
+    group.note(both.len(), before.column.value_bytes() + after.column.value_bytes());
     for (place, (row_id, _)) in both.into_iter().enumerate() {
         if !before.equals(&after, place)? {
             found.push(row_id);
         }
     }
+    found.sort_unstable();
     Ok(found)
+}
+
+/// Return whether the only sample of two readers has the same value of bytes. Cost: reads both piece by piece, until they differ.
+fn same_bytes((mut one, spec): (Reader, &ColumnSpec), (mut other, other_spec): (Reader, &ColumnSpec)) -> Result<bool> {
+    let (value, other_value) = (one.find_value(spec)?, other.find_value(other_spec)?);
+    let Some(bytes) = value.bytes().filter(|bytes| other_value.bytes() == Some(*bytes)) else { return Ok(false) };
+    // Each piece of a compressed value costs all of it.
+    let is_whole = [&value, &other_value].iter().any(|value| matches!(value, Found::Large { is_plain: false, .. }));
+    let (most, mut pieces) = (if is_whole { bytes } else { PIECE_BYTES }, [Vec::new(), Vec::new()]);
+    for begin in (0..bytes).step_by(most as usize) {
+        let range = begin..(begin + most).min(bytes);
+        one.part_of(spec, &value, range.clone(), &mut pieces[0])?;
+        other.part_of(other_spec, &other_value, range, &mut pieces[1])?;
+        if pieces[0] != pieces[1] {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Values of a column that can be compared.
@@ -220,8 +257,7 @@ struct Values {
 }
 
 impl Values {
-    fn read(snapshot: &Arc<Snapshot>, positions: Vec<u64>, spec: &ColumnSpec) -> Result<Values> {
-        let mut reader = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
+    fn read(mut reader: Reader, spec: &ColumnSpec) -> Result<Values> {
         reader.fetch(&[spec], Purpose::Take)?;
         let mut words = WordList::default();
         let column = reader.stored(spec, &mut words)?;

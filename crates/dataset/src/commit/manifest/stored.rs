@@ -14,10 +14,10 @@ use crate::read::reader::{OnCorrupt, Reader};
 use crate::snapshot::Snapshot;
 
 /// Values of bytes of this size or larger are read again piece by piece while they are written.
-const LARGE_BYTES: u64 = 8 << 20;
+pub const LARGE_BYTES: u64 = 8 << 20;
 
 /// How many bytes of such a value are read at once.
-const PIECE_BYTES: u64 = 8 << 20;
+pub const PIECE_BYTES: u64 = 8 << 20;
 
 /// Values of bytes of a snapshot, of which the large ones are read when they are written.
 struct Again {
