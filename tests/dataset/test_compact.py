@@ -3,6 +3,7 @@
 import random
 import threading
 
+import measured
 import numpy as np
 import penstock as ps
 import pytest
@@ -225,3 +226,83 @@ def test_a_merge_of_compacted_samples_brings_their_words(tmp_path):
     words = {int(n): ds.vocabulary("word")[int(code)] for n, code in zip(batch["n"], batch["word"], strict=True)}
     assert words == {0: "old", 1: "old", 2: "new 2", 3: "new 3", 4: "mine"}
     assert not ds.verify()["problems"]
+
+
+def test_it_lands_beside_a_writer(tmp_path):
+    """The values are written once, and only the record is tried again if others commit: compaction doesn't starve beside five commits a second."""
+    ds = worn(tmp_path / "set", appends=200)
+    ended = threading.Event()
+
+    def write():
+        own = ps.open(tmp_path / "set")
+        while not ended.wait(0.2):
+            own.append({"n": [1]})
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            rows = ds.append({"n": range(20_000), "text": ["t" * 100] * 20_000}).row_ids.tolist()
+            with ds.transaction() as tx:
+                tx.delete(row_ids=rows[::3])
+            before = ds.stats()["creates"]
+            assert ds.compact().fragments and ds.stats()["creates"] - before <= 10
+    finally:
+        ended.set()
+        writer.join()
+
+
+COSTS = """
+import random, sys, penstock as ps
+rng = random.Random(1)
+ds = ps.open(sys.argv[1], io="buffered")
+before = ds.stats()
+if sys.argv[2] == "takes":
+    [ds.take([rng.randrange(len(ds)) for _ in range(32)]) for _ in range(50)]
+elif sys.argv[2] == "scan":
+    assert sum(len(table) for table in ds.scan()) == len(ds)
+else:
+    loader = ds.loader(batch_size=64, shuffle=True, seed=1, columns=list(ds.schema))
+    assert sum(len(part["n"]) for part in loader) == len(ds)
+used = {name: count - before[name] for name, count in ds.stats().items()}
+assert not used["direct_bytes"] + used["mapped_bytes"]
+print(used["read_bytes"] + used["range_bytes"], used["reads"] + used["ranges"])
+"""
+
+
+def costs(place):
+    """Return the bytes and the number of reads of takes, a scan and an epoch, each in a process of its own."""
+    return [tuple(map(int, measured.run(COSTS, place, what).split())) for what in ("takes", "scan", "loader")]
+
+
+@pytest.mark.parametrize("changes", [150, pytest.param(1000, marks=pytest.mark.soak)])
+def test_reads_cost_what_those_of_a_fresh_copy_cost(changes, tmp_path):
+    """After many small commits and deletions, a take reads up to many times as much. Compacted, it reads what it reads from a copy."""
+    rng, picks = np.random.default_rng(0), random.Random(0)
+
+    def batch(count):
+        return {
+            "n": rng.integers(0, 1 << 40, count),
+            "text": [f"caption {n}" * n for n in rng.integers(1, 9, count).tolist()],
+            "blob": [rng.bytes(n) for n in rng.integers(200, 3000, count).tolist()],
+        }
+
+    ds = ps.create(tmp_path / "set", {"n": "int64", "text": ps.Text(), "blob": ps.Bytes()})
+    ids = ds.append(batch(20_000)).row_ids.tolist()
+    for _ in range(changes):
+        ids += ds.append(batch(1)).row_ids.tolist()
+        name = picks.choice(list(ds.schema))
+        ds.update({name: batch(1)[name]}, row_ids=[picks.choice(ids)])
+    with ds.transaction() as tx:
+        tx.delete(row_ids=picks.sample(ids, len(ids) * 3 // 10))
+    worn = costs(tmp_path / "set")
+    done = ds.compact()
+    assert done.damaged_fragments == 0 and ds.structure()["fragments"] == 1
+    copy = ps.create(tmp_path / "copy", dict(ds.schema))
+    copy.append(ds.take(range(len(ds))))
+    assert ds.structure()["data_bytes"] <= 1.01 * copy.structure()["data_bytes"]
+    for found in zip(costs(tmp_path / "set"), costs(tmp_path / "copy"), worn, strict=True):
+        (size, reads), (size_of_copy, reads_of_copy), (size_before, reads_before) = found
+        # The copy has its only fragment in the record. The root and the page are two reads more, and the page has the runs of row ids.
+        assert size <= 1.01 * size_of_copy and reads <= 1.01 * reads_of_copy + 2, found
+        assert size < size_before and reads < reads_before, found

@@ -92,7 +92,8 @@ struct Candidate {
     /// The positions of its live samples.
     positions: Range<u64>,
     bytes: u64,
-    /// Whether it has newer values, or many of its samples are dead.
+    has_many_dead: bool,
+    /// Whether many of its samples are dead, or some have newer values.
     is_worn: bool,
     /// The columns with fill values in which all of its samples were given a value. None if it has no live samples.
     filled: Option<Vec<u64>>,
@@ -206,17 +207,17 @@ impl Compaction {
         let mut ends = true;
         self.base.each_fragment(|fragment| {
             let candidate = self.candidate(fragment, &mut position);
-            let is_small = candidate.bytes < SMALL_BYTES;
-            if !is_small && !candidate.is_worn || fragment.samples == 0 {
+            // Another large fragment is alone, so that its files may be kept.
+            let joins = candidate.bytes < SMALL_BYTES || candidate.has_many_dead;
+            if !joins && !candidate.is_worn || fragment.samples == 0 {
                 ends = true;
                 return Ok(());
             }
             match groups.last_mut() {
-                // A large fragment is alone, so that its files may be kept.
-                Some(group) if !ends && is_small && may_join(group, &candidate) => group.push(candidate),
+                Some(group) if !ends && joins && may_join(group, &candidate) => group.push(candidate),
                 _ => groups.push(vec![candidate]),
             }
-            ends = !is_small;
+            ends = !joins;
             Ok(())
         })?;
         groups.retain(|group| group.len() > 1 || group[0].is_worn);
@@ -229,11 +230,13 @@ impl Compaction {
         let positions = *position..*position + live;
         *position = positions.end;
         let is_filled = |spec: &&ColumnSpec| spec.fill.is_some() && self.is_filled(spec, fragment);
+        let has_many_dead = dead * DEAD > fragment.samples;
         Candidate {
             fragment: fragment.clone(),
             positions,
             bytes: fragment.files.iter().fold(0, |sum, file| sum.saturating_add(file.file_bytes)),
-            is_worn: dead * DEAD > fragment.samples || self.stored.values().any(|ids| ids.count_in_runs(&fragment.runs) > 0),
+            has_many_dead,
+            is_worn: has_many_dead || self.stored.values().any(|ids| ids.count_in_runs(&fragment.runs) > 0),
             filled: (live > 0).then(|| self.base.schema.columns.iter().filter(is_filled).map(|spec| spec.id).collect()),
         }
     }
