@@ -141,6 +141,33 @@ def test_a_stage_is_added_once_although_its_fragment_is_gone(tmp_path):
     assert sorted(branch["n"][:].tolist()) == [2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("where", ["one side", "both sides"])
+def test_both_sides_of_a_merge_may_have_compacted_a_stage(where, tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    stage = ds.stage({"n": [1, 2]})
+    with ds.transaction() as tx:
+        tx.add([stage])
+    ds.append({"n": [3]})
+    branch = ds.create_branch("b")
+    branch.compact()
+    ds.append({"n": [4]})
+    if where == "both sides":
+        ds.compact()
+        ds.append({"n": [5]})
+    ds.merge("b")
+    with ds.transaction() as tx:
+        tx.add([ds.stage({"n": [6]})])
+    ds.append({"n": [7]})
+    ds.compact()
+    assert not ds.verify()["problems"] and sorted(ds["n"][:].tolist()) == [n for n in range(1, 8) if n != 5 or where == "both sides"]
+    with ds.transaction() as tx:
+        assert tx.add([stage]).tolist() == [0, 1]
+    branch.append({"n": [8]})
+    ds.merge("b")
+    branch.merge("main")
+    assert sorted(branch["n"][:].tolist()) == sorted(ds["n"][:].tolist()) and not branch.verify()["problems"]
+
+
 def test_a_none_that_was_given_is_not_computed_again(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int32"})
     ds.append({"n": range(10)})

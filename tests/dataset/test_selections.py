@@ -257,6 +257,26 @@ def test_splits_by_class_are_those_of_the_definition(seed, tmp_path):
                 assert own.take(range(len(own)), columns=["_position"])["_position"].tolist() == places[expected == part].tolist()
 
 
+@pytest.mark.parametrize("by", [None, "label", "group"])
+def test_a_sample_that_a_view_has_several_times_is_in_one_part(by, tmp_path):
+    ds = ps.create(tmp_path / "set", {"label": ps.Label(["a", "b"]), "group": "int32"})
+    ds.append({"label": ["a", "b", "b", "a", "b"] * 8, "group": [n // 3 for n in range(40)]})
+    view = ds.select([n for n in range(40) for _ in range(3)] + [7, 7])
+    given = {None: {}, "label": {"by": "label"}, "group": {"group": "group"}}[by]
+    for seed in range(20):
+        parts = view.split({"train": 0.55, "test": 0.25, "rest": 0.2}, seed=seed, **given)
+        places = [part.take(range(len(part)), columns=["_position"])["_position"].tolist() for part in parts.values()]
+        assert sum(map(len, places)) == len(view) and sum(len(set(part)) for part in places) == 40, seed
+
+
+def test_steps_beyond_the_integers_choose_one_sample():
+    ds = ps.create("memory://steps", {"n": "int64"})
+    ds.append({"n": range(10)})
+    for step in (10, 1 << 62, 1 << 63, 1 << 200):
+        assert ds.select(slice(None, None, step))["n"][:].tolist() == [0] and ds.select(slice(None, None, -step))["n"][:].tolist() == [9]
+        assert ds[::step]["n"].tolist() == [0] and ds["n"][::-step].tolist() == [9]
+
+
 def test_selections_refuse_what_is_not_there():
     ds = ps.create("memory://refused-selections", {"n": "int64"})
     ds.append({"n": range(10)})

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.local
 SCHEMA = {
     "n": "int16",
     "u": "uint64",
+    "small": "uint8",
     "f": "float32",
     "h": "float16",
     "b": "bool",
@@ -34,7 +35,7 @@ def value(rng, name):
     return {
         "n": around + rng.randrange(99) - 50, "u": rng.choice([around, (1 << 64) - 1 - around]), "b": rng.random() < 0.5,
         "f": rng.choice([around + rng.random(), math.nan, math.inf, -math.inf, -0.0]), "h": rng.choice([float(around), math.nan, -1.5]),
-        "t": around, "text": text, "word": text or "empty", "label": rng.choice("abc"), "blob": b"x", "new": around, "more": around,
+        "small": rng.randrange(200), "t": around, "text": text, "word": text or "empty", "label": rng.choice("abc"), "blob": b"x", "new": around, "more": around,
     }[name]  # fmt: skip
 
 
@@ -62,8 +63,11 @@ def change(rng, ds, verb):
             choice = rng.randrange(4)
             if choice == 0 and "new" not in ds.schema:
                 tx.add_column("new", "int32", fill=rng.choice([7, 900]))
-            elif choice == 1 and ds.schema["n"].dtype == "int16":
-                tx.widen_column("n", rng.choice(["int32", "int64", "float32"]))
+            elif choice == 1:
+                # Whole numbers may become floats, and unsigned ones may become signed.
+                name, wider = rng.choice([("n", ["int32", "float32"]), ("small", ["int16", "uint32", "float64"]), ("h", ["float64"])])
+                if ds.schema[name].dtype == SCHEMA[name]:
+                    tx.widen_column(name, rng.choice(wider))
             elif choice == 2 and "more" not in ds.schema:
                 tx.add_column("more", "float64")
             elif choice == 3 and "more" in ds.schema:

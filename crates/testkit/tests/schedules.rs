@@ -1,4 +1,4 @@
-//! Random schedules of several writers, on a disk and on a server. They append, update, delete, change the schema, merge, compact and fence at the same
+//! Random schedules of several writers, on a disk and on a server. They append, add stages, update, delete, change the schema, merge, compact and fence at the same
 //! time. Operations of the disk fail, replies are lost, or the power fails; a proxy delays and cuts the requests to the server. Each commit says in its message what it does. A model that follows the log must then have the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +163,7 @@ impl Writer<'_> {
     }
 
     /// Add random changes to a transaction. Returns the keys that it appends, in order.
-    fn change(&mut self, transaction: &mut Transaction, on: &Samples, effects: &mut Effects) -> Result<Vec<i32>> {
+    fn change(&mut self, base: &Arc<Snapshot>, transaction: &mut Transaction, on: &Samples, effects: &mut Effects) -> Result<Vec<i32>> {
         let mut appended = Vec::new();
         if self.random.chance(2) || on.len() < 4 {
             let cells: Vec<Cells> = (0..1 + self.random.below(3)).map(|_| [self.cell(), self.cell()]).collect();
@@ -174,7 +174,14 @@ impl Writer<'_> {
             }
             let keys: Vec<Option<i32>> = appended.iter().copied().map(Some).collect();
             let of = |place: usize| cells.iter().map(|cells| cells[place]).collect::<Vec<_>>();
-            transaction.append(vec![input("key", &keys), input("a", &of(0)), input("b", &of(1))], Validate::Header)?;
+            let batch = vec![input("key", &keys), input("a", &of(0)), input("b", &of(1))];
+            if self.random.chance(4) {
+                let mut staged = Transaction::begin(base.clone(), Isolation::Serializable)?;
+                staged.append(batch, Validate::Header)?;
+                transaction.add(&[staged.into_stage()?])?;
+            } else {
+                transaction.append(batch, Validate::Header)?;
+            }
         }
         let mut known: Vec<(&i32, &(i64, Cells))> = on.iter().collect();
         for _ in 0..self.random.below(3) {
@@ -221,7 +228,7 @@ impl Writer<'_> {
                 for _ in 0..1 + self.random.below(2) {
                     let mut transaction = Transaction::begin(branch.clone(), Isolation::Serializable)?;
                     let on = samples_of(&branch)?;
-                    let keys = self.change(&mut transaction, &on, &mut Effects::default())?;
+                    let keys = self.change(&branch, &mut transaction, &on, &mut Effects::default())?;
                     let (receipt, snapshot) = transaction.commit("", "writer", "{}")?;
                     appended.extend(keys.into_iter().zip(receipt.first_row_id..));
                     branch = Arc::new(snapshot);
@@ -235,9 +242,9 @@ impl Writer<'_> {
             }
             _ => {
                 let on = samples_of(&base)?;
-                let mut transaction = Transaction::begin(base, Isolation::Serializable)?;
+                let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
                 let mut effects = Effects::default();
-                let keys = self.change(&mut transaction, &on, &mut effects)?;
+                let keys = self.change(&base, &mut transaction, &on, &mut effects)?;
                 if effects.0.is_empty() {
                     return Ok(None);
                 }

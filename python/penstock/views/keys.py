@@ -34,7 +34,10 @@ def positions_of(key: Any, length: int) -> npt.NDArray[np.int64]:
 
 def _range_of(key: Any, length: int) -> range | None:
     """Return a slice or range as a range, and None for other keys, or if the numbers do not fit int64."""
-    key = range(*key.indices(length)) if isinstance(key, slice) else key
+    if isinstance(key, slice):
+        start, stop, step = key.indices(length)
+        # A longer step than all of the samples chooses the first one.
+        key = range(start, stop, max(-length - 1, min(step, length + 1)))
     return key if isinstance(key, range) and all(-_MOST <= bound <= _MOST for bound in (key.start, key.stop, key.step)) else None
 
 

@@ -130,7 +130,7 @@ pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<(
 }
 
 /// Set a tag or a branch, which must be new. `target` is called with the place of all puts and the number of the next names record, again
-/// after each lost race. Returns the last target. Of several callers, one succeeds. Costs one more put than `tags`.
+/// after each lost race, and fails with `conflict` if that record exists. Returns the last target. Of several callers, one succeeds. Costs one more put than `tags`.
 pub fn create_name(
     context: &Context,
     kind: NameKind,
@@ -230,8 +230,8 @@ fn remove(context: &Context, kind: NameKind, name: &str, is_right: impl Fn(&Snap
     append(context, |_, folded| Ok(folded.get(kind, name).filter(&is_right).map(operation)))
 }
 
-/// Append the operation that `missing` returns for the place of all puts and the current names. Retry after each lost race. Returns false if
-/// `missing` returns None.
+/// Append the operation that `missing` returns for the place of all puts and the current names. Retry after each lost race, also if `missing` fails with
+/// `conflict` because the next record exists. Returns false if `missing` returns None.
 fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded) -> Result<Option<Operation>>) -> Result<bool> {
     let held = context.held()?;
     let here = held.as_deref().unwrap_or(context);
@@ -243,7 +243,14 @@ fn append(context: &Context, mut missing: impl FnMut(&Context, &Folded) -> Resul
     let mut known = None;
     for race in 0..RACES {
         catch_up(&mut folded, here, known)?;
-        let Some(operation) = missing(here, &folded)? else { return Ok(false) };
+        let operation = match missing(here, &folded) {
+            Err(error) if error.code() == "conflict" => {
+                known = Some(folded.next);
+                continue;
+            }
+            other => other?,
+        };
+        let Some(operation) = operation else { return Ok(false) };
         if race == 0 {
             storage.prove()?;
         }

@@ -129,7 +129,7 @@ type Undecided = (usize, u64, u64);
 ///
 /// The samples of a class have places from 0 to 1 in that order. Each class begins at a random part of a sample, so that parts of small classes
 /// are as large on average as their fractions. Cost: reads all row ids; holds a bit for each sample and part, and 24 bytes for each
-/// sample near a bound: about 16 √n of a class of n.
+/// sample near a bound: about 16 √n of a class of n. A sample that a selection has several times is in one part.
 pub fn by_class<C: Copy + Into<u32> + Sync>(
     snapshot: &Snapshot,
     selection: &Selection,
@@ -212,16 +212,19 @@ impl<C: Copy + Into<u32> + Sync> Divided<'_, C> {
         for class in 0..self.classes.numbers.len() {
             let own = &undecided[undecided.partition_point(|(other, ..)| *other < class)..];
             let own = &own[..own.partition_point(|(other, ..)| *other == class)];
-            let (mut before, mut done) = (0, 0);
+            let (mut before, mut exact, mut done) = (0, 0, 0);
             for bound in 0..self.bounds {
                 before += decided[class * parts + bound];
                 let window = windows[class * self.bounds + bound];
                 let end = self.ranks[class * self.bounds + bound].checked_sub(before).map(|end| end as usize);
-                let Some(end) = end.filter(|end| (done..=own.len()).contains(end)) else { return Ok(None) };
+                let Some(end) = end.filter(|end| (exact..=own.len()).contains(end)) else { return Ok(None) };
                 // All that were decided are on the right side only if the bound is in its window.
                 if own[..end].last().is_some_and(|last| last.1 >= window.end) || own.get(end).is_some_and(|next| next.1 < window.begin) {
                     return Ok(None);
                 }
+                exact = end;
+                let again = own[end..].iter().take_while(|next| end > 0 && next.1 == own[end - 1].1).count();
+                let end = done.max(end + again);
                 own[done..end].iter().for_each(|(_, _, index)| words[bound][(index / 64) as usize] |= 1 << (index % 64));
                 done = end;
             }

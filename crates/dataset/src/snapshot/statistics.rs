@@ -51,7 +51,7 @@ impl Snapshot {
                     continue;
                 }
                 let known = of_page.as_ref().and_then(|page| page.of(spec.id, index as u64)).cloned();
-                let mut statistics = match known {
+                let statistics = match known {
                     Some(known) => Some(known),
                     None => match (file_of(&fragment.files, spec.id), &spec.fill) {
                         (Some(_), _) => self.statistics_in(&fragment.files, fragment.samples, spec)?,
@@ -60,6 +60,8 @@ impl Snapshot {
                         (None, None) => Some(Statistics::of_nulls(fragment.samples)),
                     },
                 };
+                // Values of before a column was widened are compared as readers get them.
+                let mut statistics = statistics.map(|known| as_read(known, spec));
                 for Newer { rows, statistics: newer } in newer.iter().filter(|newer| newer.rows.count_in_runs(&fragment.runs) > 0) {
                     let nulls = newer.as_ref().map_or(0, |newer| newer.nulls.min(rows.count_in_runs(&fragment.runs)));
                     let newer = newer.clone().map(|newer| Statistics { nulls, ..newer });
@@ -68,7 +70,7 @@ impl Snapshot {
                         all
                     });
                 }
-                found.push(FragmentStatistics { positions, statistics: statistics.map(|known| as_read(known, spec)) });
+                found.push(FragmentStatistics { positions, statistics });
             }
         }
         Ok(found)
@@ -109,7 +111,7 @@ impl Snapshot {
                 Some(_) => self.statistics_in(&overlay.files, overlay.rows.ids(), spec)?,
                 None => Some(Statistics::of_nulls(overlay.rows.ids())),
             };
-            Ok(Newer { rows, statistics })
+            Ok(Newer { rows, statistics: statistics.map(|known| as_read(known, spec)) })
         });
         newer.collect()
     }

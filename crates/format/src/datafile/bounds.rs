@@ -145,13 +145,20 @@ fn above(text: &[u8]) -> Option<Bytes> {
 }
 
 impl Bounds {
-    /// Add values to the bounds.
+    /// Add other values of one chunk, which are all compared in the same way.
     pub fn include(&mut self, other: &Bounds) {
-        self.has_nan |= other.has_nan;
-        self.span = match (self.span.take(), &other.span) {
-            (Some(span), Some(more)) => span.or(more),
-            (span, more) => span.or_else(|| more.clone()),
+        if let Some(both) = self.or(other) {
+            *self = both;
+        }
+    }
+
+    /// Return the bounds of the values of both. None if they cannot be compared: then nothing is known.
+    pub fn or(&self, other: &Bounds) -> Option<Bounds> {
+        let span = match (&self.span, &other.span) {
+            (Some(span), Some(more)) => Some(span.or(more)?),
+            (span, more) => span.clone().or_else(|| more.clone()),
         };
+        Some(Bounds { has_nan: self.has_nan || other.has_nan, span })
     }
 
     /// Return the bounds of the values of a column without dimensions, or of texts. `valid` says which are not null.

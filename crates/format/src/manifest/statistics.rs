@@ -41,10 +41,7 @@ impl Statistics {
     pub fn include(&mut self, other: &Statistics) {
         self.nulls = self.nulls.saturating_add(other.nulls);
         self.words = None;
-        match (&mut self.bounds, &other.bounds) {
-            (Some(bounds), Some(more)) => bounds.include(more),
-            (bounds, _) => *bounds = None,
-        }
+        self.bounds = self.bounds.take().zip(other.bounds.as_ref()).and_then(|(bounds, more)| bounds.or(more));
     }
 
     fn write(&self, writer: &mut Writer) {

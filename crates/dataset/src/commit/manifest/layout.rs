@@ -139,6 +139,15 @@ impl Layout {
             staged.extend(context.stages(&last)?);
         }
         staged.sort_by_key(|stage| stage.file.0);
+        // Both sides of a merge may have noted the same stage, perhaps with other row ids.
+        staged.dedup_by(|other, kept| {
+            let is_same = other.file == kept.file;
+            if is_same {
+                let runs = RowIds::of_runs(kept.runs.iter().chain(&other.runs).copied().collect());
+                kept.runs = runs.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect();
+            }
+            is_same
+        });
         let (id, body) = (context.new_id()?, encode_stages(&staged));
         puts.push(stages_name(id));
         context.storage.put(&stages_name(id), &body)?;
