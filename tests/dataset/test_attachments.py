@@ -239,3 +239,27 @@ def test_a_damaged_attachment_is_found(tmp_path):
         _core.attachments(ps.open(tmp_path / "set")._snapshot)
     [(name, error)] = ps.open(tmp_path / "set").verify()["problems"]
     assert name == f"a/{made['object']}" and "crc32c" in str(error)
+
+
+@pytest.mark.parametrize("when", ["before", "beside"])
+def test_a_sample_that_a_merge_brings_back_is_not_covered(when, tmp_path):
+    """A layout dropped it, so the merge writes it again, with the values of the other side."""
+    ds = ps.create(tmp_path / "set", {"a": "int64", "b": "int64"})
+    ds.append({"a": [1, 2, 3], "b": [0, 0, 0]})
+    branch = ds.create_branch("b")
+    branch.update({"b": [7]}, row_ids=[0])
+    ds.update({"a": [9]}, row_ids=[0])
+    of = ps.open(tmp_path / "set")
+    attach = lambda handle: handle._move(_core.attach(handle._snapshot, "index", b"i", ["a"], None, "{}", [], ("", "", "{}")))
+    if when == "before":
+        attach(of)
+    ds.refresh()
+    with ds.transaction() as tx:
+        tx.delete(row_ids=[0])
+    ds.compact()
+    ds.merge("b", on_conflict="theirs")
+    if when == "beside":
+        attach(of)
+    ds.refresh()
+    [one] = _core.attachments(ds._snapshot)
+    assert one["rows"].tolist() == [1, 2] and ds.take(row_ids=[0])["a"].tolist() == [1] and not ds.verify()["problems"]

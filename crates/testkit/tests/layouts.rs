@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use penstock_dataset::{Context, Isolation, Snapshot, Texts, Transaction, Validate, compact, create, fence, verify};
 use penstock_error::Result;
+use penstock_format::Id;
+use penstock_format::ids::{ObjectRef, Run, page_name, record_name, root_name};
+use penstock_format::manifest::{Fragment, PageRef, Root, encode_pages};
+use penstock_format::overlay::Overlay;
 use penstock_format::record::RecordKind;
+use penstock_format::rows::RowSet;
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
@@ -63,5 +68,59 @@ fn a_layout_keeps_samples_and_tells_older_handles_from_newer_ones() -> Result<()
     assert!(verify(&after, |_| {})?.problems.is_empty());
     let (same, done) = compact(&Arc::new(laid_out), TEXTS)?;
     assert_eq!((same.len(), done.dropped), (after.len(), 0));
+    Ok(())
+}
+
+/// Change the root and the only page of a layout, and return what reading and `verify` say.
+fn crafted(name: &str, change: impl FnOnce(&mut Vec<Fragment>, &mut Root)) -> Result<[Option<&'static str>; 2]> {
+    create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;
+    for seed in 0..3 {
+        samples::append(&open(name)?, seed, 6)?;
+    }
+    let mut first = Transaction::begin(open(name)?, Isolation::Serializable)?;
+    first.delete(&[0, 1, 2, 7])?;
+    first.commit("", "test", "{}")?;
+    let (laid_out, _) = compact(&open(name)?, TEXTS)?;
+    let (mut record, mut root) = (laid_out.record().clone(), laid_out.root.as_ref().clone());
+    let mut fragments = laid_out.fragments(0)?.as_slice().to_vec();
+    change(&mut fragments, &mut root);
+    let [(body, own)] = &encode_pages(&fragments)[..] else { panic!("several pages") };
+    let page = PageRef { statistics: None, ..PageRef::of(Id([1; 16]), body, own) };
+    root.pages.iter_mut().for_each(|known| *known = page);
+    let written = root.encode();
+    record.root = ObjectRef::of(Id([2; 16]), &written);
+    record.samples = root.pages.iter().map(|page| page.samples).sum();
+    record.live = record.samples;
+    let mut objects = Memory::named(name).objects();
+    objects.insert(page_name(Id([1; 16])), body.clone().into());
+    objects.insert(root_name(Id([2; 16])), written.into());
+    objects.insert(record_name(0, record.number), record.encode().into());
+    let opened = || Snapshot::open(Context::new(Box::new(Memory::holding(objects.clone()))), 0).map(Arc::new);
+    let read = opened().and_then(|snapshot| samples::contents(&snapshot)).err().map(|error| error.code());
+    let found = match opened() {
+        Err(error) => Some(error.code()),
+        Ok(snapshot) => verify(&snapshot, |_| {})?.problems.first().map(|problem| problem.error.code()),
+    };
+    Ok([read, found])
+}
+
+#[test]
+fn a_layout_of_samples_that_do_not_exist_or_exist_twice_is_refused() -> Result<()> {
+    type Change = fn(&mut Vec<Fragment>, &mut Root);
+    let malformed = Some("object-malformed");
+    let cases: [(&str, Change, [Option<&str>; 2]); 5] = [
+        ("nothing", |_, _| {}, [None, None]),
+        ("row ids that nobody gave out", |fragments, _| fragments[0].runs.iter_mut().for_each(|run| run.first += 1000), [malformed; 2]),
+        ("a page twice", |_, root| root.pages.extend(root.pages.clone()), [malformed; 2]),
+        ("a fragment twice", |fragments, _| fragments.extend(fragments.clone()), [malformed; 2]),
+        (
+            "a gone sample that a fragment has",
+            |_, root| root.overlays.push(Overlay::gone(RowSet::Runs(vec![Run { first: 4, count: 1 }]))),
+            [None, malformed],
+        ),
+    ];
+    for (what, change, expected) in cases {
+        assert_eq!(crafted(&format!("layouts crafted {what}"), change)?, expected, "{what}");
+    }
     Ok(())
 }

@@ -67,12 +67,13 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
         return Err(Error::new("invalid-argument", text).hint("copy the snapshot into a new dataset"));
     }
     let storage = here.storage.as_ref();
+    // A branch has commits only after it was named.
+    let is_used = at.record().lineage >= lineage || storage.exists(&record_name(lineage, 1))?;
     // A listing may be older than the snapshot, which then may have row ids of this lineage already: those of a branch that was named and merged since.
     if storage.exists(&numbered(NAMES_FOLDER, lineage - 1))? {
         return Err(Error::new("conflict", "another writer was first"));
     }
-    // A branch has commits only after it was named.
-    if at.record().lineage >= lineage || storage.exists(&record_name(lineage, 1))? {
+    if is_used {
         let text = format!("cannot create a branch of `{}`: `refs` has fewer records than there are branches", storage.uri());
         return Err(Error::new("log-incomplete", text).hint("if this is an incomplete copy, copy `refs` again"));
     }

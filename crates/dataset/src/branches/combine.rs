@@ -324,6 +324,11 @@ pub fn combined(ours: &Snapshot, theirs: &Snapshot, additions: &Additions, turne
     }
     let mut combined = ours.combined(additions.parts.clone(), overlays, &additions.words);
     additions.overlays.iter().for_each(|overlay| note_changed(&mut combined.attachments, overlay));
+    if !back.is_empty() {
+        // They were written again with the values of `theirs`.
+        let rows = write_rows(&ours.context, back, puts)?;
+        combined.attachments.iter_mut().for_each(|attachment| attachment.changed.push(rows.clone()));
+    }
     combined.stages.extend(theirs.stages.iter().filter(|stages| !ours.stages.contains(stages)));
     Ok(combined)
 }

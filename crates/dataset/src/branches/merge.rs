@@ -331,35 +331,37 @@ mod tests {
         vec![Input { name: "n".into(), column: Column::Fixed { data, validity: None, samples: values.len() }, words: None }]
     }
 
-    /// What both sides did alike is not written by the merge. It must count as read: if one side then changes it, the merge has to decide again.
+    fn started(name: &str, values: &[i32]) -> Result<Arc<Snapshot>> {
+        let kind = ColumnKind::Scalar { dtype: "int32".into() };
+        let number = ColumnSpec { id: 0, name: "n".into(), kind, codec: Codec::None, fill: None, was: Vec::new() };
+        create(Box::new(Memory::named(name)), vec![number], "create", "test")?;
+        let empty = Arc::new(Snapshot::open(Context::new(Box::new(Memory::named(name))), 0)?);
+        commit(&empty, |first| first.append(cells(values), Validate::Header).map(drop))
+    }
+
+    /// What `ours` did that keeps the merge from doing something must count as read: if it is changed, the merge has to decide again.
     #[test]
-    fn what_both_sides_did_alike_is_read() -> Result<()> {
-        type Later = fn(&mut Transaction) -> Result<()>;
-        let cases: [(&str, bool, Later); 4] = [
-            ("another value", true, |later| later.update(&[0], cells(&[9]), Validate::Header)),
-            ("a deletion", true, |later| later.delete(&[0]).map(drop)),
-            ("a value of another sample", false, |later| later.update(&[2], cells(&[9]), Validate::Header)),
-            ("an append", false, |later| later.append(cells(&[9]), Validate::Header).map(drop)),
+    fn what_keeps_a_merge_from_doing_something_is_read() -> Result<()> {
+        type Do = fn(&mut Transaction) -> Result<()>;
+        let set: Do = |tx| tx.update(&[0], cells(&[5]), Validate::Header);
+        let set_more: Do = |tx| tx.update(&[0, 1], cells(&[5, 6]), Validate::Header);
+        let delete: Do = |tx| tx.delete(&[0]).map(drop);
+        let (fail, ours_wins) = (Policy::Fail, Policy::Ours);
+        let cases: [(&str, Policy, [Do; 3], bool); 6] = [
+            ("both set it, then another value", fail, [set_more, set, |tx| tx.update(&[0], cells(&[9]), Validate::Header)], true),
+            ("both set it, then a deletion", fail, [set_more, set, delete], true),
+            ("both set it, then another sample", fail, [set_more, set, |tx| tx.update(&[2], cells(&[9]), Validate::Header)], false),
+            ("both set it, then an append", fail, [set_more, set, |tx| tx.append(cells(&[9]), Validate::Header).map(drop)], false),
+            ("kept as changed, then as before", ours_wins, [delete, set, |tx| tx.update(&[0], cells(&[1]), Validate::Header)], true),
+            ("deleted, then another sample", ours_wins, [delete, set, |tx| tx.update(&[1], cells(&[9]), Validate::Header)], false),
         ];
-        for (what, conflicts, later) in cases {
-            let name = format!("merge alike {what}");
-            let number = ColumnSpec {
-                id: 0,
-                name: "n".into(),
-                kind: ColumnKind::Scalar { dtype: "int32".into() },
-                codec: Codec::None,
-                fill: None,
-                was: Vec::new(),
-            };
-            create(Box::new(Memory::named(&name)), vec![number], "create", "test")?;
-            let empty = Arc::new(Snapshot::open(Context::new(Box::new(Memory::named(&name))), 0)?);
-            let base = commit(&empty, |first| first.append(cells(&[1, 2, 3]), Validate::Header).map(drop))?;
+        for (what, policy, [theirs, ours, later], conflicts) in cases {
+            let base = started(&format!("merge reads {what}"), &[1, 2, 3])?;
             let branch = Arc::new(create_branch(&base, "side", "test")?);
-            let theirs = commit(&branch, |side| side.update(&[0, 1], cells(&[5, 6]), Validate::Header))?;
-            let ours = commit(&base, |main| main.update(&[0], cells(&[5]), Validate::Header))?;
+            let (theirs, ours) = (commit(&branch, theirs)?, commit(&base, ours)?);
             let mut written = Written::at(&ours)?;
-            let policies = Policies::new(Policy::Fail, Vec::new());
             let bases = merge_bases(ours.context.storage.as_ref(), &ours.entry, &theirs.entry)?;
+            let policies = Policies::new(policy, Vec::new());
             let (mut proposal, _) = three_way(&mut written, Taken::Merged, &bases, &theirs.entry, &policies, TEXTS)?;
             proposal.features |= FEATURE_MERGES;
             proposal.theirs.parent = Some((theirs.entry.as_parent(), theirs.record().time_us));

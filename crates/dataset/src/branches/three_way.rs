@@ -53,7 +53,8 @@ pub enum Values {
 pub struct Decided {
     pub samples: Samples,
     pub values: Values,
-    /// What both sides did alike, so that the merge does not do it. If `ours` changes it before the merge is committed, the merge decides again.
+    /// What `ours` did that keeps the merge from doing something: the same as `theirs`, or values for which a policy decides. If `ours` changes it before
+    /// the merge is committed, the merge decides again.
     pub reads: Vec<Read>,
 }
 
@@ -362,7 +363,11 @@ impl<'a> Comparison<'a> {
                 }
             };
             let [died_here, died_there] = self.changed_before(spec)?;
-            kept_by_ours.add(policy, &spec.name, kept(ours, &self.theirs.removed)?.or(&died_there));
+            let changed_here = kept(ours, &self.theirs.removed)?.or(&died_there);
+            if !changed_here.is_empty() {
+                reads.push(Read { columns: vec![spec.id], rows: Some(Arc::new(changed_here.clone())) });
+            }
+            kept_by_ours.add(policy, &spec.name, changed_here);
             kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?.or(&died_here));
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
             taken.extend([either.and(&samples.added), either.and(&samples.revived)]);

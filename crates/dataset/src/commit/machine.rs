@@ -254,11 +254,17 @@ impl Machine {
         }
         let keys: Vec<RowSet> = self.unseen.iter().flat_map(|entry| own.changes.rows_with_keys(&entry.record.changes)).cloned().collect();
         let stages = self.unseen.iter().any(|entry| own.changes.may_share_stage(&entry.record.changes));
-        let theirs = self.unseen.iter().flat_map(|entry| &entry.record.changes).filter(|change| change.kind == ChangeKind::Value);
+        // A merge lists samples that it brings back as appended.
+        let theirs = self.unseen.iter().flat_map(|entry| &entry.record.changes);
+        let theirs = theirs.filter(|change| matches!(change.kind, ChangeKind::Value | ChangeKind::Append));
         for delta in &mut self.proposal.own.deltas {
             let Delta::Attachment(attachment) = delta else { continue };
-            let meeting =
-                theirs.clone().filter(|change| columns_meet(&attachment.columns, &change.columns) && !attachment.columns.is_empty());
+            let covered = attachment.rows.range();
+            let meets = |change: &&Change| {
+                let rows = change.rows.range();
+                rows.start < covered.end && covered.start < rows.end && columns_meet(&attachment.columns, &change.columns)
+            };
+            let meeting = theirs.clone().filter(|change| !attachment.columns.is_empty() && meets(change));
             attachment.changed.extend(meeting.map(|change| change.rows.clone()));
         }
         self.checked = self.parent()?.record.number;

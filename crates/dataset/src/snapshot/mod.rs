@@ -21,8 +21,8 @@ use penstock_error::{Error, Result};
 use penstock_format::SnapshotId;
 use penstock_format::cursor::malformed;
 use penstock_format::files::FileRef;
-use penstock_format::ids::{ObjectRef, Run, root_name};
-use penstock_format::manifest::{Attachment, Fragment, Root, WordsSegment};
+use penstock_format::ids::{ObjectRef, Run, lineage_of, root_name, row_id};
+use penstock_format::manifest::{Attachment, Fragment, PageRef, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, FEATURE_TILED, Record};
 use penstock_format::rows::RowSet;
@@ -112,6 +112,15 @@ impl Snapshot {
                 counted(found),
                 counted(deleted)
             )));
+        }
+        let next = row_id(record.lineage, record.next_counter);
+        let is_unknown = |page: &PageRef| {
+            let end = page.least.saturating_add(page.span);
+            page.span > 0 && end > next && lineage_of(end - 1) == record.lineage
+        };
+        if root.pages.iter().any(is_unknown) {
+            let text = format!("the manifest of commit {} has row ids that no commit allocated", record.snapshot());
+            return Err(malformed(text));
         }
         let known = overlays.gone().map(RowSet::ids).fold(record.samples, u64::saturating_add);
         if let Some(overlay) = overlays.all().iter().find(|overlay| !overlay.is_gone() && overlay.rows.ids() > known) {

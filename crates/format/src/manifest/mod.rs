@@ -3,6 +3,7 @@
 mod attachment;
 mod statistics;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use penstock_tensor::counted;
 use crate::cursor::{Cursor, Magic, Strings, Writer, malformed, seal, unseal};
 use crate::files::FileRef;
 use crate::id::Id;
-use crate::ids::{ObjectRef, PROVISIONAL, Run};
+use crate::ids::{ObjectRef, PROVISIONAL, Run, page_name};
 use crate::overlay::Overlay;
 
 pub use self::attachment::Attachment;
@@ -247,7 +248,15 @@ impl Root {
             attachments: cursor.list(Attachment::LEAST_BYTES, Attachment::parse)?,
         };
         cursor.end()?;
-        Ok(root)
+        let full = root.pages.iter().filter(|page| page.samples == page.span && page.span > 0);
+        if let Some(row_id) = in_two(full.map(|page| page.least..page.least.saturating_add(page.span))) {
+            return Err(malformed(format!("two of its pages have row id {row_id}")));
+        }
+        let mut named = HashSet::new();
+        match root.pages.iter().find(|page| !named.insert(page.object.id)) {
+            None => Ok(root),
+            Some(page) => Err(malformed(format!("it lists `{}` twice", page_name(page.object.id)))),
+        }
     }
 }
 
@@ -277,7 +286,27 @@ pub fn parse_page(bytes: &Bytes) -> Result<Vec<Fragment>> {
     let mut cursor = unseal(Magic::Page, bytes)?;
     let fragments = cursor.list(4, Fragment::parse)?;
     cursor.end()?;
-    Ok(fragments)
+    match in_two(fragments.iter().flat_map(|fragment| fragment.runs.iter().map(|run| run.first..run.end()))) {
+        None => Ok(fragments),
+        Some(row_id) => Err(malformed(format!("two of its samples have row id {row_id}"))),
+    }
+}
+
+/// Return a number that is in two of some ranges, none of which is empty. Cost: nothing to speak of if the ranges ascend; otherwise they are sorted.
+fn in_two(ranges: impl Iterator<Item = Range<u64>> + Clone) -> Option<u64> {
+    first_before_the_end(ranges.clone())?;
+    let mut sorted: Vec<Range<u64>> = ranges.collect();
+    sorted.sort_unstable_by_key(|range| range.start);
+    first_before_the_end(sorted.into_iter())
+}
+
+/// Return the beginning of the first range that begins before the end of the one before it.
+fn first_before_the_end(mut ranges: impl Iterator<Item = Range<u64>>) -> Option<u64> {
+    let mut end = 0;
+    ranges.find_map(|range| {
+        let before = std::mem::replace(&mut end, range.end);
+        (range.start < before).then_some(range.start)
+    })
 }
 
 pub fn encode_words(column: u64, words: &[impl AsRef<str>]) -> Vec<u8> {
