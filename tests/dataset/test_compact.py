@@ -204,6 +204,19 @@ def test_files_of_columns_that_stay_the_same_are_kept(tmp_path):
     assert ds.compact().dropped_samples == 20 and len(ds) == 20 and not ds.verify()["problems"]
 
 
+def test_fragments_of_many_runs_are_written_once(tmp_path):
+    """A fragment has at most 16,384 runs of row ids, so two that have more together stay two."""
+    ds = ps.create(tmp_path / "set", {"n": "int32"})
+    ds.append({"n": range(100_000)})
+    with ds.transaction() as tx:
+        tx.delete(row_ids=random.Random(0).sample(range(100_000), 50_000))
+    assert ds.compact().new_fragments == 2 and ds.compact().new_fragments == 0
+    ds.append({"n": [1]})
+    ds.append({"n": [2]})
+    done = ds.compact()
+    assert done.new_fragments == 1 and ds.structure()["fragments"] <= 3 and ds.compact().new_fragments == 0
+
+
 def test_a_damaged_fragment_stays_as_it_is(tmp_path):
     ds = worn(tmp_path / "set", appends=5)
     before, was = seen(ds), ds.structure()

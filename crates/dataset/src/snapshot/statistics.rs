@@ -76,7 +76,8 @@ impl Snapshot {
         Ok(found)
     }
 
-    /// Return the positions of the fragments that may have a value of a column between two bounds, both included. Neighbouring ones are joined. Cost: as for
+    /// Return the positions of the fragments that may have a value of a column between two bounds, both included. A NaN is in no such range, and a bound that
+    /// is one finds nothing: `Bounds::has_nan` says where there are some. Neighbouring fragments are joined. Cost: as for
     /// `statistics`.
     pub fn may_have(&self, column: &str, span: &Span) -> Result<Vec<Range<u64>>> {
         let mut runs: Vec<Range<u64>> = Vec::new();

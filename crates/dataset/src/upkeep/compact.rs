@@ -9,7 +9,7 @@ use std::sync::Arc;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::files::FileRef;
 use penstock_format::ids::Run;
-use penstock_format::manifest::Fragment;
+use penstock_format::manifest::{FRAGMENT_RUNS, Fragment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::rows::{RowIds, RowSet};
@@ -347,7 +347,9 @@ fn filled_of(group: &[Candidate]) -> Option<&Vec<u64>> {
 
 fn may_join(group: &[Candidate], candidate: &Candidate) -> bool {
     let (one, other) = (filled_of(group), candidate.filled.as_ref());
-    one.is_none() || other.is_none() || one == other
+    // What has more runs is divided again.
+    let runs = group.iter().chain([candidate]).map(|candidate| candidate.fragment.runs.len()).sum::<usize>();
+    runs <= FRAGMENT_RUNS && (one.is_none() || other.is_none() || one == other)
 }
 
 /// Return the row ids of the overlays that have a column, by column.
