@@ -3,6 +3,7 @@
 //! Files appear whole: they are written elsewhere, made durable, and then renamed. One server at a time uses a folder.
 
 mod buckets;
+mod compared;
 mod listing;
 mod names;
 mod objects;
