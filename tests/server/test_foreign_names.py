@@ -12,7 +12,7 @@ import servers
 
 BUCKET = "penstock"
 PLAIN = [
-    "plain.jpg", "foo%20bar.jpg", "100%.csv", "100%25.csv", "a%2Fb", "caf%C3%A9.txt", "%41", "%zz", "%", "%25", "n" * 198, "n" * 199, "n" * 255,
+    "plain.jpg", "foo%20bar.jpg", "100%.csv", "100%25.csv", "a%2Fb", "gr%C3%BCn.txt", "%41", "%zz", "%", "%25", "n" * 198, "n" * 199, "n" * 255,
     "ü" * 127 + "x", "tab\there", "new\nline", "\x7f", "trail ", " ", "%x", "x%", "back\\slash", "q?&=#+.txt", ".hidden", "..x", "...", "%SELF",
     "%self.txt", "x%self", "%2e", "%2E.txt", "x%_", "%__", "x%~y", "sub%dir/file.txt", "d" * 220 + "/file", "%43/%42/c", "l\u2028x", "\ufeffx",
 ]  # fmt: skip
