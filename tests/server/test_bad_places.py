@@ -7,6 +7,8 @@ import random
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import uuid
 
@@ -120,6 +122,40 @@ def test_a_keys_file_that_is_replaced_while_it_is_read_never_locks_a_key_out(tmp
     finally:
         server.stop()
     assert codes and set(codes) == {200}
+
+
+@pytest.mark.parametrize("has_writer", [False, True])
+def test_a_keys_file_that_is_a_pipe_holds_nothing_up(tmp_path, has_writer):
+    keys = tmp_path / "keys.json"
+    servers.write_secret(keys, keys_of())
+    server = servers.Penstock(tmp_path, "")
+    said = lambda text: (tmp_path / "log").read_text().count(text)  # noqa: E731
+    writer = None
+    try:
+        keys.unlink()
+        os.mkfifo(keys, 0o600)
+        writer = os.open(keys, os.O_RDWR) if has_writer else None
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: said("it stays as it was") == 1, "the pipe is refused")
+        assert said("nobody writes") == has_writer
+        servers.write_secret(tmp_path / "new.json", keys_of("new"))
+        os.rename(tmp_path / "new.json", keys)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: said("read keys and certificates again") == 1, "the file is read")
+        assert server.client(key="new", secret="a-long-secret").list_buckets()["Buckets"]
+    finally:
+        server.stop()
+        if writer is not None:
+            os.close(writer)
+
+
+def test_keys_of_a_pipe_are_read_to_its_end(tmp_path):
+    """As of `--keys <(command)`, which may take a time."""
+    (tmp_path / "keys.json").write_text(keys_of(*(f"key-{number}" for number in range(5000))))
+    keys = "<(sleep 0.3; head -c 70000 keys.json; sleep 0.3; tail -c +70001 keys.json)"
+    command = f"{sys.executable} -m penstock serve --cold {tmp_path} --keys {keys} --check"
+    checked = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_two_nodes_with_one_cache_before_one_store_answer_right(start):

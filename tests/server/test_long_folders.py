@@ -61,6 +61,34 @@ def test_lists_hold_few_of_the_names_of_a_long_folder(served, data):
     assert peak(served) - before < 80 * MIB, f"{(peak(served) - before) / MIB:.0f} MiB"
 
 
+def test_lists_of_nested_folders_with_long_names_take_the_memory_that_they_count(served, data):
+    folder = data
+    for depth in range(4):
+        handle = os.open(folder, os.O_RDONLY)
+        for number in range(2500):
+            os.close(os.open(f"z{depth}{'n' * 180}{number:06}", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+        os.close(handle)
+        folder /= "a" * 190
+        folder.mkdir()
+    (folder / "x").touch()
+    client, before, found = served.client(), peak(served), []
+
+    def one():
+        listed = client.list_objects_v2(Bucket=BUCKET)
+        found.append((listed["KeyCount"], listed["Contents"][0]["Key"], listed["Contents"][-1]["Key"][-6:]))
+
+    threads = [threading.Thread(target=one) for _ in range(32)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert found == [(1000, ("a" * 190 + "/") * 4 + "x", "000998")] * 32
+    # Together they may take 64 MiB, and each response has 2 MiB. Before lists counted bytes, this was several hundred.
+    assert peak(served) - before < 128 * MIB, f"{(peak(served) - before) / MIB:.0f} MiB"
+    # And every key is listed, however few are held.
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    keys = [entry["Key"] for page in pages for entry in page["Contents"]]
+    assert len(keys) == len(set(keys)) == 10_001 and keys == sorted(keys)
+
+
 def test_a_folder_that_is_read_again_is_listed_as_any_other(served, data):
     files = [f"f-{number:05}" for number in range(5000)] + [f"d-{number:04}/x/y" for number in range(0, 5000, 7)]
     make(data, [*files, *(f"d-{number:04}/" for number in range(5000)), *(f"empty-{number:04}/below/" for number in range(4200)), "z/1"])

@@ -4,6 +4,7 @@
 
 pub mod again;
 pub mod chunks;
+pub mod moved;
 
 use std::borrow::Cow;
 

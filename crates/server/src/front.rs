@@ -27,6 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::authentication::again::mend_and_sign;
 use crate::authentication::chunks::{self, Signed};
+use crate::authentication::moved::move_to_headers;
 use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
 use crate::keys::Keys;
@@ -50,6 +51,9 @@ pub struct Limits {
     pub idle: Duration,
     pub memory: Memory,
 }
+
+/// Why a request is never answered: the status, the code of S3 and a message.
+type Refused = (StatusCode, &'static str, String);
 
 /// What all connections share.
 pub struct Front {
@@ -110,7 +114,7 @@ impl Front {
                 request.extensions_mut().insert(id.clone());
                 slot.iter().for_each(|slot| drop(request.extensions_mut().insert(slot.clone())));
                 let running = Counted::begin(&self.metrics.running);
-                let response = match self.form_of(&request) {
+                let response = match self.form_of(&mut request) {
                     Err((status, code, text)) => {
                         patient::refuse(request);
                         with_error(status, code, &text)
@@ -200,8 +204,26 @@ impl Front {
         })
     }
 
-    /// Return how a request is signed, or why this server never answers it: the status, the code of S3 and a message.
-    fn form_of(&self, request: &Request<Incoming>) -> Result<Form, (StatusCode, &'static str, String)> {
+    /// Return how a request is signed, or why this server never answers it. Headers in its address become headers before anything else reads them.
+    fn form_of(&self, request: &mut Request<Incoming>) -> Result<Form, Refused> {
+        let refused = |(code, text): Refusal| {
+            let is_denied = matches!(code, "AccessDenied" | "RequestTimeTooSkewed");
+            (if is_denied { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST }, code, text)
+        };
+        let form = match self.gate.taken {
+            Taken::Unverified => Form::Unsigned,
+            taken => {
+                let form = authentication::form_of(request).map_err(refused)?;
+                authentication::check(&form, request, taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
+                form
+            }
+        };
+        move_to_headers(request).map_err(refused)?;
+        self.check(request, &form).map(|()| form)
+    }
+
+    /// Fail if this server never answers a request.
+    fn check(&self, request: &Request<Incoming>, form: &Form) -> Result<(), Refused> {
         let header = |name| text(request, name);
         if header(CONTENT_TYPE).trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT.".into()));
@@ -219,12 +241,6 @@ impl Front {
         }
         let is_in_chunks = header(CONTENT_SHA256).starts_with("STREAMING-") || header(CONTENT_ENCODING).contains("aws-chunked");
         if self.gate.taken != Taken::Unverified {
-            let refused = |(code, text): Refusal| {
-                let is_denied = matches!(code, "AccessDenied" | "RequestTimeTooSkewed");
-                (if is_denied { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST }, code, text)
-            };
-            let form = authentication::form_of(request).map_err(refused)?;
-            authentication::check(&form, request, self.gate.taken, time::OffsetDateTime::now_utc()).map_err(refused)?;
             let is_list =
                 || crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
             let is_version_2 = matches!(form, Form::Version2 { .. });
@@ -237,7 +253,7 @@ impl Front {
                 let text = "A signature of version 2 does not cover the body. Lists need version 4.";
                 return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
             }
-            return Ok(form);
+            return Ok(());
         }
         if !self.gate.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
             // A page in a browser may send requests to this machine.
@@ -248,7 +264,7 @@ impl Front {
             let text = "This server was started with --anonymous and cannot verify signed bodies. Do not sign, or start it with --keys.";
             return Err((StatusCode::BAD_REQUEST, "InvalidRequest", text.into()));
         }
-        Ok(Form::Unsigned)
+        Ok(())
     }
 
     /// Return the key that a request names, as it was sent, or an empty text.

@@ -71,6 +71,8 @@ pub struct Metrics {
     pub cold_requests: Count,
     pub stale_answers: Count,
     pub missed_removals: Count,
+    /// Files of a served folder that cannot be objects.
+    pub left_out_files: Level,
     pub refused: Count,
     pub lost_lines: Count,
     /// Objects that were acknowledged and are not in the cold store yet, and their bytes.
@@ -124,6 +126,7 @@ impl Metrics {
             cold_requests: Count::default(),
             stale_answers: Count::default(),
             missed_removals: Count::default(),
+            left_out_files: Level::default(),
             refused: Count::default(),
             lost_lines: Count::default(),
             pending_objects: Level::default(),
@@ -190,6 +193,8 @@ impl Metrics {
         registry.register("cold_requests", "Requests to the cold store for the state of an object", self.cold_requests.clone());
         registry.register("stale_answers", "Answers from what was known, because the cold store failed", self.stale_answers.clone());
         registry.register("missed_removals", "Old states of objects that could not be removed from a drive", self.missed_removals.clone());
+        let files = "Files of a served folder that lists left out since the start, because they cannot be objects";
+        registry.register("left_out_files", files, self.left_out_files.clone());
         let objects = "Objects that were acknowledged and are not in the cold store yet";
         registry.register("pending_objects", objects, self.pending_objects.clone());
         registry.register_with_unit("pending", "Bytes of these objects, with 4 KiB more for each", Unit::Bytes, self.pending_bytes.clone());

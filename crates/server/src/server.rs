@@ -334,7 +334,7 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
         return Ok((remote, identity));
     }
     let path = penstock_storage::local_path(&config.cold)?.ok_or_else(|| not_served(&config.cold))?;
-    let folder = Folder::open(&path)?;
+    let folder = Folder::open(&path, metrics, note)?;
     let identity = format!("serve {}", std::fs::canonicalize(&path).map_err(|error| failed(&config.cold, error))?.display());
     Ok((Arc::new(folder), identity))
 }

@@ -81,8 +81,7 @@ fn read(chain: &Path, key: &Path) -> Result<Current> {
     let bad = |path: &Path, why: String| {
         Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display())).hint("give files in PEM format")
     };
-    let text = std::fs::File::open(chain).and_then(|mut file| penstock_storage::private::read_text(&mut file));
-    let text = text.map_err(|error| bad(chain, error.to_string()))?;
+    let text = penstock_storage::private::read_text(chain).map_err(|error| bad(chain, error.to_string()))?;
     let certificates = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();
     let certificates = certificates.map_err(|error| bad(chain, error.to_string()))?;
     if certificates.is_empty() {

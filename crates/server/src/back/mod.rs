@@ -105,7 +105,7 @@ impl WriteBack {
             penstock_error::Error::new("storage-failed", text)
         };
         penstock_storage::private::close_folder(folder).map_err(|error| failed(&error))?;
-        let opened = Folder::open(folder)?;
+        let opened = Folder::open(folder, &metrics, note)?;
         let of = opened.own(OF);
         match penstock_storage::private::read_own(&of, MOST_OF_BYTES) {
             Ok(other) if other != cold.1.as_bytes() => {

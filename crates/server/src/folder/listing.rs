@@ -5,7 +5,8 @@ use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use super::names::{Part, SELF, part_of};
+use super::left_out::{LeftOut, Why};
+use super::names::{Part, SELF, encoded, part_of};
 use super::record::is_absent;
 
 /// What is listed.
@@ -48,13 +49,23 @@ enum Kind {
 
 /// Entries of a folder that are held at once. A folder that has more is read again.
 const MOST_HELD: usize = 4096;
+/// Bytes of the entries that all folders on the way hold together. Each may hold half of what those above it leave, but always some entries.
+const MOST_HELD_BYTES: usize = 4 << 20;
+const LEAST_HELD: usize = 4;
+/// What an entry takes beside its texts.
+const ENTRY_BYTES: usize = 150;
+/// Keys have at most so many bytes, as in S3.
+const MOST_KEY_BYTES: usize = 1024;
 
 /// The first entries of a folder behind the ones before: the keys of its files or their common prefixes, and for its folders the beginning of their keys.
 struct Entries<'a> {
     query: &'a Query,
+    left_out: &'a LeftOut,
     /// The last of the entries before.
     before: Option<String>,
     found: BTreeMap<String, (Kind, PathBuf)>,
+    held_bytes: usize,
+    most_bytes: usize,
     has_more: bool,
 }
 
@@ -71,52 +82,76 @@ impl Entries<'_> {
         if !is_wanted || self.before.as_ref().is_some_and(|before| key <= *before) {
             return;
         }
-        if self.found.len() == MOST_HELD && !self.found.contains_key(&key) {
-            self.has_more = true;
-            if self.found.last_key_value().is_some_and(|(last, _)| *last < key) {
-                return;
-            }
-            self.found.pop_last();
+        if self.found.contains_key(&key) {
+            return;
         }
-        self.found.insert(key, (kind, path()));
+        // Those behind one that did not fit are found when the folder is read again.
+        if self.has_more && self.found.last_key_value().is_some_and(|(last, _)| *last < key) {
+            return;
+        }
+        let path = path();
+        self.held_bytes += size_of_entry(&key, &path);
+        self.found.insert(key, (kind, path));
+        while self.found.len() > MOST_HELD || self.held_bytes > self.most_bytes && self.found.len() > LEAST_HELD {
+            self.has_more = true;
+            if let Some((key, (_, path))) = self.found.pop_last() {
+                self.held_bytes -= size_of_entry(&key, &path);
+            }
+        }
     }
 }
 
-/// List a page. Cost: reads each folder that may have keys of the page, and holds up to 4,096 names of each on its way.
-pub fn list(bucket: &Path, query: &Query) -> io::Result<Listed> {
+fn size_of_entry(key: &str, path: &Path) -> usize {
+    key.len() + path.as_os_str().len() + ENTRY_BYTES
+}
+
+/// List a page. Cost: reads each folder that may have keys of the page. It holds up to 4,096 names of each on its way, and 4 MiB of all of them.
+pub fn list(bucket: &Path, query: &Query, left_out: &LeftOut) -> io::Result<Listed> {
     let mut listed = Listed::default();
     if query.most > 0 {
-        let _ = walk(bucket, "", query, &mut listed)?;
+        let _ = Walk { query, left_out, listed: &mut listed }.walk(bucket, "", MOST_HELD_BYTES)?;
     }
     Ok(listed)
 }
 
-fn walk(folder: &Path, base: &str, query: &Query, listed: &mut Listed) -> io::Result<ControlFlow<()>> {
-    let mut entries = Entries { query, before: None, found: BTreeMap::new(), has_more: true };
-    while std::mem::take(&mut entries.has_more) {
-        read(folder, base, false, &mut entries)?;
-        entries.before = entries.found.last_key_value().map(|(last, _)| last.clone());
-        for (key, (kind, path)) in std::mem::take(&mut entries.found) {
-            let flow = match kind {
-                Kind::File => take(Found::Object(key, path), query, listed),
-                Kind::Prefix => take(Found::Prefix(key), query, listed),
-                Kind::Folder if may_have(&key, query, listed.found.last()) => match walk(&path, &key, query, listed) {
-                    // It was removed in the meantime.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => ControlFlow::Continue(()),
-                    other => other?,
-                },
-                Kind::Folder => ControlFlow::Continue(()),
-            };
-            if flow.is_break() {
-                return Ok(flow);
-            }
-        }
-    }
-    Ok(ControlFlow::Continue(()))
+struct Walk<'a> {
+    query: &'a Query,
+    left_out: &'a LeftOut,
+    listed: &'a mut Listed,
 }
 
-/// Add the entries of a folder.
-fn read(folder: &Path, base: &str, is_rest: bool, entries: &mut Entries<'_>) -> io::Result<()> {
+impl Walk<'_> {
+    /// List what is in a folder. It may hold half of these bytes, and the folders in it the rest.
+    fn walk(&mut self, folder: &Path, base: &str, bytes: usize) -> io::Result<ControlFlow<()>> {
+        let (query, left_out) = (self.query, self.left_out);
+        let (before, found, most_bytes) = (None, BTreeMap::new(), bytes / 2);
+        let mut entries = Entries { query, left_out, before, found, held_bytes: 0, most_bytes, has_more: true };
+        while std::mem::take(&mut entries.has_more) {
+            read(folder, base, None, &mut entries)?;
+            entries.before = entries.found.last_key_value().map(|(last, _)| last.clone());
+            let rest = bytes - std::mem::take(&mut entries.held_bytes).min(most_bytes);
+            for (key, (kind, path)) in std::mem::take(&mut entries.found) {
+                let flow = match kind {
+                    Kind::File => take(Found::Object(key, path), query, self.listed),
+                    Kind::Prefix => take(Found::Prefix(key), query, self.listed),
+                    Kind::Folder if may_have(&key, query, self.listed.found.last()) => match self.walk(&path, &key, rest) {
+                        // It was removed in the meantime.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => ControlFlow::Continue(()),
+                        other => other?,
+                    },
+                    Kind::Folder => ControlFlow::Continue(()),
+                };
+                if flow.is_break() {
+                    return Ok(flow);
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Add the entries of a folder. In one whose name ends with `%~`, `begin` is what the part of the key has above, with the path of that.
+fn read(folder: &Path, base: &str, begin: Option<(&str, &str)>, entries: &mut Entries<'_>) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let kind = match entry.file_type() {
@@ -124,29 +159,60 @@ fn read(folder: &Path, base: &str, is_rest: bool, entries: &mut Entries<'_>) -> 
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
-        // Links are neither. Names that no key has are files of somebody else.
-        match entry.file_name().to_str().and_then(|name| part_of(name, is_rest)) {
-            Some(Part::Whole(part)) if kind.is_dir() => {
-                let key = format!("{base}{part}");
-                let own = entry.path().join(SELF);
-                // An error must not hide a key from somebody who deletes what is not listed.
-                match std::fs::symlink_metadata(&own) {
-                    Ok(found) if found.is_file() => entries.add(key.clone(), Kind::File, || own),
-                    Err(error) if !is_absent(&error) => return Err(error),
-                    _ => {}
-                }
-                entries.add(key + "/", Kind::Folder, || entry.path());
-            }
-            Some(Part::Whole(part)) if kind.is_file() => entries.add(format!("{base}{part}"), Kind::File, || entry.path()),
-            Some(Part::Begin(part)) if kind.is_dir() => match read(&entry.path(), &format!("{base}{part}"), true, entries) {
-                // It was removed in the meantime, and the others are still there.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                other => other?,
-            },
-            _ => {}
-        }
+        let path = entry.path();
+        let why = match entry.file_name().to_str() {
+            _ if kind.is_symlink() => Some(Why::Link),
+            _ if !kind.is_dir() && !kind.is_file() => Some(Why::Kind),
+            None => Some(Why::NotText),
+            Some(name) => add(name, path.clone(), kind.is_dir(), (base, begin), entries)?,
+        };
+        why.into_iter().for_each(|why| entries.left_out.note(&path, why));
     }
     Ok(())
+}
+
+/// Add a file or a folder. Returns why that cannot be done.
+fn add(
+    name: &str,
+    path: PathBuf,
+    is_folder: bool,
+    (base, begin): (&str, Option<(&str, &str)>),
+    entries: &mut Entries<'_>,
+) -> io::Result<Option<Why>> {
+    let (above, place) = begin.unwrap_or_default();
+    let part = match part_of(name) {
+        // The one of the folder above, which was added with it. A bucket has none.
+        Part::Own if !is_folder && begin.is_none() && !base.is_empty() => return Ok(None),
+        Part::Begin(piece) if is_folder => {
+            return match read(&path, base, Some((&format!("{above}{piece}"), &format!("{place}{name}/"))), entries) {
+                // It was removed in the meantime, and the others are still there.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                other => other.map(|()| None),
+            };
+        }
+        Part::Own | Part::Begin(_) => return Ok(Some(Why::Reserved)),
+        Part::Whole(part) => format!("{above}{part}"),
+    };
+    if begin.is_some() && encoded(&part) != format!("{place}{name}") {
+        return Ok(Some(Why::Reserved));
+    }
+    let key = format!("{base}{part}");
+    if key.len() + usize::from(is_folder) > MOST_KEY_BYTES {
+        return Ok(Some(Why::Length));
+    }
+    if !is_folder {
+        entries.add(key, Kind::File, || path);
+        return Ok(None);
+    }
+    let own = path.join(SELF);
+    // An error must not hide a key from somebody who deletes what is not listed.
+    match std::fs::symlink_metadata(&own) {
+        Ok(found) if found.is_file() => entries.add(key.clone(), Kind::File, || own),
+        Err(error) if !is_absent(&error) => return Err(error),
+        _ => {}
+    }
+    entries.add(key + "/", Kind::Folder, || path);
+    Ok(None)
 }
 
 /// Return whether keys with this beginning may be listed, behind the last one that is.

@@ -3,6 +3,8 @@
 //! Files appear whole: they are written elsewhere, made durable, and then renamed. One server at a time uses a folder.
 
 mod buckets;
+mod compared;
+mod left_out;
 mod listing;
 mod names;
 mod objects;
@@ -22,6 +24,8 @@ use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 
 use crate::cold::each_operation;
+use crate::metrics::Metrics;
+use left_out::LeftOut;
 use names::SELF;
 
 /// The folder with what is not an object. No bucket can have its name.
@@ -38,12 +42,13 @@ pub struct Folder {
     shape: RwLock<()>,
     /// The folder itself, for paths that must not lead out of it.
     handle: File,
+    left_out: LeftOut,
     _lock: File,
 }
 
 impl Folder {
-    /// Open a folder to serve it. Fails if another server does, or if its file system has no extended attributes.
-    pub fn open(root: &Path) -> Result<Folder> {
+    /// Open a folder to serve it. Fails if another server does, or if its file system has no extended attributes. Calls `note` with what it cannot serve.
+    pub fn open(root: &Path, metrics: &Metrics, note: fn(&str)) -> Result<Folder> {
         let refused = |why: String, hint: &str| {
             Error::new("storage-failed", format!("cannot serve folder `{}`: {why}", root.display())).hint(hint.to_owned())
         };
@@ -69,7 +74,8 @@ impl Folder {
         }
         let writers = (0..LOCKS).map(|_| Mutex::default()).collect();
         let (root, handle) = (std::path::absolute(root).map_err(failed)?, File::open(root).map_err(failed)?);
-        Ok(Folder { root, writers, shape: RwLock::default(), handle, _lock: lock })
+        let left_out = LeftOut::new(note, metrics.left_out_files.clone());
+        Ok(Folder { root, writers, shape: RwLock::default(), handle, left_out, _lock: lock })
     }
 
     /// Return the folder of a bucket that exists.
@@ -86,6 +92,10 @@ impl Folder {
     /// Open the file of an object.
     fn find(&self, bucket: &str, key: &str) -> S3Result<(File, PathBuf)> {
         self.bucket(bucket)?;
+        // The front refuses it in paths, but not in the source of a copy.
+        if key.contains('\0') {
+            return Err(s3_error!(NoSuchKey, "no object has a name with the character U+0000"));
+        }
         let below = Path::new(bucket).join(names::path_of(key));
         for below in [below.clone(), below.join(SELF)] {
             match open_below(&self.handle, &below) {

@@ -57,7 +57,7 @@ impl Folder {
         with_owner: bool,
     ) -> S3Result<(Vec<Object>, Vec<CommonPrefix>, Option<String>)> {
         let folder = self.bucket(bucket)?;
-        let Listed { found, is_truncated } = on_disk(|| list(&folder, query)).map_err(failed)?;
+        let Listed { found, is_truncated } = on_disk(|| list(&folder, query, &self.left_out)).map_err(failed)?;
         let next = found.last().filter(|_| is_truncated).map(|last| last.text().to_owned());
         let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
         for entry in found {

@@ -5,12 +5,11 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::{Duration, SystemTime};
 
-use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::{Checksum, ChecksumType, ETag, Metadata, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use serde::{Deserialize, Serialize};
 
-use crate::upload::hex;
+use super::compared::{Compared, SLACK, changed_ns, compare, modified_ns, since_1970};
 
 /// The code of a drive that is full. Sending the request again would not help.
 pub const NO_SPACE: &str = "InsufficientStorage";
@@ -20,13 +19,8 @@ const ATTRIBUTE: &str = "user.penstock.object";
 /// File systems allow attributes of about 4 KiB.
 const MOST_BYTES: usize = 3800;
 
-/// How much later a file may change because its record is written, and because it comes to its place.
-const PLACED_SLACK: Duration = Duration::from_millis(20);
-const DRAFT_SLACK: Duration = Duration::from_secs(60);
-/// How often a record is written that took too long.
-const SETTLES: usize = 3;
-/// What is read of a file at once to compare it with its ETag.
-const READ_BYTES: u64 = 1 << 20;
+/// How often something is tried that a change of the file makes void.
+const TRIES: usize = 3;
 
 /// Fields that a client gives with an object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -163,10 +157,8 @@ pub struct Record {
     /// Length and time of the file when this was written. A file that was changed by other means has others.
     pub bytes: u64,
     pub modified_ns: i64,
-    /// The time at which something about the file was changed last, shortly before this was written.
+    /// The time at which something about the file was changed last, shortly before this was written. Nobody else knew the file then.
     pub changed_ns: i64,
-    /// Whether the file was in its place then.
-    pub is_placed: bool,
     /// The same time when the file had the bytes that this describes, as far as this server knows.
     #[serde(skip)]
     pub seen_ns: i64,
@@ -182,28 +174,33 @@ pub struct Record {
 impl Record {
     /// Read the record of a file. A file without one, or that was changed by other means, gets an ETag from its length and times.
     ///
-    /// A file that kept its length and time, but was changed in some way, is read and compared with its ETag.
+    /// A file that kept its length and time, but was changed in some way, is read and compared with its ETag (`compared`). It is not changed by that.
     pub fn read(file: &File) -> io::Result<Record> {
-        let (found, own) = Record::find(file)?;
-        let Some(own) = own else { return Ok(Record::foreign(&found)) };
-        if own.is_fresh(&found) {
-            return Ok(Record { seen_ns: changed_ns(&found), ..own });
-        }
-        let is_same = own.is_of(file)?;
-        let now = file.metadata()?;
-        match is_same {
-            Some(true) if changed_ns(&now) == changed_ns(&found) => {
-                own.clone().settle(file);
-                Ok(Record { seen_ns: changed_ns(&file.metadata()?), ..own })
+        for _ in 0..TRIES {
+            let (found, own) = Record::find(file)?;
+            let Some(own) = own else { return Ok(Record::foreign(&found)) };
+            let own = Record { seen_ns: changed_ns(&found), ..own };
+            if own.is_fresh(&found) {
+                return Ok(own);
             }
-            Some(_) => Ok(Record::foreign(&now)),
-            None => Ok(Record { given: own.given, ..Record::foreign(&now) }),
+            match compare(file, &found, &own.etag, own.parts.as_deref())? {
+                Compared::Same => return Ok(own),
+                Compared::Other => return Ok(Record::foreign(&found)),
+                Compared::Unknown => return Ok(Record { given: own.given, ..Record::foreign(&found) }),
+                Compared::Changed => {}
+            }
         }
+        Err(changed())
     }
 
     /// Fail if anything about a file was changed since this was read: another program may have changed its bytes in their place, and restored its time.
     pub fn check_unchanged(&self, file: &File) -> io::Result<()> {
-        if self.is_seen(&file.metadata()?) { Ok(()) } else { Err(changed()) }
+        if self.is_unchanged(&file.metadata()?) { Ok(()) } else { Err(changed()) }
+    }
+
+    /// Return whether nothing about a file was changed since this was read. What is only replaced or removed stays as it was while it is open.
+    fn is_unchanged(&self, found: &fs::Metadata) -> bool {
+        self.is_seen(found) || found.nlink() == 0 && self.has_times(found)
     }
 
     fn is_seen(&self, found: &fs::Metadata) -> bool {
@@ -214,14 +211,12 @@ impl Record {
         found.len() == self.bytes && modified_ns(found) == self.modified_ns
     }
 
-    /// Read a part of a file. Fails if the file has other bytes by then. What is only replaced or removed stays as it was while it is open. A file with
-    /// another mode or another link is compared with its ETag.
+    /// Read a part of a file. Fails if the file has other bytes by then. A file with another mode or another link is compared with its ETag.
     pub fn read_part(&mut self, file: &File, begin: u64, bytes: usize) -> io::Result<Vec<u8>> {
         let mut piece = vec![0; bytes];
-        for _ in 0..SETTLES {
+        for _ in 0..TRIES {
             file.read_exact_at(&mut piece, begin)?;
-            let found = file.metadata()?;
-            if self.is_seen(&found) || found.nlink() == 0 && self.has_times(&found) {
+            if self.is_unchanged(&file.metadata()?) {
                 return Ok(piece);
             }
             let now = Record::read(file)?;
@@ -238,12 +233,6 @@ impl Record {
     pub fn listed(file: &File) -> io::Result<Record> {
         let (found, own) = Record::find(file)?;
         Ok(own.unwrap_or_else(|| Record::foreign(&found)))
-    }
-
-    /// Return the record of a file if nothing has changed the file since it was written.
-    pub fn fresh(file: &File) -> Option<Record> {
-        let (found, own) = Record::find(file).ok()?;
-        own.filter(|own| own.is_fresh(&found))
     }
 
     fn find(file: &File) -> io::Result<(fs::Metadata, Option<Record>)> {
@@ -273,43 +262,29 @@ impl Record {
         Record { etag, bytes, modified_ns, seen_ns: changed_ns(found), ..Record::default() }
     }
 
+    /// Return whether nothing has changed a file since this was written.
     fn is_fresh(&self, found: &fs::Metadata) -> bool {
-        let slack = if self.is_placed { PLACED_SLACK } else { DRAFT_SLACK };
-        changed_ns(found).abs_diff(self.changed_ns) <= slack.as_nanos() as u64
+        changed_ns(found).abs_diff(self.changed_ns) <= SLACK.as_nanos() as u64
     }
 
-    /// Return whether the bytes of a file have this ETag, or None if that cannot be said.
-    fn is_of(&self, file: &File) -> io::Result<Option<bool>> {
-        let parts = match (self.etag.split_once('-'), &self.parts) {
-            (None, _) if self.etag.len() == 32 => return Ok(Some(hex(&md5_of(file, 0, self.bytes)?) == self.etag)),
-            (Some((_, count)), Some(parts)) if count.parse() == Ok(parts.len()) => parts,
-            _ => return Ok(None),
-        };
-        let (mut all, mut begin) = (Md5::new(), 0);
-        for bytes in parts {
-            all.update(&md5_of(file, begin, *bytes)?);
-            begin += bytes;
-        }
-        Ok(Some(format!("{}-{}", hex(all.finalize().as_ref()), parts.len()) == self.etag))
-    }
-
-    /// Write the record of a file whose bytes are complete. It counts for a minute, until the file is in its place.
+    /// Write the record of a file whose bytes are complete, and that nobody else knows yet.
     pub fn write(mut self, file: &File) -> S3Result<Record> {
         let found = file.metadata().map_err(failed)?;
         (self.bytes, self.modified_ns, self.changed_ns) = (found.len(), modified_ns(&found), changed_ns(&found));
-        self.is_placed = false;
         self.put(file)?;
         Ok(self)
     }
 
-    /// Write the record of a file again, after the file came to its place or got another name.
-    pub fn settle(mut self, file: &File) {
-        for _ in 0..SETTLES {
-            let Ok(found) = file.metadata() else { return };
-            (self.changed_ns, self.is_placed) = (changed_ns(&found), true);
-            // If this fails, the file is read again when somebody asks for it.
-            if self.put(file).is_err() || file.metadata().is_ok_and(|found| self.is_fresh(&found)) {
-                return;
+    /// Write the record of a file again, just before the file comes to its place. If that takes longer than it may, the file is compared when somebody asks
+    /// for it: what changes a file that others know is never taken for its own.
+    pub fn renew(&mut self, file: &File) {
+        // Most file systems have the clock of this machine.
+        self.changed_ns = i64::try_from(since_1970().as_nanos()).unwrap_or(i64::MAX);
+        for _ in 0..TRIES {
+            let written = self.put(file);
+            match file.metadata() {
+                Ok(found) if written.is_ok() && !self.is_fresh(&found) => self.changed_ns = changed_ns(&found),
+                _ => return,
             }
         }
     }
@@ -364,26 +339,6 @@ impl Record {
 
 fn changed() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read")
-}
-
-fn modified_ns(found: &fs::Metadata) -> i64 {
-    found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec())
-}
-
-fn changed_ns(found: &fs::Metadata) -> i64 {
-    found.ctime().saturating_mul(1_000_000_000).saturating_add(found.ctime_nsec())
-}
-
-fn md5_of(file: &File, begin: u64, bytes: u64) -> io::Result<Vec<u8>> {
-    let (mut md5, mut read) = (Md5::new(), 0);
-    let mut piece = vec![0; READ_BYTES.min(bytes) as usize];
-    while read < bytes {
-        let piece = &mut piece[..READ_BYTES.min(bytes - read) as usize];
-        file.read_exact_at(piece, begin + read)?;
-        md5.update(piece);
-        read += piece.len() as u64;
-    }
-    Ok(md5.finalize().as_ref().to_vec())
 }
 
 /// Return whether files below this folder can have records.

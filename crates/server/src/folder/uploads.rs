@@ -368,9 +368,9 @@ fn check_number(number: i32) -> S3Result<()> {
 
 /// Make a file a part of an upload. It takes the place of an earlier part of this number.
 fn place_part(folder: &Path, number: i32, draft: &Draft, record: Record) -> S3Result<Record> {
-    let record = record.write(&draft.file)?;
+    let mut record = record.write(&draft.file)?;
     draft.file.sync_all().map_err(failed)?;
-    let placed = draft.rename(&folder.join(number.to_string())).and_then(|()| sync_folder(folder));
+    let placed = draft.rename(&mut record, &folder.join(number.to_string())).and_then(|()| sync_folder(folder));
     placed.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => s3_error!(NoSuchUpload, "the upload was completed or aborted"),
         _ => failed(error),
@@ -383,7 +383,7 @@ fn copied_range(text: &str, bytes: u64) -> S3Result<std::ops::Range<u64>> {
     let bad = || s3_error!(InvalidArgument, "the copied range is `{text}`, expected bytes=first-last within {bytes} bytes");
     let (first, last) = text.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(bad)?;
     let (first, last): (u64, u64) = (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
-    if first <= last && last < bytes { Ok(first..last + 1) } else { Err(s3_error!(InvalidRange, "the source has {bytes} bytes")) }
+    if first <= last && last < bytes { Ok(first..last + 1) } else { Err(bad()) }
 }
 
 fn bytes_of_hex(text: &str) -> Vec<u8> {

@@ -33,8 +33,9 @@ impl Drop for Draft {
 }
 
 impl Draft {
-    /// Move the file to its place.
-    pub fn rename(&self, to: &Path) -> io::Result<()> {
+    /// Move the file to its place, with its record. From then on, others may change it.
+    pub fn rename(&self, record: &mut Record, to: &Path) -> io::Result<()> {
+        record.renew(&self.file);
         std::fs::rename(&self.path, to)
     }
 
@@ -65,18 +66,14 @@ impl Folder {
     /// Make a file durable, and the object of this key, if the present object meets the conditions.
     pub fn place(&self, bucket: &str, key: &str, draft: &Draft, record: Record, conditions: Conditions<'_>) -> S3Result<Record> {
         let folder = self.bucket(bucket)?;
-        let record = record.write(&draft.file)?;
+        let mut record = record.write(&draft.file)?;
         draft.file.sync_all().map_err(failed)?;
         let _turn = self.write_lock(bucket, key);
         conditions.check_write(self.present(bucket, key)?.as_ref())?;
         let path = folder.join(path_of(key));
         for _ in 0..TRIES {
-            let moved = self.rename(&folder, &draft.path, &path);
-            match moved {
-                Ok(()) => {
-                    record.clone().settle(&draft.file);
-                    return Ok(record);
-                }
+            match self.rename(&folder, draft, &mut record, &path) {
+                Ok(()) => return Ok(record),
                 // Another request removed the folder, or made one of the file.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                     if !is_folder(&folder).map_err(failed)? {
@@ -98,12 +95,12 @@ impl Folder {
         }
     }
 
-    fn rename(&self, bucket: &Path, from: &Path, to: &Path) -> io::Result<()> {
+    fn rename(&self, bucket: &Path, draft: &Draft, record: &mut Record, to: &Path) -> io::Result<()> {
         let parent = to.parent().ok_or(io::ErrorKind::InvalidInput)?;
         self.create_folders(bucket, parent)?;
         let shape = self.shape.read().unwrap_or_else(PoisonError::into_inner);
         let to = if is_folder(to)? { to.join(SELF) } else { to.to_owned() };
-        std::fs::rename(from, &to)?;
+        draft.rename(record, &to)?;
         drop(shape);
         sync_folder(to.parent().unwrap_or(parent))
     }
@@ -130,14 +127,12 @@ impl Folder {
         }
         if std::fs::metadata(folder)?.is_file() {
             // The file and the folder change places at once, so that the object is always there.
-            let (twin, file) = (self.temporary(), File::open(folder)?);
-            let own = Record::fresh(&file);
+            let twin = self.temporary();
             std::fs::create_dir(&twin)?;
             std::fs::hard_link(folder, twin.join(SELF))?;
             sync_folder(&twin)?;
             exchange(&twin, folder)?;
             std::fs::remove_file(&twin)?;
-            own.into_iter().for_each(|own| own.settle(&file));
         }
         sync_folder(above)
     }

@@ -83,8 +83,9 @@ const OF_BUCKETS: [&str; 1] = ["encryption"];
 pub fn unknown(method: &Method, uri: &Uri, has_key: bool) -> Option<String> {
     uri.query()?;
     let is_read = matches!(*method, Method::GET | Method::HEAD);
-    // Those of signatures may be empty, too. Signatures cover all others.
-    let is_parameter = |name: &str| name.starts_with("X-Amz-") || is_read && OF_READS.contains(&name);
+    // Headers in the address may be empty, too. Signatures cover all others.
+    let is_header = |name: &str| name.get(..6).is_some_and(|begin| begin.eq_ignore_ascii_case("x-amz-"));
+    let is_parameter = |name: &str| is_header(name) || is_read && OF_READS.contains(&name);
     let is_known = |name: &str| is_parameter(name) || KNOWN.contains(&name) && !(has_key && OF_BUCKETS.contains(&name));
     parameters(uri).find(|(name, value)| value.is_empty() && !name.is_empty() && !is_known(name)).map(|(name, _)| name.into_owned())
 }

@@ -8,8 +8,8 @@ use s3s::{S3Request, S3Response, S3Result};
 use crate::memory::Taken;
 use crate::ops::tier::Tier;
 
-/// A list of a served folder counts so much memory for names. Lists wait for one another.
-const LIST_BYTES: u64 = 1 << 20;
+/// A list of a served folder counts so much memory: half for names on its way, and half for a page of the longest keys. Lists wait for one another.
+const LIST_BYTES: u64 = 8 << 20;
 
 async fn taken(tier: &Tier) -> S3Result<Option<Taken>> {
     if tier.is_folder { tier.memory.take(LIST_BYTES).await.map(Some) } else { Ok(None) }
