@@ -250,16 +250,15 @@ def test_a_sample_that_a_merge_brings_back_is_not_covered(when, tmp_path):
     branch.update({"b": [7]}, row_ids=[0])
     ds.update({"a": [9]}, row_ids=[0])
     of = ps.open(tmp_path / "set")
-    attach = lambda handle: handle._move(_core.attach(handle._snapshot, "index", b"i", ["a"], None, "{}", [], ("", "", "{}")))
     if when == "before":
-        attach(of)
+        of._move(_core.attach(of._snapshot, "index", b"i", ["a"], None, "{}", [], ("", "", "{}")))
     ds.refresh()
     with ds.transaction() as tx:
         tx.delete(row_ids=[0])
     ds.compact()
     ds.merge("b", on_conflict="theirs")
     if when == "beside":
-        attach(of)
+        of._move(_core.attach(of._snapshot, "index", b"i", ["a"], None, "{}", [], ("", "", "{}")))
     ds.refresh()
     [one] = _core.attachments(ds._snapshot)
     assert one["rows"].tolist() == [1, 2] and ds.take(row_ids=[0])["a"].tolist() == [1] and not ds.verify()["problems"]

@@ -18,7 +18,7 @@ const GONE: u64 = 1 << 48;
 pub struct Overlay {
     /// The columns that have new values. If empty, the samples are deleted. An overlay with `ABSENT` or `GONE` has no other column.
     pub columns: Vec<u64>,
-    /// Tells an overlay with values from all others: two may have equal rows, and the place of a small file changes. Zero in overlays without values.
+    /// No other overlay has it, while two may have equal rows, and the place of a small file changes. Zero in overlays without values.
     pub id: Id,
     pub rows: RowSet,
     /// Sample k of these files is the sample with the k-th smallest row id.

@@ -395,7 +395,7 @@ fn local_schedule(seed: u64) -> Result<Verbs> {
     Ok(all.verbs)
 }
 
-/// Run one schedule on a server, through a proxy that delays, cuts and refuses. What is there is read without the proxy.
+/// Run one schedule on a server, through a proxy that delays, cuts and refuses. The dataset is read without the proxy.
 fn remote_schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Verbs> {
     let mut random = Random(seed);
     let uri = format!("s3://{BUCKET}/writers-{seed}");

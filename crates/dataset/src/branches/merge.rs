@@ -196,8 +196,7 @@ fn three_way(
     proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
     list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
     proposal.theirs.physical = Some((chosen.row_ids.len() + copied.len()).cast_signed());
-    proposal.own.changes.staged = Arc::new(linked);
-    proposal.own.changes.reads = reads;
+    (proposal.own.changes.staged, proposal.own.changes.reads) = (Arc::new(linked), reads);
     let has_stages = sides.theirs.stages.iter().any(|stages| !ours.stages.contains(stages));
     let turned = Turned { revived: revived.minus(&back), settled, back };
     match additions.deltas().filter(|_| turned.is_empty() && !has_stages && !altered) {

@@ -58,6 +58,9 @@ pub struct Decided {
     pub reads: Vec<Read>,
 }
 
+/// The same as `Decided`, with values that are copied by sample.
+type BySample = (Samples, Vec<(ColumnSpec, RowIds)>, Vec<Read>);
+
 /// What both sides did to samples and to values since the ancestor.
 pub struct Comparison<'a> {
     sides: &'a Sides,
@@ -328,7 +331,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Return the values that the merge takes, by column, and what both sides did alike.
-    fn decide_values(&self, mut samples: Samples, policies: &Policies) -> Result<(Samples, Vec<(ColumnSpec, RowIds)>, Vec<Read>)> {
+    fn decide_values(&self, mut samples: Samples, policies: &Policies) -> Result<BySample> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let on_both = self.ours.added.and(&self.theirs.added);
         let mut reads = self.read_as_removed();

@@ -130,7 +130,8 @@ pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<(
 }
 
 /// Set a tag or a branch, which must be new. `target` is called with the place of all puts and the number of the next names record, again
-/// after each lost race, and fails with `conflict` if that record exists. Returns the last target. Of several callers, one succeeds. Costs one more put than `tags`.
+/// after each lost race. It fails with `conflict` if that record exists. Returns the last target. Of several callers, one succeeds. Costs one more put than
+/// `tags`.
 pub fn create_name(
     context: &Context,
     kind: NameKind,
