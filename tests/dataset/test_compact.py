@@ -217,6 +217,16 @@ def test_fragments_of_many_runs_are_written_once(tmp_path):
     assert done.new_fragments == 1 and ds.structure()["fragments"] <= 3 and ds.compact().new_fragments == 0
 
 
+def test_fragments_of_many_words_are_written_once(tmp_path):
+    """A writer begins another fragment when the words of a category fill a tail."""
+    ds = ps.create(tmp_path / "set", {"word": ps.Category()})
+    for first in range(0, 200_000, 50_000):
+        ds.append({"word": [f"word number {n}" for n in range(first, first + 50_000)]})
+    ds.append({"word": ["a"]})
+    ds.compact()
+    assert ds.compact().new_fragments == 0 and not ds.verify()["problems"]
+
+
 def test_a_damaged_fragment_stays_as_it_is(tmp_path):
     ds = worn(tmp_path / "set", appends=5)
     before, was = seen(ds), ds.structure()

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_error::{Error, Kind, Result};
+use penstock_format::datafile::TAIL_BYTES;
 use penstock_format::files::FileRef;
 use penstock_format::ids::Run;
 use penstock_format::manifest::{FRAGMENT_RUNS, Fragment};
@@ -97,6 +98,13 @@ struct Candidate {
     is_worn: bool,
     /// The columns with fill values in which all of its samples were given a value. None if it has no live samples.
     filled: Option<Vec<u64>>,
+}
+
+impl Candidate {
+    /// Return whether a writer may have begun another fragment because of the words or the index in this one's tails. It would do that again.
+    fn is_full(&self) -> bool {
+        self.fragment.files.iter().any(|file| file.tail_bytes >= TAIL_BYTES as u64 / 4 * 3)
+    }
 }
 
 struct Compaction {
@@ -208,7 +216,7 @@ impl Compaction {
         self.base.each_fragment(|fragment| {
             let candidate = self.candidate(fragment, &mut position);
             // Another large fragment is alone, so that its files may be kept.
-            let joins = candidate.bytes < SMALL_BYTES || candidate.has_many_dead;
+            let joins = candidate.bytes < SMALL_BYTES && !candidate.is_full() || candidate.has_many_dead;
             if !joins && !candidate.is_worn || fragment.samples == 0 {
                 ends = true;
                 return Ok(());
