@@ -5,6 +5,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use penstock_error::Result;
 use roaring::RoaringTreemap;
+use roaring::bitmap::Iter;
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 use crate::id::Id;
@@ -212,7 +213,8 @@ impl RowIds {
     pub fn each_in(&self, range: Range<u64>, mut visit: impl FnMut(u64)) {
         match self {
             RowIds::Runs(runs) => clipped(runs, range).into_iter().for_each(|(run, _)| (run.first..run.end()).for_each(&mut visit)),
-            RowIds::Bitmap(bitmap) => each_range(bitmap, range, |run| (run.first..run.end()).for_each(&mut visit)),
+            // One by one: the end of each run is found by a search.
+            RowIds::Bitmap(bitmap) => each_part(bitmap, range, |begin, ids| ids.for_each(|id| visit(begin + u64::from(id)))),
         }
     }
 
@@ -372,6 +374,15 @@ fn bitmap_runs(bitmap: &RoaringTreemap, range: Range<u64>) -> Vec<(Run, u64)> {
 
 /// Visit runs of row ids in a range. Some of them may meet.
 fn each_range(bitmap: &RoaringTreemap, range: Range<u64>, mut visit: impl FnMut(Run)) {
+    each_part(bitmap, range, |begin, mut runs| {
+        while let Some(run) = runs.next_range() {
+            visit(Run { first: begin + u64::from(*run.start()), count: u64::from(*run.end() - *run.start()) + 1 });
+        }
+    });
+}
+
+/// Visit the bitmaps that have row ids in a range: what to add to their ids, and those in the range.
+fn each_part(bitmap: &RoaringTreemap, range: Range<u64>, mut visit: impl FnMut(u64, Iter)) {
     if range.is_empty() {
         return;
     }
@@ -380,10 +391,7 @@ fn each_range(bitmap: &RoaringTreemap, range: Range<u64>, mut visit: impl FnMut(
         let begin = u64::from(upper) << 32;
         let least = if begin < low { low as u32 } else { 0 };
         let most = if begin >> 32 == high >> 32 { high as u32 } else { u32::MAX };
-        let mut runs = part.range(least..=most);
-        while let Some(run) = runs.next_range() {
-            visit(Run { first: begin + u64::from(*run.start()), count: u64::from(*run.end() - *run.start()) + 1 });
-        }
+        visit(begin, part.range(least..=most));
     }
 }
 
