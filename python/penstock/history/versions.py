@@ -314,7 +314,7 @@ class Versions(View):
         return self._moved(_core.reset(self._snapshot, target.id, texts), np.empty(0, np.int64))
 
     def compact(self, *, message: str = "compact", author: str | None = None) -> Compaction:
-        """Write small and worn fragments again as a few large ones, as one commit, and move the handle there.
+        """Write small and worn fragments of the newest snapshot again as a few large ones, as one commit, and move the handle there.
 
         Many small commits leave many small files, new values beside the old ones, and deleted samples in the files. A read then needs many requests. All
         values, row ids and positions stay the same. Fragments below 32 MiB are joined with their neighbours. Larger ones are written again if they have
