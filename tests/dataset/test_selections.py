@@ -214,6 +214,26 @@ def test_a_state_of_another_selection_is_refused_with_both_origins(tmp_path):
                 assert f"its selection is {origin} (" in str(caught.value) and f"this loader reads {another} (" in str(caught.value)
 
 
+def test_a_state_says_where_its_samples_came_from(tmp_path):
+    ds = ps.create(tmp_path / "set", {"n": "int64", "label": ps.Label(["a", "b"])})
+    ds.append({"n": range(100), "label": ["a", "b"] * 50})
+
+    def origin(view):
+        [source] = view.loader(batch_size=4).state_dict()["sources"]
+        return source["origin"]
+
+    few = ds.filter("n < 50")
+    by = {"seed": 3, "by": "label"}
+    assert (origin(ds), origin(few)) == ("all", "filter('n < 50') of all")
+    assert origin(few.select(slice(3, 9))) == "a part of filter('n < 50') of all"
+    shares = {"train": 0.8, "test": 0.2}
+    assert origin(ds.split(shares, **by)["test"]) == f"part 'test' of split({shares}, seed=3, by='label') of all"
+    assert origin(few.split(shares, seed=3)["train"]) == f"part 'train' of split({shares}, seed=3) of filter('n < 50') of all"
+    assert origin(ds.split(shares, seed=3)["train"]) == "the split with seed 3 from 0 to 0.8"
+    again = pickle.loads(pickle.dumps(few))
+    assert origin(again) == origin(few)
+
+
 def test_a_loader_of_a_split_continues_after_later_commits(tmp_path):
     ds = ps.create(tmp_path / "set", {"n": "int64"})
     ds.append({"n": range(3000)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -250,6 +251,47 @@ def begun(served, key):
     """Put a long object, and begin to read it. The server has read little of it yet."""
     etag, path = put(served, key, LONG)
     return path, served.client().get_object(Bucket="penstock", Key=key, IfMatch=etag)["Body"]
+
+
+@pytest.mark.parametrize("moved", ["file", "folder"])
+def test_what_another_program_moves_to_a_key_that_becomes_a_folder_is_not_lost(served, moved, tmp_path):
+    """The server makes a folder of the file `k` for `k/x`. Meanwhile, another program may replace `k`."""
+    client, folder = served.client(), pathlib.Path(served.folder) / "data" / "penstock"
+    for turn in range(60):
+        key = f"{moved}-{turn}"
+        (folder / key).write_bytes(b"old")
+        stop, newest = threading.Event(), [b"old"]
+
+        def replace(path=folder / key, stop=stop, newest=newest):
+            for number in itertools.count():
+                body, new = b"new %d" % number, tmp_path / f"{number}"
+                if moved == "file":
+                    new.write_bytes(body)
+                else:
+                    new.mkdir()
+                    (new / "inside").write_bytes(body)
+                try:
+                    if moved == "folder":
+                        path.unlink()
+                    new.replace(path)
+                except OSError:
+                    return
+                newest[0] = body
+                if moved == "folder" or stop.is_set():
+                    return
+
+        thread = threading.Thread(target=replace)
+        thread.start()
+        with contextlib.suppress(botocore.exceptions.ClientError):
+            client.put_object(Bucket="penstock", Key=f"{key}/x", Body=b"below")
+        stop.set()
+        thread.join()
+        if newest[0] != b"old":
+            read = key if moved == "file" else f"{key}/inside"
+            assert client.get_object(Bucket="penstock", Key=read)["Body"].read() == newest[0], turn
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+    assert not list((folder.parent / ".penstock-serve" / "temporary").iterdir())
 
 
 def test_a_read_of_a_file_that_is_rewritten_meanwhile_breaks_off(served):

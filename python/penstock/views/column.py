@@ -45,7 +45,7 @@ def _one(position: Any) -> int:
 def _bound(bound: Any) -> int | None:
     """Return a bound of a part of a value."""
     if bound is not None and (isinstance(bound, bool) or not hasattr(bound, "__index__")):
-        raise InvalidInputError(f"cannot read bytes up to {shown(bound)}: expected a whole number or None")
+        raise InvalidInputError(f"cannot read bytes from or to {shown(bound)}: expected a whole number or None")
     return None if bound is None else operator.index(bound)
 
 

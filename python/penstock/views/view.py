@@ -241,6 +241,10 @@ class View(Exports):
         """Return other samples of the same snapshot, with the columns of this view."""
         return View(self._snapshot, view, self._chosen)
 
+    def _from(self, origin: str) -> View:
+        """Return the same view. States of its loaders say where its samples came from."""
+        return self._narrowed(self._view.named(origin))
+
     def select_columns(self, columns: Sequence[str]) -> View:
         """Choose the columns that reads, loaders and Arrow streams of the returned view have, in this order. Cost: no reads.
 
@@ -343,7 +347,9 @@ class View(Exports):
         from penstock.views import choose
 
         view = self._as_it_is()
-        return view.select(choose.filtered(view, function, columns, progress))
+        found = view.select(choose.filtered(view, function, columns, progress))
+        what = function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
+        return found._from(f"filter({what!r}) of {view._view.origin()}")
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column in code order."""

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
@@ -126,15 +127,36 @@ impl Folder {
             other => other?,
         }
         if std::fs::metadata(folder)?.is_file() {
-            // The file and the folder change places at once, so that the object is always there.
-            let twin = self.temporary();
-            std::fs::create_dir(&twin)?;
-            std::fs::hard_link(folder, twin.join(SELF))?;
-            sync_folder(&twin)?;
-            exchange(&twin, folder)?;
-            std::fs::remove_file(&twin)?;
+            self.make_folder_of(folder)?;
         }
         sync_folder(above)
+    }
+
+    /// Make a folder of a file, which becomes the object of the folder. They change places at once, so that the object is always there.
+    fn make_folder_of(&self, path: &Path) -> io::Result<()> {
+        let twin = self.temporary();
+        std::fs::create_dir(&twin)?;
+        let abandon = |twin: &Path| {
+            let _ = std::fs::remove_file(twin.join(SELF));
+            std::fs::remove_dir(twin)
+        };
+        let linked = std::fs::hard_link(path, twin.join(SELF)).and_then(|()| sync_folder(&twin));
+        if let Err(error) = linked.and_then(|()| exchange(&twin, path)) {
+            abandon(&twin)?;
+            return if is_folder(path)? { Ok(()) } else { Err(error) };
+        }
+        // Another program may have moved something else there meanwhile.
+        let (before, object) = (std::fs::symlink_metadata(&twin)?, path.join(SELF));
+        let known = std::fs::symlink_metadata(&object)?;
+        if (before.dev(), before.ino()) == (known.dev(), known.ino()) {
+            return std::fs::remove_file(&twin);
+        }
+        if before.is_file() {
+            return std::fs::rename(&twin, &object);
+        }
+        exchange(&twin, path)?;
+        abandon(&twin)?;
+        if is_folder(path)? { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) }
     }
 
     /// Remove the file of an object, and the folders above it that are empty then. Returns whether there was one.
