@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -24,6 +24,10 @@ const READ_BYTES: u64 = 1 << 20;
 const REMEMBERED: usize = 1 << 20;
 /// Number of locks that readers of files share.
 const LOCKS: usize = 4096;
+/// Comparing a file of this size takes so long that clients give up.
+const LONG_BYTES: u64 = 1 << 30;
+/// Requests that compare such files, or wait for that. More are refused, so that others go on.
+const LONG: usize = 16;
 
 /// Whether the bytes of a file have the ETag of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +54,30 @@ struct Known {
     turns: Vec<Mutex<()>>,
 }
 
+static LONG_NOW: AtomicUsize = AtomicUsize::new(0);
+
+/// One of the requests that compare large files.
+struct Long;
+
+impl Long {
+    fn of(bytes: u64) -> io::Result<Option<Long>> {
+        if bytes < LONG_BYTES {
+            return Ok(None);
+        }
+        let now = Long;
+        match LONG_NOW.fetch_add(1, Relaxed) {
+            before if before < LONG => Ok(Some(now)),
+            _ => Err(io::Error::new(io::ErrorKind::ResourceBusy, "large files are being compared with their ETags; try again")),
+        }
+    }
+}
+
+impl Drop for Long {
+    fn drop(&mut self) {
+        LONG_NOW.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Compare a file, as it was found, with the ETag of an object that has these parts. Cost: reads the file, unless it was compared in this state before.
 pub fn compare(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u64]>) -> io::Result<Compared> {
     let state = (found.dev(), found.ino(), changed_ns(found), modified_ns(found), found.len(), etag);
@@ -59,6 +87,7 @@ pub fn compare(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u6
     if place.load(Relaxed) == hash {
         return Ok(Compared::Same);
     }
+    let _long = Long::of(found.len())?;
     let _turn = KNOWN.turns[found.ino() as usize % LOCKS].lock().unwrap_or_else(PoisonError::into_inner);
     if place.load(Relaxed) == hash {
         return Ok(Compared::Same);
@@ -115,4 +144,19 @@ pub fn modified_ns(found: &fs::Metadata) -> i64 {
 
 pub fn changed_ns(found: &fs::Metadata) -> i64 {
     found.ctime().saturating_mul(1_000_000_000).saturating_add(found.ctime_nsec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_files_do_not_take_all_requests() -> io::Result<()> {
+        let large: Vec<Option<Long>> = (0..LONG).map(|_| Long::of(LONG_BYTES)).collect::<io::Result<_>>()?;
+        assert!(Long::of(LONG_BYTES).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy));
+        assert!(Long::of(LONG_BYTES - 1)?.is_none());
+        drop(large);
+        assert!(Long::of(LONG_BYTES)?.is_some());
+        Ok(())
+    }
 }
