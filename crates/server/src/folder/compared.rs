@@ -26,7 +26,7 @@ const REMEMBERED: usize = 1 << 20;
 const LOCKS: usize = 4096;
 /// Comparing a file of this size takes so long that clients give up.
 const LONG_BYTES: u64 = 1 << 30;
-/// Requests that compare such files, or wait for that. More are refused, so that others go on.
+/// Requests that compare such files, or wait for that. More are refused, so that there are threads for others.
 const LONG: usize = 16;
 
 /// Whether the bytes of a file have the ETag of its record.
