@@ -212,7 +212,8 @@ impl Compaction {
     /// Return the groups of neighbouring fragments that are worth to be written again.
     fn groups(&self) -> Result<Vec<Vec<Candidate>>> {
         let (mut groups, mut position) = (Vec::<Vec<Candidate>>::new(), 0);
-        let mut ends = true;
+        // Whether the last group takes no more, and how many runs of row ids it has.
+        let (mut ends, mut runs) = (true, 0);
         self.base.each_fragment(|fragment| {
             let candidate = self.candidate(fragment, &mut position);
             // Another large fragment is alone, so that its files may be kept.
@@ -221,9 +222,17 @@ impl Compaction {
                 ends = true;
                 return Ok(());
             }
+            let own_runs = fragment.runs.len();
             match groups.last_mut() {
-                Some(group) if !ends && joins && may_join(group, &candidate) => group.push(candidate),
-                _ => groups.push(vec![candidate]),
+                // What has more runs is divided again.
+                Some(group) if !ends && joins && runs + own_runs <= FRAGMENT_RUNS && may_join(group, &candidate) => {
+                    runs += own_runs;
+                    group.push(candidate);
+                }
+                _ => {
+                    runs = own_runs;
+                    groups.push(vec![candidate]);
+                }
             }
             ends = !joins;
             Ok(())
@@ -355,9 +364,7 @@ fn filled_of(group: &[Candidate]) -> Option<&Vec<u64>> {
 
 fn may_join(group: &[Candidate], candidate: &Candidate) -> bool {
     let (one, other) = (filled_of(group), candidate.filled.as_ref());
-    // What has more runs is divided again.
-    let runs = group.iter().chain([candidate]).map(|candidate| candidate.fragment.runs.len()).sum::<usize>();
-    runs <= FRAGMENT_RUNS && (one.is_none() || other.is_none() || one == other)
+    one.is_none() || other.is_none() || one == other
 }
 
 /// Return the row ids of the overlays that have a column, by column.
