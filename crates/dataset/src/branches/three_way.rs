@@ -242,7 +242,7 @@ impl<'a> Comparison<'a> {
     /// Return the samples that `ours` deleted, and that `theirs` deleted or may have changed, as a read of their existence.
     fn read_as_removed(&self) -> Vec<Read> {
         let rows = self.ours.removed.and(&self.theirs.removed.or(&self.changed().1));
-        if rows.is_empty() { Vec::new() } else { vec![Read { columns: vec![NO_COLUMN], rows: Some(Arc::new(rows)) }] }
+        read_of(NO_COLUMN, &rows).into_iter().collect()
     }
 
     /// Return the samples that the merge adds or removes, if no policy decides otherwise.
@@ -354,9 +354,7 @@ impl<'a> Comparison<'a> {
                 AddedBy::Both => (RowIds::default(), RowIds::default(), changed_values(ours, theirs, spec, &either)?),
             };
             let alike = if *added == AddedBy::Both { either.clone() } else { changed.and(&own_changed).or(&either.and(&on_both)) };
-            if !alike.is_empty() {
-                reads.push(Read { columns: vec![spec.id], rows: Some(Arc::new(alike)) });
-            }
+            reads.extend(read_of(spec.id, &alike));
             // The values of an added column are compared with its fill value.
             let kept = |side: &Arc<Snapshot>, removed: &RowIds| {
                 if removed.is_empty() {
@@ -367,9 +365,7 @@ impl<'a> Comparison<'a> {
             };
             let [died_here, died_there] = self.changed_before(spec)?;
             let changed_here = kept(ours, &self.theirs.removed)?.or(&died_there);
-            if !changed_here.is_empty() {
-                reads.push(Read { columns: vec![spec.id], rows: Some(Arc::new(changed_here.clone())) });
-            }
+            reads.extend(read_of(spec.id, &changed_here));
             kept_by_ours.add(policy, &spec.name, changed_here);
             kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?.or(&died_here));
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
@@ -416,6 +412,11 @@ impl<'a> Comparison<'a> {
         let [here, there] = &self.died;
         Ok([changed(here, ours, theirs, other)?, changed(there, theirs, ours, own)?])
     }
+}
+
+/// Return the read of these samples in a column. None if there are none.
+fn read_of(column: u64, rows: &RowIds) -> Option<Read> {
+    (!rows.is_empty()).then(|| Read { columns: vec![column], rows: Some(Arc::new(rows.clone())) })
 }
 
 /// Return the samples whose value may differ between both sides. `theirs` has no values of a column that only `ours` added.
