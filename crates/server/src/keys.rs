@@ -238,7 +238,7 @@ impl S3Access for Keys {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
         }
         // URLs with signatures of version 2 name the moment at which they end.
-        let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let now = crate::meta::since_1970().as_secs();
         if number("Expires").is_some_and(|ends| ends > now + MOST_EXPIRES_SECONDS) {
             return Err(s3_error!(AccessDenied, "a signed URL may be valid for seven days"));
         }

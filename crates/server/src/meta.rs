@@ -88,7 +88,7 @@ impl Meta {
 
     /// Note that it was written beside its pages.
     pub fn was_noted(&self) {
-        self.noted.store(unix_seconds(), Relaxed);
+        self.noted.store(since_1970().as_secs(), Relaxed);
     }
 
     /// Take over when the same version was written beside its pages, and whether it never changes.
@@ -113,7 +113,7 @@ impl Meta {
 
     /// Return whether it is beside its pages, but was written there long ago.
     pub fn is_note_old(&self) -> bool {
-        self.is_noted() && unix_seconds().saturating_sub(self.noted.load(Relaxed)) >= NOTE_SECONDS
+        self.is_noted() && since_1970().as_secs().saturating_sub(self.noted.load(Relaxed)) >= NOTE_SECONDS
     }
 
     /// Return the response to a GET request, without a body.
@@ -122,8 +122,9 @@ impl Meta {
     }
 }
 
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+/// Return the time of this machine.
+pub fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// HTTP dates have whole seconds.

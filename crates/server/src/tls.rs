@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use penstock_error::{Error, Result};
 use tokio_rustls::TlsAcceptor;
@@ -13,6 +13,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_cert::Certificate;
 use x509_cert::der::Decode as _;
 
+use crate::meta::since_1970;
 use crate::metrics::{CertificateLabels, Metrics};
 
 /// An operator is reminded of a certificate that expires this soon.
@@ -55,8 +56,7 @@ impl Certificates {
         };
         let labels = CertificateLabels { file: self.chain.display().to_string() };
         metrics.certificate_expires.get_or_create(&labels).set(i64::try_from(expires.as_secs()).unwrap_or(i64::MAX));
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        if let Some(text) = reminder(expires, now) {
+        if let Some(text) = reminder(expires, since_1970()) {
             note(&format!("the certificate `{}` {text}; replace the files and send SIGHUP", self.chain.display()));
         }
     }

@@ -28,6 +28,11 @@ const IGNORED: [&str; 6] = [
     "x-amz-sdk-checksum-algorithm",
 ];
 
+/// Return whether a parameter of an address has the name of a header of S3, or belongs to a signature.
+pub fn is_header(name: &str) -> bool {
+    name.get(..6).is_some_and(|begin| begin.eq_ignore_ascii_case("x-amz-"))
+}
+
 /// Write the headers in an address into the headers of the request, so that every check sees them. Refuses a header that is there twice, and any of them
 /// if the address is not signed: S3 does not say what they are then, and an ignored one may be a condition that its client relies on.
 pub fn move_to_headers<B>(request: &mut Request<B>) -> Result<(), Refusal> {
@@ -35,7 +40,7 @@ pub fn move_to_headers<B>(request: &mut Request<B>) -> Result<(), Refusal> {
     let mut moved: Vec<(HeaderName, HeaderValue)> = Vec::new();
     for (name, value) in parameters(request.uri()) {
         let lower = name.to_ascii_lowercase();
-        if !lower.starts_with("x-amz-") || OF_SIGNATURE.contains(&&*lower) {
+        if !is_header(&lower) || OF_SIGNATURE.contains(&&*lower) {
             continue;
         }
         let bad = |why: &str| ("InvalidArgument", format!("The parameter {name} of the address {why}."));

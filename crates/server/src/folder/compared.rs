@@ -9,10 +9,11 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use s3s::crypto::{Checksum as _, Md5};
 
+use crate::meta::since_1970;
 use crate::upload::hex;
 
 /// How much later a file may change because its record is written, and because it comes to its place. It is more than a step of the clock of file systems.
@@ -131,11 +132,6 @@ fn md5_of(file: &File, begin: u64, bytes: u64) -> io::Result<Vec<u8>> {
         read += piece.len() as u64;
     }
     Ok(md5.finalize().as_ref().to_vec())
-}
-
-/// Return the time of this machine.
-pub fn since_1970() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 pub fn modified_ns(found: &fs::Metadata) -> i64 {

@@ -9,7 +9,8 @@ use s3s::dto::{Checksum, ChecksumType, ETag, Metadata, Timestamp, TimestampForma
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use serde::{Deserialize, Serialize};
 
-use super::compared::{Compared, SLACK, changed_ns, compare, modified_ns, since_1970};
+use super::compared::{Compared, SLACK, changed_ns, compare, modified_ns};
+use crate::meta::since_1970;
 
 /// The code of a drive that is full. Sending the request again would not help.
 pub const NO_SPACE: &str = "InsufficientStorage";

@@ -18,6 +18,7 @@ use super::pages::{Texts, most};
 use super::record::{Given, Record, Sums, absent_or_failed, failed, fill_sums, given, is_absent, sums};
 use super::write::Draft;
 use super::{Folder, OWN, on_disk, sync_folder, unique};
+use crate::meta::since_1970;
 use crate::read::conditions::Conditions;
 use crate::upload::hex;
 
@@ -69,8 +70,7 @@ impl Folder {
         let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
         let asked = input.checksum_type.as_ref().map(ChecksumType::as_str);
         let is_full = asked.map_or(algorithm.as_deref() == Some("CRC64NVME"), |asked| asked == ChecksumType::FULL_OBJECT);
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let begun_ms = now.as_millis() as u64;
+        let begun_ms = since_1970().as_millis() as u64;
         let description = Description { key: input.key.clone(), given, algorithm, is_full, begun_ms };
         // Lists have the uploads of a key in the order of their ids.
         let id = format!("{begun_ms:016x}{}", &unique()[16..]);

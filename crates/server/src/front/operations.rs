@@ -3,6 +3,7 @@
 
 use hyper::{Method, Uri};
 
+use crate::authentication::moved::is_header;
 use crate::authentication::parameters;
 
 /// The names without a value that requests may have: those of operations that are carried out or refused by name.
@@ -84,7 +85,6 @@ pub fn unknown(method: &Method, uri: &Uri, has_key: bool) -> Option<String> {
     uri.query()?;
     let is_read = matches!(*method, Method::GET | Method::HEAD);
     // Headers in the address may be empty, too. Signatures cover all others.
-    let is_header = |name: &str| name.get(..6).is_some_and(|begin| begin.eq_ignore_ascii_case("x-amz-"));
     let is_parameter = |name: &str| is_header(name) || is_read && OF_READS.contains(&name);
     let is_known = |name: &str| is_parameter(name) || KNOWN.contains(&name) && !(has_key && OF_BUCKETS.contains(&name));
     parameters(uri).find(|(name, value)| value.is_empty() && !name.is_empty() && !is_known(name)).map(|(name, _)| name.into_owned())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use s3s::dto::{HeadObjectOutput, Timestamp, TimestampFormat};
 use serde::{Deserialize, Serialize};
 
-use super::{Meta, unix_seconds};
+use super::{Meta, since_1970};
 
 /// Notes of other versions are ignored. Their objects are asked for again.
 const VERSION: u32 = 1;
@@ -71,7 +71,7 @@ impl Meta {
         each_text!(texts_of, self.head, texts);
         let note = Note {
             version: VERSION,
-            seen: unix_seconds().saturating_sub(self.age().unwrap_or_default().as_secs()),
+            seen: since_1970().as_secs().saturating_sub(self.age().unwrap_or_default().as_secs()),
             sums: self.knows_sums,
             immutable: self.is_proven(),
             etag: self.etag.value().to_owned(),
@@ -97,7 +97,7 @@ impl Meta {
         };
         each_text!(take_texts, head, note.texts);
         // A clock that was set back makes the time unknown.
-        let age = unix_seconds().checked_sub(note.seen).map(Duration::from_secs);
+        let age = since_1970().as_secs().checked_sub(note.seen).map(Duration::from_secs);
         let is_believed = is_believed && age.is_some();
         let seen = age.and_then(|age| Instant::now().checked_sub(age));
         // One that is not believed is written again.
