@@ -65,12 +65,12 @@ def split(
         ]
     found = {name: [view._narrowed(own[part]) for view, own in zip(views, parts, strict=True)] for part, name in enumerate(fractions)}
     how = "".join(f", {what}={column!r}" for what, column in (("by", by), ("group", group)) if column is not None)
-    for name, own in found.items():
-        # A part of a split of a whole dataset says so itself.
-        origins = [view._view.origin() for view in views]
-        if how or any(origin != "all" for origin in origins):
-            text = f"part {name!r} of split({dict(fractions)!r}, seed={seed}{how}) of"
-            own[:] = [part._from(f"{text} {origin}") for part, origin in zip(own, origins, strict=True)]
+    origins = [view._view.origin() for view in views]
+    # A part of a split of a whole dataset says so itself.
+    if how or any(origin != "all" for origin in origins):
+        text = f"split({dict(fractions)!r}, seed={seed}{how}) of"
+        for name, own in found.items():
+            own[:] = [part._from(f"part {name!r} of {text} {origin}") for part, origin in zip(own, origins, strict=True)]
     counts = [sum(map(len, own)) for own in found.values()]
     _warn_of_sizes(counts, dict(zip(fractions, shares, strict=True)), group)
     return found
