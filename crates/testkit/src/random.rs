@@ -8,6 +8,16 @@ pub fn seeds(count: u64) -> Range<u64> {
     rotation * count..(rotation + 1) * count
 }
 
+/// Return whether all of a long test is to run, and not a part of it.
+pub fn is_soak() -> bool {
+    std::env::var_os("PENSTOCK_SOAK").is_some()
+}
+
+/// Return the seeds of this run: of all schedules, or of one in so many.
+pub fn slice(all: u64, one_in: u64) -> Range<u64> {
+    seeds(if is_soak() { all } else { all / one_in })
+}
+
 pub struct Random(pub u64);
 
 impl Random {

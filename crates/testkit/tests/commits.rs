@@ -14,7 +14,7 @@ use penstock_format::manifest::Fragment;
 use penstock_format::record::{Change, ChangeKind, Delta, Properties, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::{Memory, Storage as _};
-use penstock_testkit::random::{Random, seeds};
+use penstock_testkit::random::{Random, is_soak, seeds};
 use penstock_testkit::samples;
 
 type Log = BTreeMap<u64, Vec<u8>>;
@@ -253,10 +253,6 @@ fn run(seed: u64) -> Result<()> {
         assert!(committed.iter().any(|other| cells[uuid as usize - 1].meets(other)), "seed {seed}: {uuid} was refused without a cause");
     }
     Ok(())
-}
-
-pub fn is_soak() -> bool {
-    std::env::var_os("PENSTOCK_SOAK").is_some()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create, ve
 use penstock_error::{Error, Result};
 use penstock_storage::{FileSystem as _, Io, Local};
 use penstock_testkit::crash::CrashDisk;
-use penstock_testkit::random::{Random, seeds};
+use penstock_testkit::random::{Random, is_soak, slice};
 use penstock_testkit::samples;
 
 const SEEDS: u64 = 10_000;
@@ -85,10 +85,9 @@ fn check(seed: u64) -> Result<u64> {
 
 #[test]
 fn every_crash_leaves_exactly_the_acknowledged_commits() -> Result<()> {
-    let whole = std::env::var_os("PENSTOCK_SOAK").is_some();
-    let count = if whole { SEEDS } else { SEEDS / 5 };
-    let mut commits = 0;
-    for seed in seeds(count) {
+    let (mut commits, own) = (0, slice(SEEDS, 5));
+    let count = own.end - own.start;
+    for seed in own {
         commits += check(seed)?;
     }
     println!("{count} crashes, {commits} commits found");
@@ -212,7 +211,7 @@ fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) ->
 /// Inject a fault at one operation, then cut the power: a commit acknowledged despite the fault must not depend on unsynced data.
 #[test]
 fn one_fault_and_then_power_loss_keeps_the_acknowledged_commits() -> Result<()> {
-    let whole = std::env::var_os("PENSTOCK_SOAK").is_some();
+    let whole = is_soak();
     let mut tries = 0;
     for (kind, step, seeds) in
         [(Kind::Plain, 1, if whole { 40 } else { 4 }), (Kind::Wide, if whole { 1 } else { 3 }, if whole { 10 } else { 1 })]

@@ -14,6 +14,7 @@ use penstock_format::ids::{data_name, hint_name, log_folder, page_name, record_n
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowSet;
 use penstock_storage::Memory;
+use penstock_testkit::random::is_soak;
 use penstock_testkit::samples;
 
 type Objects = BTreeMap<String, Bytes>;
@@ -93,7 +94,7 @@ fn judge(what: String, outcome: Result<Vec<String>>, expected: &[String], refuse
 fn every_flipped_bit_is_an_error_or_harmless() -> Result<()> {
     let (objects, expected) = dataset("flips")?;
     let (mut flips, mut refused) = (0u64, 0u64);
-    let step = if std::env::var_os("PENSTOCK_SOAK").is_some() { 1 } else { 5 };
+    let step = if is_soak() { 1 } else { 5 };
     for (name, range) in reachable(&objects)? {
         let body = objects[&name].clone();
         for bit in (range.start * 8..range.end * 8).step_by(step) {

@@ -12,9 +12,10 @@ use penstock_format::ids::{Run, record_name};
 use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::RowSet;
 use penstock_storage::{Memory, Storage as _};
+use penstock_testkit::random::is_soak;
 use penstock_testkit::samples;
 
-use crate::commits::{self, member, proposal, transaction};
+use crate::commits::{member, proposal, transaction};
 
 /// Each writer makes this many commits, one after the other.
 const COMMITS: u8 = 2;
@@ -259,7 +260,7 @@ fn explore(faults: u8) -> Result<(usize, usize)> {
 
 #[test]
 fn all_runs_of_three_writers_with_lost_delayed_and_doubled_replies() -> Result<()> {
-    let faults = if commits::is_soak() { 2 } else { 1 };
+    let faults = if is_soak() { 2 } else { 1 };
     let (states, ends) = explore(faults)?;
     println!("{states} states and {ends} ends with up to {faults} faults");
     assert!(states > 10_000 && ends > 50);

@@ -1,14 +1,13 @@
 //! Object storage on a real MinIO server: the conformance suite, then commits and reads through a proxy that injects network faults.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{Context, Snapshot, create, verify};
 use penstock_error::{Error, Kind, Result};
 use penstock_storage::{Memory, Remote, Storage, conformance};
 use penstock_testkit::minio::{BUCKET, Minio, SERVER};
-use penstock_testkit::proxy::{Faults, Proxy};
-use penstock_testkit::random::{Random, seeds};
+use penstock_testkit::proxy::{Faults, Proxy, schedules};
+use penstock_testkit::random::{Random, slice};
 use penstock_testkit::samples;
 
 const SCHEDULES: u64 = 10_000;
@@ -192,41 +191,22 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
 
 #[test]
 fn every_schedule_of_faults_keeps_every_promise() -> Result<()> {
-    let schedules = if std::env::var_os("PENSTOCK_SOAK").is_some() { SCHEDULES } else { SCHEDULES / 50 };
     let minio = start()?;
-    let seeds = seeds(schedules);
-    let next = AtomicU64::new(seeds.start);
-    let results: Vec<Result<(u64, u64, u64, Vec<u64>)>> = std::thread::scope(|scope| {
-        let worker = || {
-            let proxy = Proxy::start("127.0.0.1:0", minio.address, Faults::default())
-                .map_err(|error| Error::new("internal", format!("cannot start the proxy: {error}")))?;
-            let (mut commits, mut unknown, mut errors, mut struck) = (0, 0, 0, Vec::new());
-            loop {
-                let seed = next.fetch_add(1, Relaxed);
-                if seed >= seeds.end {
-                    return Ok((commits, unknown, errors, struck));
-                }
-                let told = schedule(seed, &minio, &proxy)?;
-                commits += told.acknowledged.len() as u64;
-                unknown += told.unknown.len() as u64;
-                errors += told.codes.len() as u64;
-                let counts = proxy.counts();
-                struck.resize(counts.len(), 0);
-                counts.iter().zip(&mut struck).for_each(|((_, count), sum)| *sum += count);
-            }
-        };
-        let threads: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked")))).collect()
-    });
-    let (mut commits, mut unknown, mut errors, mut struck) = (0, 0, 0, Vec::new());
-    for result in results {
-        let (more_commits, more_unknown, more_errors, more_struck) = result?;
-        commits += more_commits;
-        unknown += more_unknown;
-        errors += more_errors;
-        struck.resize(more_struck.len(), 0);
-        more_struck.iter().zip(&mut struck).for_each(|(more, sum)| *sum += more);
-    }
+    let seeds = slice(SCHEDULES, 50);
+    let sums = Mutex::new((0, 0, 0, Vec::<u64>::new()));
+    schedules(minio.address, seeds.clone(), WORKERS, |seed, proxy| {
+        let told = schedule(seed, &minio, proxy)?;
+        let (commits, unknown, errors, struck) = &mut *sums.lock().unwrap_or_else(PoisonError::into_inner);
+        *commits += told.acknowledged.len() as u64;
+        *unknown += told.unknown.len() as u64;
+        *errors += told.codes.len() as u64;
+        let counts = proxy.counts();
+        struck.resize(counts.len(), 0);
+        counts.iter().zip(struck).for_each(|((_, count), sum)| *sum += count);
+        Ok(())
+    })?;
+    let (commits, unknown, errors, struck) = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let schedules = seeds.end - seeds.start;
     let peak_bytes = peak_bytes();
     println!(
         "{schedules} schedules: {commits} commits acknowledged, {unknown} unknown, {errors} errors with a code; requests and faults {struck:?}; peak {} MiB",

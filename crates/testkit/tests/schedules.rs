@@ -2,9 +2,7 @@
 //! time. Operations of the disk fail, replies are lost, or the power fails; a proxy delays and cuts the requests to the server. Each commit says in its message what it does. A model that follows the log must then have the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{
@@ -19,8 +17,8 @@ use penstock_storage::{Io, Local, Remote, Storage};
 use penstock_tensor::Column;
 use penstock_testkit::crash::CrashDisk;
 use penstock_testkit::minio::{BUCKET, Minio};
-use penstock_testkit::proxy::{Faults, Proxy};
-use penstock_testkit::random::{Random, seeds};
+use penstock_testkit::proxy::{Faults, Proxy, schedules};
+use penstock_testkit::random::{Random, slice};
 use penstock_testkit::samples;
 
 const SEEDS: u64 = 10_000;
@@ -424,11 +422,6 @@ fn remote_schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Verbs> {
     Ok(take(&told).verbs)
 }
 
-/// Return the seeds of this run: of all schedules, or of one in so many.
-fn slice(all: u64, one_in: u64) -> Range<u64> {
-    seeds(if std::env::var_os("PENSTOCK_SOAK").is_some() { all } else { all / one_in })
-}
-
 /// Check that each kind of commit was made, if there were many schedules.
 fn check_verbs(count: u64, verbs: &Verbs) {
     println!("{count} schedules: {verbs:?}");
@@ -454,25 +447,13 @@ fn writers_at_the_same_time_lose_nothing_and_see_what_the_log_says() -> Result<(
 fn writers_on_a_server_lose_nothing_and_see_what_the_log_says() -> Result<()> {
     let minio = Minio::start().map_err(|error| Error::new("internal", error.to_string()))?;
     let seeds = slice(SEEDS_ON_A_SERVER, 100);
-    let (next, verbs) = (AtomicU64::new(seeds.start), Mutex::new(Verbs::new()));
-    let worker = || -> Result<()> {
-        let proxy =
-            Proxy::start("127.0.0.1:0", minio.address, Faults::default()).map_err(|error| Error::new("internal", error.to_string()))?;
-        loop {
-            let seed = next.fetch_add(1, Relaxed);
-            if seed >= seeds.end {
-                return Ok(());
-            }
-            let done = remote_schedule(seed, &minio, &proxy).map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
-            let mut verbs = verbs.lock().unwrap_or_else(PoisonError::into_inner);
-            done.into_iter().for_each(|(verb, count)| *verbs.entry(verb).or_default() += count);
-        }
-    };
-    let ended: Vec<Result<()>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked")))).collect()
-    });
-    ended.into_iter().collect::<Result<()>>()?;
+    let verbs = Mutex::new(Verbs::new());
+    schedules(minio.address, seeds.clone(), WORKERS, |seed, proxy| {
+        let done = remote_schedule(seed, &minio, proxy).map_err(|error| Error::new("internal", format!("seed {seed}: {error}")))?;
+        let mut verbs = verbs.lock().unwrap_or_else(PoisonError::into_inner);
+        done.into_iter().for_each(|(verb, count)| *verbs.entry(verb).or_default() += count);
+        Ok(())
+    })?;
     check_verbs(seeds.end - seeds.start, &verbs.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(())
 }

@@ -7,10 +7,13 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use penstock_error::{Error, Result};
 
 use crate::random::Random;
 
@@ -44,6 +47,25 @@ struct Shared {
 pub struct Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
+}
+
+/// Run a schedule for each seed, `workers` at a time. Each worker has a proxy before the server.
+pub fn schedules(upstream: SocketAddr, seeds: Range<u64>, workers: u64, run: impl Fn(u64, &Proxy) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicU64::new(seeds.start);
+    let worker = || {
+        let proxy = Proxy::start("127.0.0.1:0", upstream, Faults::default())
+            .map_err(|error| Error::new("internal", format!("cannot start the proxy: {error}")))?;
+        loop {
+            match next.fetch_add(1, Relaxed) {
+                seed if seed < seeds.end => run(seed, &proxy)?,
+                _ => return Ok(()),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a worker panicked"))))
+    })
 }
 
 impl Proxy {
