@@ -1,5 +1,6 @@
 """What `penstock serve` does with odd clients and odd cold stores: empty bodies after `Expect`, bytes now and then, pages of portals."""
 
+import contextlib
 import http.server
 import socket
 import threading
@@ -41,6 +42,25 @@ def test_an_empty_body_after_expect_ends_the_connection(anonymous, length, close
         answer = connection.recv(1 << 16).decode().lower()
     assert answer.startswith("http/1.1 200") and ("connection: close" in answer) == closes
     assert (server.folder / "data" / "penstock" / "a").stat().st_size == length
+
+
+def test_a_request_after_a_refused_one_is_not_read_as_its_body(anonymous):
+    """A client that waits for 100 and is refused sends its next request. Whatever of that were taken for the body would be lost, or run as a third."""
+    server = anonymous("", "--quota", "penstock=1MB")
+    server.put("penstock", "full", bytes(1_000_000))
+    refused = b"PUT /penstock/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
+    for path in (b"a", b"a?unknown", b"%00"):
+        for wait in (0, 0.2):
+            with socket.create_connection(("127.0.0.1", server.port), 300) as connection:
+                connection.sendall(refused.replace(b"/a", b"/" + path))
+                time.sleep(wait)  # Both requests come at once, or one after the other.
+                connection.sendall(b"GET /penstock/full HTTP/1.1\r\nHost: 127.0.0.1\r\nRange: bytes=0-0\r\n\r\n")
+                answers = b""
+                with contextlib.suppress(ConnectionError):
+                    while more := connection.recv(1 << 16):
+                        answers += more
+            assert answers.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400", b"HTTP/1.1 501")) and answers.count(b"HTTP/1.1 ") == 1, answers
+            assert b"connection: close" in answers.lower()
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_cut(anonymous):

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use answers::{attributes, code_of, explained, late, no_cors, overloaded, readable, with_error};
 pub use patient::LIST_BYTES;
-use patient::{Patient, TooLong};
+use patient::{Patient, Received};
 
 use bytes::Bytes;
 use futures::StreamExt as _;
 use http_body_util::{BodyDataStream, StreamBody};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
@@ -95,8 +95,7 @@ impl Front {
         let began = Instant::now();
         let id = RequestId(format!("{:016X}", self.process ^ self.requests.fetch_add(1, Relaxed)).into());
         let operation = self.operation(&request);
-        // Clients that sent `Expect` before an empty body may wait for the 100 of a later request on the same connection.
-        let closes = request.headers().contains_key(EXPECT) && request.body().size_hint().exact() == Some(0);
+        let received = Received::of(&request);
         let mut line = self.log.as_ref().map(|_| Line::of(&request, peer, &id.0, operation));
         let room = self.room.clone().try_acquire_owned();
         let slot = self.gate.keys.as_ref().filter(|keys| keys.have_rates()).map(|_| Slot::new(&self.metrics));
@@ -119,14 +118,14 @@ impl Front {
                         patient::refuse(request);
                         with_error(status, code, &text)
                     }
-                    Ok(form) => self.called(request, &form).await?,
+                    Ok(form) => self.called(request, &form, &received).await?,
                 };
                 (response, Some((room, running)))
             }
         };
         self.metrics.latency.get_or_create(&LatencyLabels { operation }).observe(began.elapsed().as_secs_f64());
         let status = response.status().as_u16();
-        if closes {
+        if received.may_never_come() {
             response.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
         }
         if status == 503 {
@@ -149,7 +148,7 @@ impl Front {
 
 impl Front {
     /// Call the operation. A read that takes too long is answered with 503, and memory for the list of a POST is counted.
-    async fn called(&self, mut request: Request<Incoming>, form: &Form) -> Result<s3s::HttpResponse, HttpError> {
+    async fn called(&self, mut request: Request<Incoming>, form: &Form, received: &Received) -> Result<s3s::HttpResponse, HttpError> {
         let (is_read, is_head) = (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::HEAD);
         let taken = if *request.method() == Method::POST {
             let bytes = request.body().size_hint().exact().unwrap_or(LIST_BYTES).min(LIST_BYTES);
@@ -173,14 +172,12 @@ impl Front {
         let signed = Signed::of(&request, again);
         let idle = self.limits.idle;
         let pace = request.extensions().get::<Slot>().cloned().map(Pace::new);
-        let long = TooLong::of(&request);
-        let own = long.clone();
-        let is_awaited = request.headers().contains_key(EXPECT);
+        let own = received.clone();
         let body = |body: Incoming| match (signed, body.is_end_stream()) {
             (None, true) => s3s::Body::empty(),
-            (None, false) => s3s::Body::http_body_unsync(Patient::new(body, idle, is_awaited, own, pace)),
+            (None, false) => s3s::Body::http_body_unsync(Patient::new(body, idle, own, pace)),
             (Some(signed), _) => {
-                let parts = BodyDataStream::new(Patient::new(body, idle, is_awaited, own, pace));
+                let parts = BodyDataStream::new(Patient::new(body, idle, own, pace));
                 let parts = chunks::checked(parts, signed, self.limits.memory.clone());
                 s3s::Body::http_body_unsync(StreamBody::new(parts.map(|part| part.map(Frame::data))))
             }
@@ -200,7 +197,7 @@ impl Front {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             }
             let response = if asks_attributes { attributes(response) } else { response };
-            readable(explained(response, has_body, &long))
+            readable(explained(response, has_body, received))
         })
     }
 

@@ -4,7 +4,7 @@ use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderValue, ORIGIN, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 
-use super::patient::TooLong;
+use super::patient::Received;
 
 /// The response to a read for which the cold store or a drive takes too long.
 pub fn late() -> s3s::HttpResponse {
@@ -46,7 +46,7 @@ pub fn code_of(response: &s3s::HttpResponse) -> Option<String> {
 }
 
 /// Add a message to an error that has none.
-pub fn explained(mut response: s3s::HttpResponse, has_body: bool, long: &TooLong) -> s3s::HttpResponse {
+pub fn explained(mut response: s3s::HttpResponse, has_body: bool, received: &Received) -> s3s::HttpResponse {
     let Some(code) = code_of(&response) else { return response };
     let has = |tag: &[u8]| response.body().bytes().is_some_and(|text| text.windows(tag.len()).any(|part| part == tag));
     if has(b"<Message>") {
@@ -54,7 +54,7 @@ pub fn explained(mut response: s3s::HttpResponse, has_body: bool, long: &TooLong
     }
     // The library names the request only if an operation was called. Before that, only the body of the request can have failed.
     let is_of_body = has_body && code == "InternalError" && !has(b"<RequestId>");
-    let found = match (is_of_body, long.get()) {
+    let found = match (is_of_body, received.is_too_long()) {
         (true, true) => Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have 8 MiB.")),
         (true, false) => {
             let text = "The body could not be received, or its length or hash is not that of its headers. Send it again.";

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,17 +18,31 @@ use crate::limits::rate::Pace;
 /// The longest list in the body of a request, such as the parts of an upload.
 pub const LIST_BYTES: u64 = 8 << 20;
 
-/// Whether a body is longer than a list may be. The library of the protocol stops to read then, and does not say why.
+/// How many bytes of a body came, which its readers in the library of the protocol do not say.
 #[derive(Debug, Clone)]
-pub struct TooLong(Arc<AtomicBool>);
+pub struct Received {
+    bytes: Arc<AtomicU64>,
+    /// As the head of the request says.
+    least_bytes: u64,
+    /// Whether the client waits for 100 before it sends the body.
+    is_awaited: bool,
+}
 
-impl TooLong {
-    pub fn of(request: &Request<Incoming>) -> TooLong {
-        TooLong(Arc::new(AtomicBool::new(request.body().size_hint().lower() > LIST_BYTES)))
+impl Received {
+    pub fn of(request: &Request<Incoming>) -> Received {
+        let is_awaited = request.headers().contains_key(EXPECT);
+        Received { bytes: Arc::default(), least_bytes: request.body().size_hint().lower(), is_awaited }
     }
 
-    pub fn get(&self) -> bool {
-        self.0.load(Relaxed)
+    /// Return whether the body is longer than a list may be.
+    pub fn is_too_long(&self) -> bool {
+        self.bytes.load(Relaxed).max(self.least_bytes) > LIST_BYTES
+    }
+
+    /// Return whether the client may send what it announced, or the next request instead: it was answered while it waited for 100. Also a client
+    /// that waited before an empty body may read the 100 of a later request as the answer to it.
+    pub fn may_never_come(&self) -> bool {
+        self.is_awaited && self.bytes.load(Relaxed) == 0
     }
 }
 
@@ -65,17 +79,16 @@ pub struct Patient {
     until: Pin<Box<tokio::time::Sleep>>,
     /// Bytes that came since `until` was set.
     bytes: usize,
-    /// Bytes of the whole body until now.
-    all_bytes: u64,
-    long: TooLong,
+    received: Received,
     pace: Option<Pace>,
 }
 
 impl Patient {
     const LEAST_BYTES: usize = 64 << 10;
 
-    pub fn new(body: Incoming, idle: Duration, is_awaited: bool, long: TooLong, pace: Option<Pace>) -> Patient {
-        Patient { body: Some(body), is_awaited, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0, all_bytes: 0, long, pace }
+    pub fn new(body: Incoming, idle: Duration, received: Received, pace: Option<Pace>) -> Patient {
+        let is_awaited = received.is_awaited;
+        Patient { body: Some(body), is_awaited, idle, until: Box::pin(tokio::time::sleep(idle)), bytes: 0, received, pace }
     }
 }
 
@@ -84,7 +97,6 @@ impl Body for Patient {
     type Error = StdError;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
-        self.is_awaited = false;
         if let Some(pace) = &mut self.pace {
             // The client cannot send while the server waits.
             let waited = std::task::ready!(pace.poll_turn(context));
@@ -93,16 +105,14 @@ impl Body for Patient {
                 self.until.as_mut().reset(until);
             }
         }
+        self.is_awaited = false;
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let next = Pin::new(body).poll_frame(context);
         if let Poll::Ready(frame) = &next {
             let bytes = frame.iter().flatten().filter_map(Frame::data_ref).map(Bytes::len).sum::<usize>();
             self.pace.iter_mut().for_each(|pace| pace.took(bytes));
             self.bytes += bytes;
-            self.all_bytes += bytes as u64;
-            if self.all_bytes > LIST_BYTES {
-                self.long.0.store(true, Relaxed);
-            }
+            self.received.bytes.fetch_add(bytes as u64, Relaxed);
             if self.bytes >= Patient::LEAST_BYTES {
                 let until = tokio::time::Instant::now() + self.idle;
                 self.until.as_mut().reset(until);
