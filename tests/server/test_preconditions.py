@@ -338,9 +338,9 @@ def test_the_size_of_a_completed_upload_is_checked(served):
         assert served.ask("GET", "sized")[2] == (b"new" if expected == 200 else BODY)
 
 
+@pytest.mark.parametrize("served", ["folder", "folder, cache"], indirect=True)
 def test_a_served_folder_has_one_owner(served):
-    if not served.is_folder:
-        pytest.skip("an account checks its owner itself, or does not")
+    """An account checks its owner itself, or does not."""
     served.put("owned")
     for name, value in itertools.product(
         ["x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"], ["111111111111", "penstock"]

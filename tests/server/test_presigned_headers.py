@@ -96,12 +96,12 @@ REFUSED = [
 
 @pytest.mark.parametrize("asked", REFUSED, ids=[f"{method} {' '.join(dict(query))}" for method, query, *_ in REFUSED])
 def test_every_check_sees_them(served, asked):
+    """What an account checks itself, and what of a signature an anonymous server does not read, is answered in some way."""
     method, query, before_account, before_folder = asked
     expected = before_account if served.kind == "minio" else before_folder
-    if expected is None:
-        pytest.skip("the account checks this itself, or does not")
-    if served.kind == "anonymous" and "X-Amz-Content-Sha256" in query:
-        pytest.skip("nothing of a signature is read")
+    if expected is None or served.kind == "anonymous" and "X-Amz-Content-Sha256" in query:
+        assert ask(served, method, query, b"new")[0] not in (500, 502, 503)
+        return
     status, code = ask(served, method, query, b"new")
     assert (status, code if expected[1] else None) == expected
     assert now(served) == (BODY, {"old": "1"})
@@ -135,19 +135,20 @@ def test_checksums_in_addresses_are_ignored_as_in_s3(served):
 
 
 def test_they_cannot_be_added_to_an_address(served):
-    if served.kind == "anonymous":
-        pytest.skip("signatures are not verified")
     url = presigned(served, "PUT", {}).url
     request = urllib.request.Request(f"{url}&x-amz-copy-source=/penstock/other", data=b"", method="PUT")
+    if served.kind == "anonymous":  # Signatures are not verified, and everybody may do everything.
+        urllib.request.urlopen(request, timeout=300).close()
+        assert now(served)[0] == b"other"
+        return
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(request, timeout=300)
     assert now(served) == (BODY, {"old": "1"})
 
 
+@pytest.mark.parametrize("served", ["folder"], indirect=True)
 def test_an_address_of_version_2_has_them_too(served):
     """boto3 puts headers there."""
-    if served.kind != "folder":
-        pytest.skip("one kind of server is enough")
     client = client_of(served, "s3")
     url = client.generate_presigned_url("put_object", {"Bucket": "penstock", "Key": "own", "Metadata": {"a": "1"}})
     assert "x-amz-meta-a=1" in url
