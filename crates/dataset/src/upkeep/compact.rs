@@ -222,15 +222,16 @@ impl Compaction {
                 ends = true;
                 return Ok(());
             }
-            let own_runs = fragment.runs.len();
+            let last = groups.last().and_then(|group| group.last()?.fragment.runs.last());
+            let all_runs = runs + more_runs(last, &fragment.runs);
             match groups.last_mut() {
                 // What has more runs is divided again.
-                Some(group) if !ends && joins && runs + own_runs <= FRAGMENT_RUNS && may_join(group, &candidate) => {
-                    runs += own_runs;
+                Some(group) if !ends && joins && all_runs <= FRAGMENT_RUNS && may_join(group, &candidate) => {
+                    runs = all_runs;
                     group.push(candidate);
                 }
                 _ => {
-                    runs = own_runs;
+                    runs = fragment.runs.len();
                     groups.push(vec![candidate]);
                 }
             }
@@ -376,6 +377,12 @@ fn rows_by_column(base: &Snapshot, overlays: &[(Overlay, Arc<RowIds>)], has: imp
     base.schema.columns.iter().map(rows).filter(|(_, ids)| !ids.is_empty()).collect()
 }
 
+/// Return how many runs of row ids are more if these follow others. One that meets the last of them continues it.
+fn more_runs(last: Option<&Run>, runs: &[Run]) -> usize {
+    let meets = last.zip(runs.first()).is_some_and(|(last, first)| last.end() == first.first);
+    runs.len() - usize::from(meets)
+}
+
 #[cfg(test)]
 mod tests {
     use penstock_format::datafile::Codec;
@@ -411,6 +418,15 @@ mod tests {
         reader.fetch(&[spec], Purpose::Take)?;
         let Column::Ragged(texts) = reader.stored(spec, &mut crate::commit::manifest::stored::WordList::default())? else { unreachable!() };
         Ok((!texts.is_null(0)).then(|| String::from_utf8_lossy(texts.value(0)).into_owned()))
+    }
+
+    #[test]
+    fn runs_that_meet_count_once() {
+        let run = |first| Run { first, count: 10 };
+        let fragments = [vec![run(0)], vec![run(10)], vec![run(20), run(40)], vec![run(60)], vec![], vec![run(30)]];
+        let counts: Vec<usize> =
+            fragments.iter().zip([&vec![]].into_iter().chain(&fragments)).map(|(runs, last)| more_runs(last.last(), runs)).collect();
+        assert_eq!(counts, [1, 0, 1, 1, 0, 1]);
     }
 
     #[test]
