@@ -99,7 +99,7 @@ def test_every_check_sees_them(served, asked):
     """What an account checks itself, and what of a signature an anonymous server does not read, is answered in some way."""
     method, query, before_account, before_folder = asked
     expected = before_account if served.kind == "minio" else before_folder
-    if expected is None or served.kind == "anonymous" and "X-Amz-Content-Sha256" in query:
+    if expected is None or (served.kind == "anonymous" and "X-Amz-Content-Sha256" in query):
         assert ask(served, method, query, b"new")[0] not in (500, 502, 503)
         return
     status, code = ask(served, method, query, b"new")

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use s3s::dto::*;
@@ -14,6 +15,8 @@ use crate::read::conditions::{Conditions, conditions};
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;
+/// How long a body waits before it asks again whether its file was compared.
+const PAUSE: Duration = Duration::from_millis(100);
 
 const ATTRIBUTES: [&str; 5] = [
     ObjectAttributes::ETAG,
@@ -294,17 +297,69 @@ fn part(record: &Record, number: i32, count: &mut Option<i32>) -> S3Result<Optio
 fn body(file: File, record: Record, range: Range<u64>) -> StreamingBlob {
     let bytes = (range.end - range.start) as usize;
     let parts = futures::stream::unfold((Some((file, record)), range), |(opened, range)| async move {
-        let (file, mut record) = opened.filter(|_| !range.is_empty())?;
-        let (begin, end) = (range.start, range.end.min(range.start + PIECE_BYTES));
-        let read = tokio::task::spawn_blocking(move || {
-            let piece = record.read_part(&file, begin, (end - begin) as usize);
-            piece.map(|piece| (Bytes::from(piece), (file, record)))
-        });
-        let read = read.await.map_err(StdError::from).and_then(|read| read.map_err(StdError::from));
-        Some(match read {
+        let opened = opened.filter(|_| !range.is_empty())?;
+        let end = range.end.min(range.start + PIECE_BYTES);
+        Some(match piece(opened, range.start, (end - range.start) as usize).await {
             Ok((piece, opened)) => (Ok(piece), (Some(opened), end..range.end)),
             Err(error) => (Err(error), (None, range)),
         })
     });
     crate::body::with_length(parts, bytes)
+}
+
+/// Read a piece of a file. It waits without a thread while other requests compare large files.
+async fn piece(mut opened: (File, Record), begin: u64, bytes: usize) -> Result<(Bytes, (File, Record)), StdError> {
+    loop {
+        let read = tokio::task::spawn_blocking(move || {
+            let (file, mut record) = opened;
+            (record.read_part(&file, begin, bytes), (file, record))
+        });
+        let (read, back) = read.await?;
+        opened = back;
+        match read {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => tokio::time::sleep(PAUSE).await,
+            read => return Ok((Bytes::from(read?), opened)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::compared::SLACK;
+    use super::super::compared::tests::{TURN, all_busy};
+    use super::super::record::is_busy;
+    use super::*;
+
+    #[test]
+    fn a_body_goes_on_after_its_file_was_compared_and_others_try_again() -> Result<(), Box<dyn Error>> {
+        let _turn = TURN.lock();
+        let named = tempfile::NamedTempFile::new()?;
+        let file = named.reopen()?;
+        file.set_len(1 << 20)?;
+        // The MD5 of a MiB of zeros.
+        Record { etag: "b6d81b360a5672d80c27430f39153e2c".into(), ..Record::default() }.write(&file)?;
+        let record = Record::read(&file)?;
+        // A change right after a write is taken for its end.
+        std::thread::sleep(2 * SLACK);
+        file.set_permissions(Permissions::from_mode(0o640))?;
+        let busy = all_busy()?;
+        assert!(Record::read(&file).map_err(failed).is_err_and(|error| is_busy(&error)));
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let reads = tokio::spawn(piece((file, record), 7, 9));
+            tokio::time::sleep(3 * PAUSE).await;
+            assert!(!reads.is_finished());
+            drop(busy);
+            let (bytes, (file, record)) = reads.await?.map_err(|error| error.to_string())?;
+            assert_eq!(bytes, [0; 9][..]);
+            // Other bytes end the body, also at the same time.
+            std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0)?;
+            assert!(piece((file, record), 7, 9).await.is_err());
+            Ok(())
+        })
+    }
 }

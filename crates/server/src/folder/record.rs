@@ -339,7 +339,7 @@ impl Record {
 }
 
 fn changed() -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read")
+    io::Error::new(io::ErrorKind::ResourceBusy, "the file was changed while it was read; try again")
 }
 
 /// Return whether files below this folder can have records.
@@ -376,11 +376,18 @@ pub fn failed(error: io::Error) -> S3Error {
         }
         // Trying again would not help.
         io::ErrorKind::IsADirectory => s3_error!(InvalidRequest, "a folder has the name of the object's file; rename it, or remove it"),
+        io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => s3_error!(ServiceUnavailable, "{error}"),
         _ => s3_error!(ServiceUnavailable, "the folder failed: {error}"),
     };
     let mut answer = answer;
     answer.set_source(Box::new(error));
     answer
+}
+
+/// Return whether an error is of one object that is being written or compared, while the folder works.
+pub fn is_busy(error: &S3Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock))
 }
 
 fn no_space() -> S3Error {
