@@ -5,6 +5,8 @@ pub mod remote;
 pub mod source;
 mod taking;
 
+use std::io;
+
 use hyper::StatusCode;
 use s3s::dto::ETag;
 use s3s::{S3Error, S3Request, S3Result, s3_error};
@@ -31,6 +33,15 @@ pub fn request<T>(input: T) -> S3Request<T> {
 pub fn may_be_there(error: &S3Error) -> bool {
     let status = error.status_code().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     status.is_server_error() && !matches!(status, StatusCode::NOT_IMPLEMENTED | StatusCode::INSUFFICIENT_STORAGE)
+}
+
+/// Return whether an error says nothing about an object: the cold store cannot be reached, or fails. A folder works while a file of it is being written or
+/// compared, which is an error of the input or output, too.
+pub fn is_failure(error: &S3Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    let is_busy = source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock));
+    let status = error.status_code().or_else(|| error.code().status_code());
+    !is_busy && status.is_none_or(|status| status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED)
 }
 
 /// Fail if a response has no object: a portal or a proxy in between may answer everything with 200 and a page of its own.

@@ -13,8 +13,6 @@ pub mod record;
 mod uploads;
 mod write;
 
-pub use record::is_busy;
-
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -331,8 +331,15 @@ mod tests {
 
     use super::super::compared::SLACK;
     use super::super::compared::tests::{TURN, all_busy};
-    use super::super::record::is_busy;
     use super::*;
+    use crate::cold::is_failure;
+
+    #[test]
+    fn a_file_that_is_written_or_compared_is_no_failure_of_its_folder() {
+        use std::io::ErrorKind::{NotFound, Other, ResourceBusy, TimedOut, WouldBlock};
+        let is_one = |kind: std::io::ErrorKind| is_failure(&failed(kind.into()));
+        assert_eq!([WouldBlock, ResourceBusy, NotFound, Other, TimedOut].map(is_one), [false, false, false, true, true]);
+    }
 
     #[test]
     fn a_body_goes_on_after_its_file_was_compared_and_others_try_again() -> Result<(), Box<dyn Error>> {
@@ -347,7 +354,7 @@ mod tests {
         std::thread::sleep(2 * SLACK);
         file.set_permissions(Permissions::from_mode(0o640))?;
         let busy = all_busy()?;
-        assert!(Record::read(&file).map_err(failed).is_err_and(|error| is_busy(&error)));
+        assert!(Record::read(&file).map_err(failed).is_err_and(|error| !is_failure(&error)));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(async {
             let reads = tokio::spawn(piece((file, record), 7, 9));

@@ -384,12 +384,6 @@ pub fn failed(error: io::Error) -> S3Error {
     answer
 }
 
-/// Return whether an error is of one object that is being written or compared, while the folder works.
-pub fn is_busy(error: &S3Error) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock))
-}
-
 fn no_space() -> S3Error {
     let text = "the drive of the served folder is full; free space on it, or delete objects";
     let mut error = S3Error::with_message(S3ErrorCode::Custom(NO_SPACE.into()), text);

@@ -10,8 +10,7 @@ use s3s::{S3Error, S3ErrorCode, S3Response, S3Result, s3_error};
 use super::blocks::{Blocks, Resolved, no_version};
 use super::flights::copy;
 use super::states::Revalidate;
-use crate::cold::{check_is_object, request};
-use crate::folder::is_busy;
+use crate::cold::{check_is_object, is_failure, request};
 use crate::meta::{Meta, Object, Version};
 use crate::metrics::Counted;
 
@@ -202,24 +201,4 @@ pub fn with_age<T>(mut response: S3Response<T>, age: Option<Duration>) -> S3Resp
 
 fn slow() -> S3Error {
     s3_error!(ServiceUnavailable, "the cold store does not answer")
-}
-
-/// Return whether an error says nothing about the object: the cold store cannot be reached, or fails.
-fn is_failure(error: &S3Error) -> bool {
-    !is_busy(error)
-        && error.status_code().or_else(|| error.code().status_code()).is_none_or(|status| status.is_server_error() && status != 501)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{Error, ErrorKind};
-
-    use super::is_failure;
-    use crate::folder::record::failed;
-
-    #[test]
-    fn an_object_that_is_written_or_compared_is_no_failure_of_its_folder() {
-        let kinds = [ErrorKind::WouldBlock, ErrorKind::ResourceBusy, ErrorKind::NotFound, ErrorKind::Other, ErrorKind::TimedOut];
-        assert_eq!(kinds.map(|kind| is_failure(&failed(Error::from(kind)))), [false, false, false, true, true]);
-    }
 }
