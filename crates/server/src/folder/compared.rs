@@ -3,15 +3,17 @@
 //! What was found is kept in memory, and never in the file: a record that is written again would change the time of the file, which others compare. It would
 //! also hide a rewrite at the same time. So the file is read again after a restart.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 use s3s::crypto::{Checksum as _, Md5};
+use tokio::sync::Semaphore;
 
 use crate::meta::since_1970;
 use crate::upload::hex;
@@ -23,12 +25,10 @@ pub const SLACK: Duration = Duration::from_millis(20);
 const READ_BYTES: u64 = 1 << 20;
 /// Files that are remembered: 8 MiB, if there are so many.
 const REMEMBERED: usize = 1 << 20;
-/// Number of locks that readers of files share.
-const LOCKS: usize = 4096;
-/// Comparing a file of this size takes so long that clients give up.
-const LONG_BYTES: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
-/// Requests that compare such files, or wait for that. More are refused, so that there are threads for others.
-const LONG: usize = 16;
+/// Smaller files are compared where their records are read. Others take so long that requests wait without a thread, and clients may give up.
+const LARGE_BYTES: u64 = 16 << 20;
+/// Large files that are compared at once.
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// Whether the bytes of a file have the ETag of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,62 +41,108 @@ pub enum Compared {
     Changed,
 }
 
-/// The states of files that were found to have their ETags, as hashes. Another state may take the place of one.
-static KNOWN: LazyLock<Known> = LazyLock::new(|| Known {
-    seed: RandomState::new(),
-    same: std::iter::repeat_with(AtomicU64::default).take(REMEMBERED).collect(),
-    turns: std::iter::repeat_with(Mutex::default).take(LOCKS).collect(),
-});
+/// What was found of files in some state, as hashes of the state and what was found. Another state may take the place of one.
+static KNOWN: LazyLock<Known> =
+    LazyLock::new(|| Known { seed: RandomState::new(), found: std::iter::repeat_with(AtomicU64::default).take(REMEMBERED).collect() });
 
 struct Known {
     seed: RandomState,
-    same: Vec<AtomicU64>,
-    /// Readers of one file wait for the first of them.
-    turns: Vec<Mutex<()>>,
+    found: Vec<AtomicU64>,
 }
 
-static LONG_NOW: AtomicUsize = AtomicUsize::new(0);
+/// The bit of a remembered hash that says whether the file has its ETag. The lowest bit is 1, because an empty place has 0.
+const SAME: u64 = 2;
 
-/// One of the requests that compare large files.
-struct Long;
+impl Known {
+    /// Return the hash of the state of a file, and its place.
+    fn place(&self, found: &fs::Metadata, etag: &str) -> (u64, &AtomicU64) {
+        let state = (found.dev(), found.ino(), changed_ns(found), modified_ns(found), found.len(), etag);
+        let hash = self.seed.hash_one(state);
+        (hash & !SAME | 1, &self.found[(hash >> 2) as usize % REMEMBERED])
+    }
 
-impl Long {
-    fn of(bytes: u64) -> io::Result<Option<Long>> {
-        if bytes < LONG_BYTES {
-            return Ok(None);
+    fn get(&self, found: &fs::Metadata, etag: &str) -> Option<Compared> {
+        let (hash, place) = self.place(found, etag);
+        match place.load(Relaxed) {
+            value if value == hash => Some(Compared::Other),
+            value if value == hash | SAME => Some(Compared::Same),
+            _ => None,
         }
-        let now = Long;
-        match LONG_NOW.fetch_add(1, Relaxed) {
-            before if before < LONG => Ok(Some(now)),
-            _ => Err(io::Error::new(io::ErrorKind::WouldBlock, "large files are being compared with their ETags; try again")),
-        }
+    }
+
+    fn keep(&self, found: &fs::Metadata, etag: &str, is_same: bool) {
+        let (hash, place) = self.place(found, etag);
+        place.store(hash | if is_same { SAME } else { 0 }, Relaxed);
     }
 }
 
-impl Drop for Long {
-    fn drop(&mut self) {
-        LONG_NOW.fetch_sub(1, Relaxed);
+/// An error that names a large file whose record cannot be believed before the file was compared. `settled` waits for that.
+#[derive(Debug, Clone)]
+pub struct Unsettled(Arc<Claim>);
+
+/// A file, and what its record says of it.
+#[derive(Debug)]
+struct Claim {
+    file: File,
+    etag: String,
+    parts: Option<Vec<u64>>,
+}
+
+impl fmt::Display for Unsettled {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a large file is being compared with its ETag, because something about it was changed; try again")
     }
 }
 
-/// Compare a file, as it was found, with the ETag of an object that has these parts. Cost: reads the file, unless it was compared in this state before.
+impl Error for Unsettled {}
+
+impl Unsettled {
+    pub fn of(error: &(dyn Error + 'static)) -> Option<Unsettled> {
+        error.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Unsettled>().cloned()
+    }
+
+    /// Wait for a turn, and compare the file. That runs to its end even if nobody waits any more: the next request finds the result.
+    pub async fn compare(self) -> io::Result<()> {
+        let turn = TURNS.acquire().await.map_err(io::Error::other)?;
+        let compared = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let Claim { file, etag, parts } = &*self.0;
+            let found = file.metadata()?;
+            if KNOWN.get(&found, etag).is_none() {
+                compare_now(file, &found, etag, parts.as_deref())?;
+            }
+            Ok(())
+        });
+        compared.await.map_err(io::Error::other)?
+    }
+}
+
+/// Compare a file, as it was found, with the ETag of an object that has these parts. Fails with `Unsettled` if the file is large, and was not compared in this
+/// state before. Cost: reads a small file, unless it was compared in this state before.
 pub fn compare(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u64]>) -> io::Result<Compared> {
-    let state = (found.dev(), found.ino(), changed_ns(found), modified_ns(found), found.len(), etag);
-    // An empty place has 0.
-    let hash = KNOWN.seed.hash_one(state) | 1;
-    let place = &KNOWN.same[(hash >> 1) as usize % REMEMBERED];
-    if place.load(Relaxed) == hash {
-        return Ok(Compared::Same);
+    let is_comparable = match etag.split_once('-') {
+        None => etag.len() == 32,
+        Some((_, count)) => parts.is_some_and(|parts| count.parse() == Ok(parts.len())),
+    };
+    if !is_comparable {
+        return Ok(Compared::Unknown);
     }
-    let _long = Long::of(found.len())?;
-    let _turn = KNOWN.turns[found.ino() as usize % LOCKS].lock().unwrap_or_else(PoisonError::into_inner);
-    if place.load(Relaxed) == hash {
-        return Ok(Compared::Same);
+    match KNOWN.get(found, etag) {
+        Some(known) => Ok(known),
+        None if found.len() < LARGE_BYTES => compare_now(file, found, etag, parts),
+        None => {
+            let claim = Claim { file: file.try_clone()?, etag: etag.to_owned(), parts: parts.map(<[u64]>::to_vec) };
+            Err(io::Error::new(io::ErrorKind::WouldBlock, Unsettled(Arc::new(claim))))
+        }
     }
+}
+
+/// Read a file, and remember whether it has its ETag.
+fn compare_now(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u64]>) -> io::Result<Compared> {
     wait_for_clock(found);
-    let own = match (etag.split_once('-'), parts) {
-        (None, _) if etag.len() == 32 => hex(&md5_of(file, 0, found.len())?),
-        (Some((_, count)), Some(parts)) if count.parse() == Ok(parts.len()) => {
+    let own = match parts.filter(|_| etag.contains('-')) {
+        None => hex(&md5_of(file, 0, found.len())?),
+        Some(parts) => {
             let (mut all, mut begin) = (Md5::new(), 0);
             for bytes in parts {
                 all.update(&md5_of(file, begin, *bytes)?);
@@ -104,16 +150,12 @@ pub fn compare(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u6
             }
             format!("{}-{}", hex(all.finalize().as_ref()), parts.len())
         }
-        _ => return Ok(Compared::Unknown),
     };
     if changed_ns(&file.metadata()?) != changed_ns(found) {
         return Ok(Compared::Changed);
     }
-    if own != etag {
-        return Ok(Compared::Other);
-    }
-    place.store(hash, Relaxed);
-    Ok(Compared::Same)
+    KNOWN.keep(found, etag, own == etag);
+    Ok(if own == etag { Compared::Same } else { Compared::Other })
 }
 
 /// Wait until a later change would give a file another time: clocks of file systems have steps of some milliseconds.
@@ -140,28 +182,4 @@ pub fn modified_ns(found: &fs::Metadata) -> i64 {
 
 pub fn changed_ns(found: &fs::Metadata) -> i64 {
     found.ctime().saturating_mul(1_000_000_000).saturating_add(found.ctime_nsec())
-}
-
-#[cfg(test)]
-pub mod tests {
-    use super::*;
-
-    /// The requests that compare large files are counted for the whole process, so tests take turns.
-    pub static TURN: Mutex<()> = Mutex::new(());
-
-    /// Let as many requests compare large files as may.
-    pub fn all_busy() -> io::Result<Vec<impl Sized>> {
-        (0..LONG).map(|_| Long::of(LONG_BYTES)).collect()
-    }
-
-    #[test]
-    fn large_files_do_not_take_all_requests() -> io::Result<()> {
-        let _turn = TURN.lock();
-        let large = all_busy()?;
-        assert!(Long::of(LONG_BYTES).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
-        assert!(Long::of(LONG_BYTES - 1)?.is_none());
-        drop(large);
-        assert!(Long::of(LONG_BYTES)?.is_some());
-        Ok(())
-    }
 }

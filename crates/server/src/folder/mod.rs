@@ -17,16 +17,25 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use penstock_error::{Error, Result};
 use penstock_storage::private;
 use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 
 use crate::cold::each_operation;
 use crate::metrics::Metrics;
+use compared::Unsettled;
 use left_out::LeftOut;
 use names::SELF;
+
+/// Requests that wait for large files to be compared. More are refused, so that others are answered.
+static WAITING: Semaphore = Semaphore::const_new(64);
+/// How long a request waits. It is less than a cache waits for a store.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The folder with what is not an object. No bucket can have its name.
 const OWN: &str = ".penstock-serve";
@@ -167,6 +176,27 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 /// Run a function that waits for the disk.
 fn on_disk<T>(function: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(function)
+}
+
+/// Read records. If a large file must be compared for that, the request waits without a thread, and reads them again. So `read` must change nothing before
+/// it has read its records, or nothing that matters.
+pub async fn settled<T>(mut read: impl FnMut() -> S3Result<T>) -> S3Result<T> {
+    let (until, mut waits) = (Instant::now() + PATIENCE, None);
+    loop {
+        let error = match on_disk(&mut read) {
+            Err(error) => error,
+            done => return done,
+        };
+        let Some(unsettled) = error.source().and_then(|source| Unsettled::of(source)) else { return Err(error) };
+        if waits.is_none() {
+            let Ok(waiting) = WAITING.try_acquire() else { return Err(error) };
+            waits = Some(waiting);
+        }
+        match timeout_at(until, unsettled.compare()).await {
+            Ok(compared) => compared.map_err(record::failed)?,
+            Err(_) => return Err(error),
+        }
+    }
 }
 
 /// Pass each operation to its method.

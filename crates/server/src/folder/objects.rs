@@ -2,21 +2,19 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::time::Duration;
 
 use bytes::Bytes;
 use s3s::dto::*;
 use s3s::{S3ErrorCode, S3Result, StdError, s3_error};
 
+use super::compared::Unsettled;
 use super::record::{Record, failed, fill, fill_sums, given, sums};
-use super::{Folder, on_disk};
+use super::{Folder, on_disk, settled};
 use crate::meta::seconds;
 use crate::read::conditions::{Conditions, conditions};
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;
-/// How long a body waits before it asks again whether its file was compared.
-const PAUSE: Duration = Duration::from_millis(100);
 
 const ATTRIBUTES: [&str; 5] = [
     ObjectAttributes::ETAG,
@@ -52,7 +50,7 @@ impl Folder {
     pub(super) async fn get_object(&self, input: GetObjectInput) -> S3Result<GetObjectOutput> {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
-        let (file, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
+        let (file, record) = settled(|| self.read_record(&input.bucket, &input.key)).await?;
         let conditions = conditions!(input);
         conditions.check_read(&record.etag(), Some(&record.modified()))?;
         let mut output = GetObjectOutput::default();
@@ -84,7 +82,7 @@ impl Folder {
     pub(super) async fn head_object(&self, input: HeadObjectInput) -> S3Result<HeadObjectOutput> {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
-        let (_, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
+        let (_, record) = settled(|| self.read_record(&input.bucket, &input.key)).await?;
         let conditions = conditions!(input);
         conditions.check_read(&record.etag(), Some(&record.modified()))?;
         let mut output = HeadObjectOutput::default();
@@ -103,7 +101,7 @@ impl Folder {
     pub(super) async fn get_object_attributes(&self, input: GetObjectAttributesInput) -> S3Result<GetObjectAttributesOutput> {
         check_version(input.version_id.as_deref())?;
         refuse!(input; sse_customer_key "encryption");
-        let (_, record) = on_disk(|| self.read_record(&input.bucket, &input.key))?;
+        let (_, record) = settled(|| self.read_record(&input.bucket, &input.key)).await?;
         let wants = |name: &str| input.object_attributes.iter().any(|attribute| attribute.as_str() == name);
         if let Some(unknown) = input.object_attributes.iter().map(ObjectAttributes::as_str).find(|name| !ATTRIBUTES.contains(name)) {
             return Err(s3_error!(InvalidArgument, "the attribute `{unknown}` is not known"));
@@ -131,7 +129,7 @@ impl Folder {
         let sums = sums!(input);
         let record = Record { etag, given, sums, ..Record::default() };
         let conditions = Conditions { matches: input.if_match.as_ref(), none_match: input.if_none_match.as_ref(), ..Conditions::default() };
-        let record = on_disk(|| self.place(&input.bucket, &input.key, &draft, record, conditions))?;
+        let record = settled(|| self.place(&input.bucket, &input.key, &draft, record.clone(), conditions)).await?;
         let mut output = PutObjectOutput { e_tag: Some(record.etag()), ..PutObjectOutput::default() };
         fill_sums!(output, record);
         Ok(output)
@@ -139,7 +137,7 @@ impl Folder {
 
     pub(super) async fn delete_object(&self, input: DeleteObjectInput) -> S3Result<DeleteObjectOutput> {
         check_version(input.version_id.as_deref())?;
-        on_disk(|| {
+        settled(|| {
             let _turn = self.write_lock(&input.bucket, &input.key);
             let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
             if has_conditions {
@@ -157,7 +155,8 @@ impl Folder {
                 }
             }
             self.remove(&input.bucket, &input.key)
-        })?;
+        })
+        .await?;
         Ok(DeleteObjectOutput::default())
     }
 
@@ -192,7 +191,7 @@ impl Folder {
         refuse!(input; tagging "tags" sse_customer_key "encryption" server_side_encryption "encryption" object_lock_mode "locks");
         let (bucket, key) = source(&input.copy_source)?;
         self.bucket(&input.bucket)?;
-        let (mut file, record) = on_disk(|| self.read_record(&bucket, &key))?;
+        let (mut file, record) = settled(|| self.read_record(&bucket, &key)).await?;
         copy_conditions!(input).check_copy(&record.etag(), Some(&record.modified()))?;
         let replaces = match input.metadata_directive.as_ref().map(MetadataDirective::as_str) {
             None | Some(MetadataDirective::COPY) => false,
@@ -307,7 +306,7 @@ fn body(file: File, record: Record, range: Range<u64>) -> StreamingBlob {
     crate::body::with_length(parts, bytes)
 }
 
-/// Read a piece of a file. It waits without a thread while other requests compare large files.
+/// Read a piece of a file. If something about the file was changed, the piece comes once the file was compared.
 async fn piece(mut opened: (File, Record), begin: u64, bytes: usize) -> Result<(Bytes, (File, Record)), StdError> {
     loop {
         let read = tokio::task::spawn_blocking(move || {
@@ -317,56 +316,78 @@ async fn piece(mut opened: (File, Record), begin: u64, bytes: usize) -> Result<(
         let (read, back) = read.await?;
         opened = back;
         match read {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => tokio::time::sleep(PAUSE).await,
-            read => return Ok((Bytes::from(read?), opened)),
+            Ok(piece) => return Ok((Bytes::from(piece), opened)),
+            Err(error) => match Unsettled::of(&error) {
+                Some(unsettled) => unsettled.compare().await?,
+                None => return Err(error.into()),
+            },
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::error::Error;
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::fs::{FileTimes, Permissions};
+    use std::io::ErrorKind::{NotFound, Other, ResourceBusy, TimedOut, WouldBlock};
+    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+    use std::time::Duration;
 
     use super::super::compared::SLACK;
-    use super::super::compared::tests::{TURN, all_busy};
     use super::*;
     use crate::cold::is_failure;
 
+    type Result<T> = std::result::Result<T, StdError>;
+
     #[test]
     fn a_file_that_is_written_or_compared_is_no_failure_of_its_folder() {
-        use std::io::ErrorKind::{NotFound, Other, ResourceBusy, TimedOut, WouldBlock};
         let is_one = |kind: std::io::ErrorKind| is_failure(&failed(kind.into()));
         assert_eq!([WouldBlock, ResourceBusy, NotFound, Other, TimedOut].map(is_one), [false, false, false, true, true]);
     }
 
-    #[test]
-    fn a_body_goes_on_after_its_file_was_compared_and_others_try_again() -> Result<(), Box<dyn Error>> {
-        let _turn = TURN.lock();
-        let named = tempfile::NamedTempFile::new()?;
+    /// A file of 20 MiB of zeros, with its record, and then with another mode.
+    fn large(named: &tempfile::NamedTempFile) -> Result<(File, Record)> {
         let file = named.reopen()?;
-        file.set_len(1 << 20)?;
-        // The MD5 of a MiB of zeros.
-        Record { etag: "b6d81b360a5672d80c27430f39153e2c".into(), ..Record::default() }.write(&file)?;
+        file.set_len(20 << 20)?;
+        Record { etag: "8f4e33f3dc3e414ff94e5fb6905cba8c".into(), ..Record::default() }.write(&file)?;
         let record = Record::read(&file)?;
         // A change right after a write is taken for its end.
         std::thread::sleep(2 * SLACK);
         file.set_permissions(Permissions::from_mode(0o640))?;
-        let busy = all_busy()?;
-        assert!(Record::read(&file).map_err(failed).is_err_and(|error| !is_failure(&error)));
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        runtime.block_on(async {
-            let reads = tokio::spawn(piece((file, record), 7, 9));
-            tokio::time::sleep(3 * PAUSE).await;
-            assert!(!reads.is_finished());
-            drop(busy);
-            let (bytes, (file, record)) = reads.await?.map_err(|error| error.to_string())?;
-            assert_eq!(bytes, [0; 9][..]);
-            // Other bytes end the body, also at the same time.
-            std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0)?;
-            assert!(piece((file, record), 7, 9).await.is_err());
-            Ok(())
-        })
+        Ok((file, record))
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_body_goes_on_after_its_file_was_compared() -> Result<()> {
+        let named = tempfile::NamedTempFile::new()?;
+        let (file, record) = large(&named)?;
+        assert!(Record::read(&file).is_err_and(|error| Unsettled::of(&error).is_some()));
+        let (bytes, (file, record)) = piece((file, record), 7, 9).await?;
+        assert_eq!(bytes, [0; 9][..]);
+        // Other bytes end the body, also at the same time.
+        let before = file.metadata()?.modified()?;
+        std::thread::sleep(Duration::from_millis(1));
+        file.write_all_at(b"x", 7)?;
+        file.set_times(FileTimes::new().set_modified(before))?;
+        assert!(piece((file, record), 7, 9).await.is_err());
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_large_file_is_compared_once_for_all_requests() -> Result<()> {
+        let named = tempfile::NamedTempFile::new()?;
+        let (file, record) = large(&named)?;
+        let reads = (0..40).map(|_| settled(|| Record::read(&file).map_err(failed)));
+        for found in futures::future::join_all(reads).await {
+            assert_eq!(found?.etag, record.etag);
+        }
+        assert_eq!(Record::read(&file)?.etag, record.etag);
+        // A rewrite that restores the time is found, and remembered, too.
+        let before = file.metadata()?.modified()?;
+        file.write_all_at(b"x", 7)?;
+        file.set_times(FileTimes::new().set_modified(before))?;
+        assert!(Record::read(&file).is_err());
+        let found = settled(|| Record::read(&file).map_err(failed)).await?;
+        assert!(found.etag != record.etag && found.etag == Record::read(&file)?.etag);
+        Ok(())
     }
 }

@@ -17,7 +17,7 @@ use super::objects::refuse;
 use super::pages::{Texts, most};
 use super::record::{Given, Record, Sums, absent_or_failed, failed, fill_sums, given, is_absent, sums};
 use super::write::Draft;
-use super::{Folder, OWN, on_disk, sync_folder, unique};
+use super::{Folder, OWN, on_disk, settled, sync_folder, unique};
 use crate::meta::since_1970;
 use crate::read::conditions::Conditions;
 use crate::upload::hex;
@@ -115,7 +115,7 @@ impl Folder {
     pub(super) async fn upload_part_copy(&self, input: UploadPartCopyInput) -> S3Result<UploadPartCopyOutput> {
         check_number(input.part_number)?;
         let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
-        let record = on_disk(|| {
+        let record = settled(|| {
             let (mut file, source) = self.copy_source(&input)?;
             let range = match &input.copy_source_range {
                 None => 0..source.bytes,
@@ -137,13 +137,14 @@ impl Folder {
             source.check_unchanged(&file).map_err(failed)?;
             let record = Record { etag: hex(md5.finalize().as_ref()), ..Record::default() };
             place_part(&folder, input.part_number, &draft, record)
-        })?;
+        })
+        .await?;
         let result = CopyPartResult { e_tag: Some(record.etag()), last_modified: Some(record.modified()), ..CopyPartResult::default() };
         Ok(UploadPartCopyOutput { copy_part_result: Some(result), ..UploadPartCopyOutput::default() })
     }
 
     pub(super) async fn complete_multipart_upload(&self, input: CompleteMultipartUploadInput) -> S3Result<CompleteMultipartUploadOutput> {
-        let record = on_disk(|| self.complete(&input))?;
+        let record = settled(|| self.complete(&input)).await?;
         let mut output = CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
             bucket: Some(input.bucket),
@@ -258,7 +259,7 @@ impl Folder {
                 Err(error) if is_absent(&error) => continue,
                 other => other.map_err(failed)?,
             };
-            let record = on_disk(|| Record::read(&file)).map_err(failed)?;
+            let record = settled(|| Record::read(&file).map_err(failed)).await?;
             let sums = record.sums.to_checksum();
             parts.push(s3s::dto::Part {
                 part_number: Some(*number),

@@ -70,7 +70,9 @@ impl Folder {
         let mut record = record.write(&draft.file)?;
         draft.file.sync_all().map_err(failed)?;
         let _turn = self.write_lock(bucket, key);
-        conditions.check_write(self.present(bucket, key)?.as_ref())?;
+        if conditions.of_write() {
+            conditions.check_write(self.present(bucket, key)?.as_ref())?;
+        }
         let path = folder.join(path_of(key));
         for _ in 0..TRIES {
             match self.rename(&folder, draft, &mut record, &path) {

@@ -181,6 +181,11 @@ impl Conditions<'_> {
         Ok(())
     }
 
+    /// Return whether a write has any.
+    pub fn of_write(&self) -> bool {
+        self.matches.is_some() || self.none_match.is_some()
+    }
+
     /// Fail with 404 or 412 unless a write over this version, if there is one, meets the conditions.
     pub fn check_write(&self, etag: Option<&ETag>) -> S3Result<()> {
         if etag.is_none() && self.matches.is_some() {
