@@ -1,10 +1,10 @@
 """Plant errors in the code, one at a time, and count how many the tests catch.
 
     .venv/bin/python tools/mutants.py --sample 40 --seed 1       # sampled from all cargo-mutants and cosmic-ray mutants
-    .venv/bin/python tools/mutants.py --patches folder           # your own errors, one patch file per error
+    .venv/bin/python tools/mutants.py --patches tests/planted --least 1    # chosen errors, one patch file per error
 
 The script works in a clone under target/: the working tree is not touched, and uncommitted changes are not tested. It prints the score and
-exits with status 1 if the tests catch fewer than 85 % of the mutants that build.
+exits with status 1 if the tests catch fewer than 85 % of the mutants that build. In a patch, a line `Tests: name` names the proof that must catch it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -40,8 +41,10 @@ CARGO = ["--release", "--locked", "-q"]
 STEP_SECONDS = 900
 
 
-def tests_of(path: str) -> list[list[str]]:
-    """Return the test commands that may catch an error in a file, quickest first."""
+def tests_of(path: str, patch: str) -> list[list[str]]:
+    """Return the test commands that may catch an error in a file, quickest first. A patch may name the proof that must catch it."""
+    if named := re.search(r"^Tests: (\S+)$", patch, re.MULTILINE):
+        return [["cargo", "test", *CARGO, "-p", "penstock-testkit", "--test", "proofs", named[1]]]
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak and not data"]
     of = lambda *names: [*pytest, *(str(path) for name in names for path in pathlib.Path("tests").glob(f"*/test_{name}.py"))]  # noqa: E731
     if path.startswith("python/penstock/importers/"):
@@ -175,9 +178,9 @@ def build(log: pathlib.Path) -> bool:
     return True
 
 
-def caught_by(path: str, log: pathlib.Path) -> str | None:
+def caught_by(path: str, patch: str, log: pathlib.Path) -> str | None:
     """Return what caught the error: the last failure line of the first failing command, or None if all commands pass."""
-    for command in tests_of(path):
+    for command in tests_of(path, patch):
         if code := run(command, log):
             failed = [
                 line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR", "test result: FAILED"))
@@ -202,6 +205,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no mutant after so many minutes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--patches", type=pathlib.Path)
+    parser.add_argument("--least", type=float, default=LEAST, help="the share that the tests must catch")
     parser.add_argument("--trust", action="store_true", help="skip the initial check that the tests pass with no error planted")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "report.json")
     options = parser.parse_args()
@@ -217,7 +221,7 @@ def main() -> int:
     logs.mkdir(parents=True)
     if not build(logs / "build.log"):
         raise SystemExit(f"the code does not build: see {logs / 'build.log'}")
-    commands = {tuple(command) for _, path, _ in mutants for command in tests_of(path)}
+    commands = {tuple(command) for _, path, patch in mutants for command in tests_of(path, patch)}
     for command in () if options.trust else sorted(commands):
         if run(command, logs / "tests.log"):
             raise SystemExit(f"`{' '.join(command)}` fails with no error planted: see {logs / 'tests.log'}")
@@ -231,7 +235,7 @@ def main() -> int:
         subprocess.run(["git", "apply", "--recount", "-"], cwd=TREE, input=patch, text=True, check=True)
         try:
             built = path.endswith(".py") or build(log)
-            by = caught_by(path, log) if built else None
+            by = caught_by(path, patch, log) if built else None
         finally:
             subprocess.run(["git", "checkout", "-q", "."], cwd=TREE, check=True)
             if not path.endswith(".py") and number + 1 < len(mutants) and mutants[number + 1][1].endswith(".py"):
@@ -245,7 +249,7 @@ def main() -> int:
     print(
         f"{len(report)} of {total} mutants (seed {options.seed}): tests caught {caught} of {len(viable)} that build, {caught / max(1, len(viable)):.1%}"
     )
-    return int(caught < LEAST * len(viable))
+    return int(caught < options.least * len(viable) or not viable)
 
 
 if __name__ == "__main__":
