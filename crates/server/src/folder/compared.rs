@@ -14,6 +14,7 @@ use std::{fmt, io};
 
 use s3s::crypto::{Checksum as _, Md5};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use crate::meta::since_1970;
 use crate::upload::hex;
@@ -101,19 +102,26 @@ impl Unsettled {
         error.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Unsettled>().cloned()
     }
 
-    /// Wait for a turn, and compare the file. That runs to its end even if nobody waits any more: the next request finds the result.
-    pub async fn compare(self) -> io::Result<()> {
-        let turn = TURNS.acquire().await.map_err(io::Error::other)?;
-        let compared = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            let Claim { file, etag, parts } = &*self.0;
-            let found = file.metadata()?;
-            if KNOWN.get(&found, etag).is_none() {
-                compare_now(file, &found, etag, parts.as_deref())?;
-            }
-            Ok(())
+    /// Wait for a turn, and compare the file. That runs to its end even if nobody waits any more: the next request finds the result. `held` is dropped when
+    /// it ends, or when nobody waits for a turn any more.
+    pub async fn compare(self, held: impl Send + 'static) -> io::Result<()> {
+        // A task of its own: the body of a batch may not be polled while its client reads slowly, and would keep its turn from others.
+        let mut waiting = JoinSet::new();
+        waiting.spawn(async move {
+            let _held = held;
+            let turn = TURNS.acquire().await.map_err(io::Error::other)?;
+            let compared = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                let Claim { file, etag, parts } = &*self.0;
+                let found = file.metadata()?;
+                if KNOWN.get(&found, etag).is_none() {
+                    compare_now(file, &found, etag, parts.as_deref())?;
+                }
+                Ok(())
+            });
+            compared.await.map_err(io::Error::other)?
         });
-        compared.await.map_err(io::Error::other)?
+        waiting.join_next().await.map_or(Ok(()), |joined| joined.map_err(io::Error::other)?)
     }
 }
 
@@ -138,18 +146,12 @@ pub fn compare(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u6
 }
 
 /// Read a file, and remember whether it has its ETag.
-fn compare_now(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u64]>) -> io::Result<Compared> {
+pub fn compare_now(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u64]>) -> io::Result<Compared> {
     wait_for_clock(found);
-    let own = match parts.filter(|_| etag.contains('-')) {
-        None => hex(&md5_of(file, 0, found.len())?),
-        Some(parts) => {
-            let (mut all, mut begin) = (Md5::new(), 0);
-            for bytes in parts {
-                all.update(&md5_of(file, begin, *bytes)?);
-                begin += bytes;
-            }
-            format!("{}-{}", hex(all.finalize().as_ref()), parts.len())
-        }
+    let own = match etag_of(file, found.len(), parts.filter(|_| etag.contains('-'))) {
+        // Another program has just cut it.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Compared::Changed),
+        own => own?,
     };
     if changed_ns(&file.metadata()?) != changed_ns(found) {
         return Ok(Compared::Changed);
@@ -162,6 +164,16 @@ fn compare_now(file: &File, found: &fs::Metadata, etag: &str, parts: Option<&[u6
 fn wait_for_clock(found: &fs::Metadata) {
     let changed = Duration::from_nanos(u64::try_from(changed_ns(found)).unwrap_or_default());
     std::thread::sleep(SLACK.saturating_sub(since_1970().saturating_sub(changed)));
+}
+
+fn etag_of(file: &File, bytes: u64, parts: Option<&[u64]>) -> io::Result<String> {
+    let Some(parts) = parts else { return Ok(hex(&md5_of(file, 0, bytes)?)) };
+    let (mut all, mut begin) = (Md5::new(), 0);
+    for bytes in parts {
+        all.update(&md5_of(file, begin, *bytes)?);
+        begin += bytes;
+    }
+    Ok(format!("{}-{}", hex(all.finalize().as_ref()), parts.len()))
 }
 
 fn md5_of(file: &File, begin: u64, bytes: u64) -> io::Result<Vec<u8>> {

@@ -181,18 +181,15 @@ fn on_disk<T>(function: impl FnOnce() -> T) -> T {
 /// Read records. If a large file must be compared for that, the request waits without a thread, and reads them again. So `read` must change nothing before
 /// it has read its records, or nothing that matters.
 pub async fn settled<T>(mut read: impl FnMut() -> S3Result<T>) -> S3Result<T> {
-    let (until, mut waits) = (Instant::now() + PATIENCE, None);
+    let until = Instant::now() + PATIENCE;
     loop {
         let error = match on_disk(&mut read) {
             Err(error) => error,
             done => return done,
         };
         let Some(unsettled) = error.source().and_then(|source| Unsettled::of(source)) else { return Err(error) };
-        if waits.is_none() {
-            let Ok(waiting) = WAITING.try_acquire() else { return Err(error) };
-            waits = Some(waiting);
-        }
-        match timeout_at(until, unsettled.compare()).await {
+        let Ok(waiting) = WAITING.try_acquire() else { return Err(error) };
+        match timeout_at(until, unsettled.compare(waiting)).await {
             Ok(compared) => compared.map_err(record::failed)?,
             Err(_) => return Err(error),
         }

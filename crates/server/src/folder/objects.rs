@@ -15,6 +15,8 @@ use crate::read::conditions::{Conditions, conditions};
 
 /// Bytes of a response that are read together.
 const PIECE_BYTES: u64 = 1 << 20;
+/// How often a body waits until its file was compared before its next piece is read.
+const COMPARED: usize = 8;
 
 const ATTRIBUTES: [&str; 5] = [
     ObjectAttributes::ETAG,
@@ -306,8 +308,9 @@ fn body(file: File, record: Record, range: Range<u64>) -> StreamingBlob {
     crate::body::with_length(parts, bytes)
 }
 
-/// Read a piece of a file. If something about the file was changed, the piece comes once the file was compared.
+/// Read a piece of a file. If something about the file was changed, the piece comes once the file was compared, unless that goes on and on.
 async fn piece(mut opened: (File, Record), begin: u64, bytes: usize) -> Result<(Bytes, (File, Record)), StdError> {
+    let mut tries = 0;
     loop {
         let read = tokio::task::spawn_blocking(move || {
             let (file, mut record) = opened;
@@ -315,11 +318,12 @@ async fn piece(mut opened: (File, Record), begin: u64, bytes: usize) -> Result<(
         });
         let (read, back) = read.await?;
         opened = back;
+        tries += 1;
         match read {
             Ok(piece) => return Ok((Bytes::from(piece), opened)),
             Err(error) => match Unsettled::of(&error) {
-                Some(unsettled) => unsettled.compare().await?,
-                None => return Err(error.into()),
+                Some(unsettled) if tries < COMPARED => unsettled.compare(()).await?,
+                _ => return Err(error.into()),
             },
         }
     }
@@ -332,7 +336,9 @@ mod tests {
     use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
     use std::time::Duration;
 
-    use super::super::compared::SLACK;
+    use futures::FutureExt as _;
+
+    use super::super::compared::{Compared, SLACK, compare_now};
     use super::*;
     use crate::cold::is_failure;
 
@@ -388,6 +394,30 @@ mod tests {
         assert!(Record::read(&file).is_err());
         let found = settled(|| Record::read(&file).map_err(failed)).await?;
         assert!(found.etag != record.etag && found.etag == Record::read(&file)?.etag);
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn requests_that_are_not_polled_keep_no_turn_from_others() -> Result<()> {
+        let named = (0..7).map(|_| tempfile::NamedTempFile::new()).collect::<std::io::Result<Vec<_>>>()?;
+        let files = named.iter().map(|named| Ok(large(named)?.0)).collect::<Result<Vec<_>>>()?;
+        let unsettled = |file| Record::read(file).err().and_then(|error| Unsettled::of(&error)).ok_or("it was compared");
+        let mut idle = files[1..].iter().map(|file| Ok(Box::pin(unsettled(file)?.compare(())))).collect::<Result<Vec<_>>>()?;
+        idle.iter_mut().for_each(|compared| drop(compared.now_or_never()));
+        settled(|| Record::read(&files[0]).map_err(failed)).await?;
+        Ok(())
+    }
+
+    /// Another program cuts a file while it is compared: nobody knows what it will be.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_file_that_is_cut_while_it_is_compared_is_no_failure_of_its_folder() -> Result<()> {
+        let named = tempfile::NamedTempFile::new()?;
+        let (file, record) = large(&named)?;
+        let found = file.metadata()?;
+        file.set_len(1 << 20)?;
+        assert_eq!(compare_now(&file, &found, &record.etag, None)?, Compared::Changed);
+        let mut record = record;
+        assert!(record.read_part(&file, 2 << 20, 9).map_err(failed).is_err_and(|error| !is_failure(&error)));
         Ok(())
     }
 }

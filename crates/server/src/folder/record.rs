@@ -216,7 +216,10 @@ impl Record {
     pub fn read_part(&mut self, file: &File, begin: u64, bytes: usize) -> io::Result<Vec<u8>> {
         let mut piece = vec![0; bytes];
         for _ in 0..TRIES {
-            file.read_exact_at(&mut piece, begin)?;
+            match file.read_exact_at(&mut piece, begin) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                read => read?,
+            }
             if self.is_unchanged(&file.metadata()?) {
                 return Ok(piece);
             }
