@@ -13,7 +13,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use s3s::crypto::{Checksum as _, Md5};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinSet;
 
 use crate::meta::since_1970;
@@ -30,6 +30,8 @@ const REMEMBERED: usize = 1 << 20;
 const LARGE_BYTES: u64 = 16 << 20;
 /// Large files that are compared at once.
 static TURNS: Semaphore = Semaphore::const_new(2);
+/// One of these is held while a file is compared. Few large files share one.
+static FILES: LazyLock<Vec<Arc<Mutex<()>>>> = LazyLock::new(|| std::iter::repeat_with(Arc::default).take(4096).collect());
 
 /// Whether the bytes of a file have the ETag of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +111,11 @@ impl Unsettled {
         let mut waiting = JoinSet::new();
         waiting.spawn(async move {
             let _held = held;
+            // Those that wait for one file take one turn together.
+            let one = alone(&self.0.file)?.lock_owned().await;
             let turn = TURNS.acquire().await.map_err(io::Error::other)?;
             let compared = tokio::task::spawn_blocking(move || {
-                let _turn = turn;
+                let _turns = (one, turn);
                 let Claim { file, etag, parts } = &*self.0;
                 let found = file.metadata()?;
                 if KNOWN.get(&found, etag).is_none() {
@@ -123,6 +127,11 @@ impl Unsettled {
         });
         waiting.join_next().await.map_or(Ok(()), |joined| joined.map_err(io::Error::other)?)
     }
+}
+
+/// Return what is held while a file is compared.
+pub fn alone(file: &File) -> io::Result<Arc<Mutex<()>>> {
+    Ok(FILES[file.metadata()?.ino() as usize % FILES.len()].clone())
 }
 
 /// Compare a file, as it was found, with the ETag of an object that has these parts. Fails with `Unsettled` if the file is large, and was not compared in this

@@ -338,7 +338,7 @@ mod tests {
 
     use futures::FutureExt as _;
 
-    use super::super::compared::{Compared, SLACK, compare_now};
+    use super::super::compared::{Compared, SLACK, alone, compare_now};
     use super::*;
     use crate::cold::is_failure;
 
@@ -405,6 +405,24 @@ mod tests {
         let mut idle = files[1..].iter().map(|file| Ok(Box::pin(unsettled(file)?.compare(())))).collect::<Result<Vec<_>>>()?;
         idle.iter_mut().for_each(|compared| drop(compared.now_or_never()));
         settled(|| Record::read(&files[0]).map_err(failed)).await?;
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn requests_for_one_file_take_one_turn() -> Result<()> {
+        let (one, other) = (tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?);
+        let (file, other) = (large(&one)?.0, large(&other)?.0);
+        // Nobody can compare it to its end.
+        let held = alone(&file)?.lock_owned().await;
+        let reads: Vec<_> = (0..5)
+            .map(|_| file.try_clone().map(|file| tokio::spawn(async move { settled(|| Record::read(&file).map_err(failed)).await })))
+            .collect::<std::io::Result<_>>()?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        settled(|| Record::read(&other).map_err(failed)).await?;
+        drop(held);
+        for read in reads {
+            read.await??;
+        }
         Ok(())
     }
 
