@@ -9,8 +9,7 @@ import numpy.typing as npt
 VERSION: str
 CODES: list[tuple[str, str]]
 
-# Codes of samples.
-Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+class Codes: ...
 
 class Snapshot:
     uri: str
@@ -57,9 +56,25 @@ class View:
     def split(self, seed: int, bounds: list[float]) -> list[View]: ...
     def codes(self, column: str) -> tuple[Codes, npt.NDArray[np.uint64]]: ...
     def split_classes(
-        self, codes: Codes, classes: tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]], seed: int, bounds: list[float]
+        self,
+        codes: Codes | npt.NDArray[np.unsignedinteger],
+        classes: tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]],
+        seed: int,
+        bounds: list[float],
     ) -> list[View]: ...
-    def split_codes(self, codes: Codes, part_of: npt.NDArray[np.uint32], parts: int) -> list[View]: ...
+    def tally(
+        self,
+        codes: Codes | npt.NDArray[np.unsignedinteger],
+        count: int,
+        classes: tuple[Codes | npt.NDArray[np.unsignedinteger], npt.NDArray[np.uint32], int] | None,
+    ) -> list[list[npt.NDArray[np.int64]]]: ...
+    def split_codes(
+        self,
+        codes: Codes | npt.NDArray[np.unsignedinteger],
+        part_of: npt.NDArray[np.uint32],
+        nulls: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]],
+        parts: int,
+    ) -> list[View]: ...
     def sample(self, seed: int, count: int) -> View: ...
     def first_outside(self, positions: npt.NDArray[np.int64]) -> int | None: ...
     def shapes(self, positions: npt.NDArray[np.int64], column: str) -> list[list[int] | None] | None: ...

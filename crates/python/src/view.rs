@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use numpy::ndarray::{ArrayView1, Axis};
 use numpy::{PyArray1, PyReadonlyArray1};
-use penstock_dataset::{Bits, Classes, Coded, Found, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, out_of_range, spread};
+use penstock_dataset::{
+    Bits, Classes, Coder, Found, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally, out_of_range, spread,
+};
 use penstock_error::Error;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
 
+use crate::codes::{Codes, Coding, columns, numbers};
 use crate::errors::OrRaise;
 use crate::output::{self, Form, Request};
 use crate::scan::Scan;
@@ -49,38 +52,6 @@ impl View {
 
     pub fn source(&self, name: &str) -> Source {
         Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.selection.clone(), files: None, codes: Vec::new() }
-    }
-
-    fn coded<C: Copy + Default + Send + TryFrom<u32>>(&self, py: Python<'_>, spec: &ColumnSpec) -> PyResult<Option<Coded<C>>> {
-        let read = |positions: Vec<u64>| {
-            let count = positions.len();
-            let mut reader = self.reader(positions, OnCorrupt::Raise)?;
-            reader.fetch(&[spec], Purpose::Scan { keep: false })?;
-            if matches!(spec.kind, ColumnKind::Label { .. } | ColumnKind::Category) {
-                let mut codes = vec![0; count];
-                let nulls = reader.codes(spec, &mut codes)?;
-                return Ok((codes.into_iter().map(i64::cast_unsigned).collect(), nulls));
-            }
-            let (dtype, shape) = spec.kind.stored()?;
-            let bytes = shape.fixed_bytes(dtype)? as usize;
-            let mut stored = vec![0; bytes * count];
-            let nulls = reader.fixed(spec, &mut stored)?;
-            Ok((
-                stored.chunks_exact(bytes).map(|value| value.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))).collect(),
-                nulls,
-            ))
-        };
-        py.detach(|| penstock_dataset::coded(&self.selection, read)).or_raise(py)
-    }
-
-    fn of_classes<C: Copy + Into<u32> + Sync>(
-        &self,
-        py: Python<'_>,
-        classes: &Classes<'_, C>,
-        seed: u64,
-        bounds: &[f64],
-    ) -> PyResult<Vec<Selection>> {
-        py.detach(|| penstock_dataset::by_class(&self.snapshot, &self.selection, classes, seed, bounds)).or_raise(py)
     }
 
     /// Plan a read of samples in the snapshot.
@@ -147,25 +118,6 @@ impl View {
 
 /// Positions are passed as arrays, because a Python list would be built and read element by element.
 pub type Positions<'py> = PyReadonlyArray1<'py, i64>;
-
-/// Codes of samples, in 1, 2 or 4 bytes each.
-enum Codes<'py> {
-    One(PyReadonlyArray1<'py, u8>),
-    Two(PyReadonlyArray1<'py, u16>),
-    Four(PyReadonlyArray1<'py, u32>),
-}
-
-impl<'py> Codes<'py> {
-    fn of(array: &Bound<'py, PyAny>) -> PyResult<Codes<'py>> {
-        if let Ok(codes) = array.extract() {
-            return Ok(Codes::One(codes));
-        }
-        if let Ok(codes) = array.extract() {
-            return Ok(Codes::Two(codes));
-        }
-        Ok(Codes::Four(array.extract()?))
-    }
-}
 
 /// Return the numbers as a slice, copying them if the array is not contiguous.
 fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
@@ -261,18 +213,20 @@ impl View {
         Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
     }
 
-    /// Return a code for each value of a column of words or scalars, which is 0 for nulls, and a number for each other code. The number is a
-    /// code of the vocabulary, or the bytes of a scalar.
-    fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyArray1<u64>>)> {
-        let spec = self.snapshot.column(column).or_raise(py)?;
-        if let Some((codes, values)) = self.coded::<u8>(py, spec)? {
-            return Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)));
-        }
-        if let Some((codes, values)) = self.coded::<u16>(py, spec)? {
-            return Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)));
-        }
-        let (codes, values) = self.coded::<u32>(py, spec)?.unwrap_or_default();
-        Ok((PyArray1::from_vec(py, codes).into_any(), PyArray1::from_vec(py, values)))
+    /// Number the values of a column of words or scalars: the code of nulls is 0. Returns the codes, and the value of each code after 0: a code of the
+    /// vocabulary, or the bytes of a scalar.
+    fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Codes, Bound<'py, PyArray1<u64>>)> {
+        let spec = self.snapshot.column(column).or_raise(py)?.clone();
+        let (snapshot, own) = (self.snapshot.clone(), self.own.clone());
+        let reader = move |positions: Vec<u64>| {
+            let mut reader = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
+            reader.own = own.clone();
+            Ok(reader)
+        };
+        let numbered =
+            py.detach(|| Numbered::of(&self.selection, Box::new(move |positions| numbers(reader(positions)?, &spec)))).or_raise(py)?;
+        let values = PyArray1::from_slice(py, &numbered.values);
+        Ok((Codes(numbered), values))
     }
 
     /// Split each class of samples, given their codes. `classes` has the class of each code, and the number of each class.
@@ -284,23 +238,57 @@ impl View {
         seed: u64,
         bounds: Vec<f64>,
     ) -> PyResult<Vec<View>> {
-        let (class_of, numbers) = (classes.0.as_slice()?, classes.1.as_slice()?);
-        let parts = match Codes::of(codes)? {
-            Codes::One(codes) => self.of_classes(py, &Classes { codes: codes.as_slice()?, class_of, numbers }, seed, &bounds),
-            Codes::Two(codes) => self.of_classes(py, &Classes { codes: codes.as_slice()?, class_of, numbers }, seed, &bounds),
-            Codes::Four(codes) => self.of_classes(py, &Classes { codes: codes.as_slice()?, class_of, numbers }, seed, &bounds),
-        };
-        Ok(parts?.into_iter().map(|part| self.narrowed(part)).collect())
+        let (class_of, numbers, codes) = (classes.0.as_slice()?, classes.1.as_slice()?, Coding::of(codes)?);
+        let coder = codes.coder()?;
+        let parts = py.detach(|| {
+            let classes = Classes { codes: &*coder, class_of, numbers };
+            penstock_dataset::by_class(&self.snapshot, &self.selection, &classes, seed, &bounds)
+        });
+        Ok(parts.or_raise(py)?.into_iter().map(|part| self.narrowed(part)).collect())
     }
 
-    /// Return a view for each part, given the code of each sample and the part of each code.
-    fn split_codes(&self, codes: &Bound<'_, PyAny>, part_of: PyReadonlyArray1<'_, u32>, parts: usize) -> PyResult<Vec<View>> {
-        let part_of = part_of.as_slice()?;
-        let parts = match Codes::of(codes)? {
-            Codes::One(codes) => penstock_dataset::by_code(&self.selection, (codes.as_slice()?, part_of), parts),
-            Codes::Two(codes) => penstock_dataset::by_code(&self.selection, (codes.as_slice()?, part_of), parts),
-            Codes::Four(codes) => penstock_dataset::by_code(&self.selection, (codes.as_slice()?, part_of), parts),
-        };
+    /// Count groups, given the codes of samples and how many there are. `classes` has the codes of classes, the class of each code, and the number of classes.
+    /// Returns the size of each group and its least row id; the place, row id and class of each sample without a group; and the group, class and size of each pair.
+    fn tally<'py>(
+        &self,
+        py: Python<'py>,
+        codes: &Bound<'_, PyAny>,
+        count: usize,
+        classes: Option<(Bound<'_, PyAny>, PyReadonlyArray1<'_, u32>, usize)>,
+    ) -> PyResult<[Vec<Bound<'py, PyArray1<i64>>>; 3]> {
+        let codes = Coding::of(codes)?;
+        let kinds = classes
+            .as_ref()
+            .map(|(codes, class_of, count)| PyResult::Ok((Coding::of(codes)?, class_of.as_slice()?, *count)))
+            .transpose()?;
+        let coder = codes.coder()?;
+        let kinds = kinds.as_ref().map(|(codes, class_of, count)| PyResult::Ok((codes.coder()?, *class_of, *count))).transpose()?;
+        let kinds = kinds.as_ref().map(|(coder, class_of, count)| (&**coder as &(dyn Coder + Send), *class_of, *count));
+        let Tally { sizes, first, pairs, nulls } = py
+            .detach(|| {
+                let kinds = kinds.map(|(coder, class_of, count)| (coder as &dyn Coder, class_of, count));
+                penstock_dataset::tally(&self.snapshot, &self.selection, (&*coder, count), kinds)
+            })
+            .or_raise(py)?;
+        let list = |values: Vec<i64>| PyArray1::from_vec(py, values);
+        let groups = vec![list(sizes.into_iter().map(u64::cast_signed).collect()), list(first)];
+        let nulls = columns(&nulls, |(place, id, kind)| [*place, *id, (*kind).into()]).map(list).into();
+        let pairs = columns(&pairs, |(group, kind, count)| [(*group).into(), (*kind).into(), count.cast_signed()]).map(list).into();
+        Ok([groups, nulls, pairs])
+    }
+
+    /// Return a view for each part, given the code of each sample and the part of each code. `nulls` has the places of samples without a value, and their parts.
+    fn split_codes(
+        &self,
+        py: Python<'_>,
+        codes: &Bound<'_, PyAny>,
+        part_of: PyReadonlyArray1<'_, u32>,
+        nulls: (Positions<'_>, PyReadonlyArray1<'_, u32>),
+        parts: usize,
+    ) -> PyResult<Vec<View>> {
+        let (codes, part_of, nulls) = (Coding::of(codes)?, part_of.as_slice()?, (nulls.0.as_slice()?, nulls.1.as_slice()?));
+        let coder = codes.coder()?;
+        let parts = py.detach(|| penstock_dataset::by_code(&self.selection, (&*coder, part_of), nulls, parts)).or_raise(py)?;
         Ok(parts.into_iter().map(|part| self.narrowed(part)).collect())
     }
 

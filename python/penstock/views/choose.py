@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # Samples whose values are looked at together.
 _CODED = 1 << 20
-# Pairs of a group and a class that are counted in a table.
-_PAIRS = 1 << 22
 # A part is far from its wanted size if it differs by more than this share of all samples.
 _FAR = 0.1
 # Column types whose values can form groups.
@@ -109,12 +107,12 @@ def _checked(fractions: Any) -> list[float]:
 class _Coded:
     """The values of a column: a code for each sample, which is 0 for a null, and a number for each code, which is equal for equal values."""
 
-    codes: _core.Codes
+    codes: _core.Codes | npt.NDArray[np.unsignedinteger]
     # That of nulls is 0.
     numbers: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(codes: _core.Codes, values: Any) -> _Coded:
+    def of(codes: _core.Codes | npt.NDArray[np.unsignedinteger], values: Any) -> _Coded:
         """Number the values of all codes after 0, in Arrow."""
         return _Coded(codes, np.append(np.zeros(1, np.int64), _numbers(values)))
 
@@ -125,7 +123,7 @@ class _Coded:
 
 
 def _codes(view: View, column: str, doing: str) -> _Coded:
-    """Return the codes of a column. Cost: reads the column; holds 1, 2 or 4 bytes per sample, and the different values."""
+    """Return the codes of a column. Cost: reads the column; holds its different values, and of texts 1, 2 or 4 bytes per sample."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -183,30 +181,10 @@ class _Groups:
 
         `every` has the numbers of all classes. Cost: reads the row ids.
         """
-        codes, count = coded.codes, len(coded.numbers)
-        sizes, first = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).max)
-        classes, kind_of = len(every), None if kinds is None else (kinds.codes, np.searchsorted(every, kinds.numbers))
-        few, pairs = np.zeros(count * classes if count * classes <= _PAIRS else 0, np.int64), np.empty((2, 0), np.int64)
-        alone: list[npt.NDArray[np.int64]] = [np.empty((3, 0), np.int64)]
-        for start in range(0, len(codes), _CODED):
-            own = codes[start : start + _CODED]
-            ids = np.asarray(view._view.take((start, start + len(own)), ["_row_id"])["_row_id"], np.int64)
-            sizes += np.bincount(own, minlength=count)
-            np.minimum.at(first, own, ids)
-            kind = np.zeros(len(own), np.int64) if kind_of is None else kind_of[1][kind_of[0][start : start + _CODED]]
-            nulls = np.flatnonzero(own == 0)
-            alone.append(np.stack([nulls + start, ids[nulls], kind[nulls]]))
-            pair = own.astype(np.int64) * classes + kind
-            if len(few):
-                few += np.bincount(pair, minlength=len(few))
-            else:
-                pairs = np.concatenate([pairs, np.unique(pair, return_counts=True)], axis=1)
-        places, ids, kind = np.concatenate(alone, axis=1)
-        pairs = np.stack([np.flatnonzero(few), few[few > 0]]) if len(few) else pairs
-        pairs = pairs[:, pairs[0] >= classes]  # The samples without a value are counted one by one.
-        ones, ends = np.ones(len(ids), np.int64), count + np.arange(len(ids))
-        sizes[0] = 0
-        counted = (np.append(pairs[0] // classes, ends), np.append(pairs[0] % classes, kind), np.append(pairs[1], ones))
+        kind = None if kinds is None else (kinds.codes, np.searchsorted(every, kinds.numbers).astype(np.uint32), len(every))
+        (sizes, first), (places, ids, kind_of_null), pairs = view._view.tally(coded.codes, len(coded.numbers), kind)
+        ones, ends = np.ones(len(ids), np.int64), len(sizes) + np.arange(len(ids))
+        counted = (np.append(pairs[0], ends), np.append(pairs[1], kind_of_null), np.append(pairs[2], ones))
         return _Groups(np.append(coded.numbers, ids), np.append(sizes, ones), np.append(first, ids), counted), places
 
     @staticmethod
@@ -251,10 +229,8 @@ def _dealt(
     for view, own, (groups, nulls) in zip(views, coded, found, strict=True):
         mine, unit = part_of[unit[: len(groups.numbers)]], unit[len(groups.numbers) :]
         count, most = len(own.numbers), len(wanted[1])
-        # Samples without a value get codes of their own: one for each part.
-        codes = own.codes.astype(np.min_scalar_type(max(255, count + most)), copy=len(nulls) > 0)
-        codes[nulls] = count + mine[count:]
-        parts.append(view._view.split_codes(codes, np.append(mine[:count], np.arange(most)).astype(np.uint32), most))
+        given = mine.astype(np.uint32)
+        parts.append(view._view.split_codes(own.codes, given[:count], (nulls, given[count:]), most))
     return parts
 
 

@@ -1,25 +1,23 @@
 //! Choose samples of a view by their row ids: splits, and random samples. Row ids are read in chunks, and each part is a mask.
 
-use std::collections::hash_map::Entry;
 use std::sync::{Mutex, PoisonError};
 
 use penstock_error::{Error, Result};
-use rustc_hash::FxHashMap;
 
+use super::coded::Coder;
 use super::plan::Plan;
-use super::reader::Nulls;
 use crate::parallel;
 use crate::selection::spread::{Bound, GROUP, SAMPLE, below, hash, mixed, turn_of_class};
 use crate::selection::{Bits, Selection, Split, Stride};
 use crate::snapshot::Snapshot;
 
-/// Samples whose row ids are looked up at a time: a whole number of words of a mask.
-const CHUNK: u64 = 1 << 16;
+/// Samples that are looked up at a time: a whole number of words of a mask, and so few that all about them stays in the cache of a core.
+pub const CHUNK: u64 = 1 << 14;
 /// Bytes that a sample's row id takes while it is looked up.
-const LOOKED_UP_BYTES: u64 = 40;
+pub const LOOKED_UP_BYTES: u64 = 40;
 
 /// Call `visit` for each chunk of a selection, with the index of its first sample and the row ids, and return the results in order.
-fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: impl Fn(u64, Vec<i64>) -> T + Sync) -> Result<Vec<T>> {
+pub fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: impl Fn(u64, Vec<i64>) -> T + Sync) -> Result<Vec<T>> {
     let len = selection.len();
     let of_chunk = |number: usize| {
         let first = number as u64 * CHUNK;
@@ -42,7 +40,7 @@ fn masks(snapshot: &Snapshot, selection: &Selection, parts: usize, part_of: impl
     })?;
     let mask = |part: usize| {
         let words = chunks.iter().flat_map(|words| words[part].iter().copied()).collect();
-        selection.mask(Bits::new(selection.len(), words))
+        mask_of(selection, words)
     };
     Ok((0..parts).map(mask).collect())
 }
@@ -87,29 +85,18 @@ pub fn sample(snapshot: &Snapshot, selection: &Selection, seed: u64, count: u64)
 }
 
 /// Chunks that `sample` looks at together.
-const CHUNKS: u64 = 64;
+const CHUNKS: u64 = 256;
 
 /// The classes of samples: a code for each sample, and the class of each code.
-pub struct Classes<'a, C> {
-    pub codes: &'a [C],
+pub struct Classes<'a> {
+    pub codes: &'a dyn Coder,
     pub class_of: &'a [u32],
     /// A number for each class, from which its turn is drawn.
     pub numbers: &'a [i64],
 }
 
-impl<C: Copy + Into<u32> + Sync> Classes<'_, C> {
-    fn of(&self, index: u64) -> usize {
-        self.class_of[self.codes[index as usize].into() as usize] as usize
-    }
-}
-
-/// Divide a selection into `parts` by the code of each sample, given the part of each code.
-pub fn by_code<C: Copy + Into<u32> + Sync>(selection: &Selection, (codes, part_of): (&[C], &[u32]), parts: usize) -> Vec<Selection> {
-    let mut words = vec![vec![0u64; codes.len().div_ceil(64)]; parts];
-    for (index, code) in codes.iter().enumerate() {
-        words[part_of[(*code).into() as usize] as usize][index / 64] |= 1 << (index % 64);
-    }
-    words.into_iter().map(|words| selection.mask(Bits::new(codes.len() as u64, words))).collect()
+pub fn mask_of(selection: &Selection, words: Vec<u64>) -> Selection {
+    selection.mask(Bits::new(selection.len(), words))
 }
 
 /// Bounds of ranks are sought this many standard deviations around where they are expected.
@@ -128,17 +115,16 @@ type Undecided = (usize, u64, u64);
 /// Split each class at ascending bounds from 0 to 1. The samples of a class are ordered by the hashes of their row ids.
 ///
 /// The samples of a class have places from 0 to 1 in that order. Each class begins at a random part of a sample, so that parts of small classes
-/// are as large on average as their fractions. Cost: reads all row ids; holds a bit for each sample and part, and 24 bytes for each
+/// are as large on average as their fractions. Cost: the codes, and reads all row ids; holds a bit for each sample and part, and 24 bytes for each
 /// sample near a bound: about 16 √n of a class of n. A sample that a selection has several times is in one part.
-pub fn by_class<C: Copy + Into<u32> + Sync>(
-    snapshot: &Snapshot,
-    selection: &Selection,
-    classes: &Classes<'_, C>,
-    seed: u64,
-    bounds: &[f64],
-) -> Result<Vec<Selection>> {
+pub fn by_class(snapshot: &Snapshot, selection: &Selection, classes: &Classes<'_>, seed: u64, bounds: &[f64]) -> Result<Vec<Selection>> {
     let mut counts = vec![0u64; classes.numbers.len()];
-    (0..classes.codes.len() as u64).for_each(|index| counts[classes.of(index)] += 1);
+    classes
+        .codes
+        .counts(classes.class_of.len())
+        .into_iter()
+        .zip(classes.class_of)
+        .for_each(|(count, class)| counts[*class as usize] += count);
     let turns = classes.numbers.iter().map(|number| turn_of_class(seed, *number));
     // How many samples of each class are below each bound.
     let ranks: Vec<u64> = counts
@@ -149,7 +135,7 @@ pub fn by_class<C: Copy + Into<u32> + Sync>(
     let divided = Divided { classes, seed, ranks: &ranks, bounds: bounds.len() };
     for deviations in [DEVIATIONS, f64::INFINITY] {
         if let Some(words) = divided.parts(snapshot, selection, &windows(&counts, &ranks, bounds.len(), deviations))? {
-            return Ok(words.into_iter().map(|words| selection.mask(Bits::new(selection.len(), words))).collect());
+            return Ok(words.into_iter().map(|words| mask_of(selection, words)).collect());
         }
     }
     Err(Error::new("internal", "samples have no order"))
@@ -173,14 +159,14 @@ fn windows(counts: &[u64], ranks: &[u64], bounds: usize, deviations: f64) -> Vec
 }
 
 /// A split by class, with the ranks of its bounds.
-struct Divided<'a, C> {
-    classes: &'a Classes<'a, C>,
+struct Divided<'a> {
+    classes: &'a Classes<'a>,
     seed: u64,
     ranks: &'a [u64],
     bounds: usize,
 }
 
-impl<C: Copy + Into<u32> + Sync> Divided<'_, C> {
+impl Divided<'_> {
     /// Return the samples of each part as words of a mask, or None if a bound is not in its window.
     fn parts(&self, snapshot: &Snapshot, selection: &Selection, windows: &[Window]) -> Result<Option<Vec<Vec<u64>>>> {
         let (begin, parts) = (hash(&[GROUP, self.seed]), self.bounds + 1);
@@ -188,9 +174,10 @@ impl<C: Copy + Into<u32> + Sync> Divided<'_, C> {
         let chunks = each_chunk(snapshot, selection, |first, ids| {
             let mut words = vec![vec![0u64; ids.len().div_ceil(64)]; parts];
             let (mut own, mut undecided) = (vec![0u64; self.classes.numbers.len() * parts], Vec::<Undecided>::new());
-            for (place, id) in ids.into_iter().enumerate() {
+            let codes = self.classes.codes.codes(first, ids.len())?;
+            for (place, (id, code)) in ids.into_iter().zip(codes).enumerate() {
                 let (index, hash) = (first + place as u64, mixed(begin, id.cast_unsigned()));
-                let class = self.classes.of(index);
+                let class = self.classes.class_of[code as usize] as usize;
                 let windows = &windows[class * self.bounds..][..self.bounds];
                 let part = windows.iter().position(|window| hash < window.end).unwrap_or(self.bounds);
                 if windows.get(part).is_none_or(|window| hash < window.begin) {
@@ -202,8 +189,9 @@ impl<C: Copy + Into<u32> + Sync> Divided<'_, C> {
             }
             let mut decided = decided.lock().unwrap_or_else(PoisonError::into_inner);
             decided.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
-            (words, undecided)
+            Ok((words, undecided))
         })?;
+        let chunks = chunks.into_iter().collect::<Result<Vec<_>>>()?;
         let mut words: Vec<Vec<u64>> =
             (0..parts).map(|part| chunks.iter().flat_map(|(words, _)| words[part].iter().copied()).collect()).collect();
         let mut undecided: Vec<Undecided> = chunks.into_iter().flat_map(|(_, undecided)| undecided).collect();
@@ -232,47 +220,4 @@ impl<C: Copy + Into<u32> + Sync> Divided<'_, C> {
         }
         Ok(Some(words))
     }
-}
-
-/// Codes of samples, in which a null is 0, and the value of each other code.
-pub type Coded<C> = (Vec<C>, Vec<u64>);
-
-/// Give equal values of a selection equal codes. `read` returns the values of samples as numbers, and which of them are null.
-///
-/// Returns None if there are more different values than codes. Cost: reads the values once, in chunks.
-pub fn coded<C: Copy + Default + Send + TryFrom<u32>>(
-    selection: &Selection,
-    read: impl Fn(Vec<u64>) -> Result<(Vec<u64>, Nulls)> + Sync,
-) -> Result<Option<Coded<C>>> {
-    let len = selection.len();
-    let mut codes = vec![C::default(); len as usize];
-    let known = Mutex::new((FxHashMap::<u64, u32>::default(), Vec::new()));
-    let chunks: Vec<Mutex<&mut [C]>> = codes.chunks_mut(CHUNK as usize).map(Mutex::new).collect();
-    let of_chunk = |number: usize| {
-        let mut out = chunks[number].lock().unwrap_or_else(PoisonError::into_inner);
-        let (values, nulls) = read(selection.positions(Stride { first: number as u64 * CHUNK, step: 1, count: out.len() as u64 }))?;
-        let mut own = FxHashMap::<u64, C>::default();
-        for (place, value) in values.into_iter().enumerate() {
-            if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
-                continue;
-            }
-            out[place] = match own.entry(value) {
-                Entry::Occupied(found) => *found.get(),
-                Entry::Vacant(place) => {
-                    let (numbers, values) = &mut *known.lock().unwrap_or_else(PoisonError::into_inner);
-                    let code = *numbers.entry(value).or_insert_with(|| {
-                        values.push(value);
-                        values.len() as u32
-                    });
-                    let Ok(code) = C::try_from(code) else { return Ok(false) };
-                    *place.insert(code)
-                }
-            };
-        }
-        Ok(true)
-    };
-    let done = parallel::map(chunks.len(), (len * LOOKED_UP_BYTES) as usize, of_chunk)?;
-    drop(chunks);
-    let all = done.into_iter().collect::<Result<Vec<bool>>>()?.into_iter().all(|fits| fits);
-    Ok(all.then(|| (codes, known.into_inner().unwrap_or_else(PoisonError::into_inner).1)))
 }

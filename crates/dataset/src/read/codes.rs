@@ -28,8 +28,11 @@ impl Reader {
         if let ColumnKind::Label(_) = column.kind {
             put_own(&own, self.plan.len(), &mut stored, &mut nulls);
         }
-        for (place, code) in out.iter_mut().enumerate() {
-            *code = unpack(&stored, dtype.size() as u8, place) as i64;
+        let all = out.iter_mut().enumerate();
+        // One byte is by far the most common.
+        match dtype.size() {
+            1 => all.for_each(|(place, code)| *code = stored[place].into()),
+            width => all.for_each(|(place, code)| *code = unpack(&stored, width as u8, place) as i64),
         }
         match &column.kind {
             ColumnKind::Label(classes) => {

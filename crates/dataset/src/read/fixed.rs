@@ -42,6 +42,12 @@ impl Cells<'_> {
         &mut self.out[place as usize * self.bytes..][..self.bytes]
     }
 
+    /// Return so many samples that follow each other.
+    #[inline]
+    fn run(&mut self, first: u32, count: usize) -> &mut [u8] {
+        &mut self.out[first as usize * self.bytes..][..count * self.bytes]
+    }
+
     fn set_null(&mut self, place: u32) {
         let target = &mut self.out[place as usize * self.bytes..][..self.bytes];
         set_null(&mut self.nulls, self.count, place, target);
@@ -267,26 +273,32 @@ impl Reader {
         Ok(())
     }
 
-    /// Copy rows directly from the map. Later rows are prefetched, because their order looks random to the hardware prefetcher.
+    /// Copy rows directly from the map: runs of neighbours together, others one by one. Later rows are prefetched, because their order looks random to the
+    /// hardware prefetcher.
     fn copy_mapped(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
         let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
         let map = &file.map[..];
-        let offset_of = |row: u64| {
-            let (block, inner) = entry.locate(row);
-            (block, entry.offset.get(block) as usize + inner as usize * cell)
-        };
-        for (index, (row, place)) in source.rows.iter().enumerate() {
-            if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, source.rows.get(index + ROWS_AHEAD)) {
-                prefetch(map, offset_of(*ahead).1, cell);
+        let offset = |block: usize, inner: u64| entry.offset.get(block) as usize + inner as usize * cell;
+        let mut next = 0;
+        while let Some((row, place)) = source.rows.get(next) {
+            if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, source.rows.get(next + ROWS_AHEAD)) {
+                let (block, inner) = entry.locate(*ahead);
+                prefetch(map, offset(block, inner), cell);
             }
             if !entry.is_valid(*row) {
                 cells.set_null(*place);
+                next += 1;
                 continue;
             }
-            let (block, offset) = offset_of(*row);
+            let (block, inner) = entry.locate(*row);
+            let run = run_of(&source.rows[next..], || match entry.validity {
+                None => entry.rows_of(block) - inner,
+                Some(_) => 1,
+            });
+            next += run;
             match file.verify(source.chunk, block) {
-                Ok(()) => copy(cells.at(*place), &map[offset..][..cell]),
-                Err(error) if self.passes(&error) => cells.set_null(*place),
+                Ok(()) => copy(cells.run(*place, run), &map[offset(block, inner)..][..run * cell]),
+                Err(error) if self.passes(&error) => (0..run as u32).for_each(|after| cells.set_null(place + after)),
                 Err(error) => return Err((error, *place)),
             }
         }
@@ -336,14 +348,28 @@ pub(super) fn put_own(own: &[(usize, OwnValue<'_>)], count: usize, out: &mut [u8
     }
 }
 
+/// Return how many of the first rows are neighbours that follow each other in the result, too, up to `most` if there are several.
+#[inline]
+fn run_of(rows: &[(u64, u32)], most: impl FnOnce() -> u64) -> usize {
+    let (row, place) = rows[0];
+    let follows = |index: usize| rows.get(index).is_some_and(|next| *next == (row + index as u64, place.wrapping_add(index as u32)));
+    if !follows(1) {
+        return 1;
+    }
+    let most = rows.len().min(most() as usize);
+    (1..most).find(|index| !follows(*index)).unwrap_or(most)
+}
+
 /// Copy rows that are contiguous and verified. This is the innermost loop of an epoch.
 fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
-    let cell = cells.bytes;
-    for (index, (row, place)) in rows.iter().enumerate() {
-        if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(index + ROWS_AHEAD)) {
+    let (cell, mut next) = (cells.bytes, 0);
+    while let Some((row, place)) = rows.get(next) {
+        if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(next + ROWS_AHEAD)) {
             prefetch(samples, *ahead as usize * cell, cell);
         }
-        copy(cells.at(*place), &samples[*row as usize * cell..][..cell]);
+        let run = run_of(&rows[next..], || u64::MAX);
+        copy(cells.run(*place, run), &samples[*row as usize * cell..][..run * cell]);
+        next += run;
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod blocks;
 pub mod chosen;
+pub mod coded;
 pub mod codes;
 pub mod fetch;
 pub mod fixed;
