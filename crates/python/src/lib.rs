@@ -1,6 +1,5 @@
 //! The Python module `penstock._core`, with one file per concept. It converts values and makes no decisions.
 
-mod codes;
 mod config;
 mod errors;
 mod export;
@@ -39,7 +38,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<versions::transaction::Transaction>()?;
     module.add_class::<input::Words>()?;
     module.add_class::<view::View>()?;
-    module.add_class::<codes::Codes>()?;
+    module.add_class::<view::codes::Codes>()?;
     module.add_class::<scan::Scan>()?;
     module.add_class::<errors::Stop>()?;
     module.add_class::<export::Output>()?;

@@ -141,17 +141,18 @@ def _codes(view: View, column: str, doing: str) -> _Coded:
         codes, values = view._view.codes(column)
         words = view.vocabulary(column)
         return _Coded.of(codes, pa.array([words[value] for value in values.tolist()], pa.string()))
-    codes, start, known = np.zeros(len(view), np.uint8), 0, pa.array([], pa.null() if kind is None else kind.arrow_type())
+    held: npt.NDArray[np.unsignedinteger] = np.zeros(len(view), np.uint8)
+    start, known = 0, pa.array([], pa.null() if kind is None else kind.arrow_type())
     for batch in view.scan([column], batch_size=_CODED):
         coded = batch.column(0).dictionary_encode()
         known = known.cast(coded.dictionary.type)
         new = coded.dictionary.filter(pc.is_null(pc.index_in(coded.dictionary, value_set=known)))
         known = pa.concat_arrays([known, new])
         place = np.append(0, np.asarray(pc.index_in(coded.dictionary, value_set=known)) + 1)
-        codes = codes.astype(np.min_scalar_type(max(255, len(known))), copy=False)
-        codes[start : start + len(coded)] = place.astype(codes.dtype)[np.asarray(coded.indices.fill_null(-1)) + 1]
+        held = held.astype(np.min_scalar_type(max(255, len(known))), copy=False)
+        held[start : start + len(coded)] = place.astype(held.dtype)[np.asarray(coded.indices.fill_null(-1)) + 1]
         start += len(coded)
-    return _Coded.of(codes, known)
+    return _Coded.of(held, known)
 
 
 def _numbers(values: Any) -> npt.NDArray[np.int64]:

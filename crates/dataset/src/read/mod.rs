@@ -1,8 +1,7 @@
 //! Read samples: make a plan, fetch its blocks, and read each kind of value (one file per kind). Start with `reader`.
 
 pub mod blocks;
-pub mod chosen;
-pub mod coded;
+pub mod choose;
 pub mod codes;
 pub mod fetch;
 pub mod fixed;

@@ -308,7 +308,7 @@ fn body(file: File, record: Record, range: Range<u64>) -> StreamingBlob {
     crate::body::with_length(parts, bytes)
 }
 
-/// Read a piece of a file. If something about the file was changed, the piece comes once the file was compared, unless that goes on and on.
+/// Read a piece of a file. If something about the file was changed, the piece comes once the file was compared, unless that does not end.
 async fn piece(mut opened: (File, Record), begin: u64, bytes: usize) -> Result<(Bytes, (File, Record)), StdError> {
     let mut tries = 0;
     loop {

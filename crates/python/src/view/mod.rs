@@ -1,5 +1,7 @@
 //! A view: a whole snapshot or selected positions of it, with functions that read its samples, and scans of it.
 
+pub mod codes;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -16,10 +18,10 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
 
-use crate::codes::{Codes, Coding, columns, numbers};
 use crate::errors::OrRaise;
 use crate::output::{self, Form, Request};
 use crate::scan::Scan;
+use codes::{Codes, Coding, columns, numbers};
 
 #[pyclass(frozen, module = "penstock._core")]
 pub struct View {

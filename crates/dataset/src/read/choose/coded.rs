@@ -5,11 +5,36 @@ use std::sync::{Mutex, PoisonError};
 use penstock_error::{Error, Result};
 use rustc_hash::FxHashMap;
 
-use super::chosen::{CHUNK, LOOKED_UP_BYTES, each_chunk, mask_of};
-use super::reader::Nulls;
 use crate::parallel;
-use crate::selection::{Selection, Stride};
+use crate::read::plan::Plan;
+use crate::read::reader::Nulls;
+use crate::selection::{Bits, Selection, Stride};
 use crate::snapshot::Snapshot;
+
+/// Samples that are looked up at a time: a whole number of words of a mask, and so few that all about them stays in the cache of a core.
+pub const CHUNK: u64 = 1 << 14;
+/// Bytes that a sample's row id takes while it is looked up.
+const LOOKED_UP_BYTES: u64 = 40;
+
+/// Call `visit` for each chunk of a selection, with the index of its first sample and the row ids, and return the results in order.
+pub fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: impl Fn(u64, Vec<i64>) -> T + Sync) -> Result<Vec<T>> {
+    let len = selection.len();
+    let of_chunk = |number: usize| {
+        let first = number as u64 * CHUNK;
+        let indices = Stride { first, step: 1, count: CHUNK.min(len - first) };
+        let ids = match selection.is_all() {
+            true => snapshot.row_ids_in(first..first + indices.count)?,
+            false => Plan::new(snapshot, selection.positions(indices))?.row_ids(),
+        };
+        Ok(visit(first, ids))
+    };
+    parallel::map(len.div_ceil(CHUNK) as usize, (len * LOOKED_UP_BYTES) as usize, of_chunk)?.into_iter().collect()
+}
+
+/// Return the samples of a selection whose bits are set.
+pub fn mask_of(selection: &Selection, words: Vec<u64>) -> Selection {
+    selection.mask(Bits::new(selection.len(), words))
+}
 
 /// Values below this are looked up in a list.
 const SMALL: usize = 1 << 11;

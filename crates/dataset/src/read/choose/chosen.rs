@@ -4,32 +4,10 @@ use std::sync::{Mutex, PoisonError};
 
 use penstock_error::{Error, Result};
 
-use super::coded::Coder;
-use super::plan::Plan;
-use crate::parallel;
+use super::coded::{CHUNK, Coder, each_chunk, mask_of};
 use crate::selection::spread::{Bound, GROUP, SAMPLE, below, hash, mixed, turn_of_class};
-use crate::selection::{Bits, Selection, Split, Stride};
+use crate::selection::{Selection, Split, Stride};
 use crate::snapshot::Snapshot;
-
-/// Samples that are looked up at a time: a whole number of words of a mask, and so few that all about them stays in the cache of a core.
-pub const CHUNK: u64 = 1 << 14;
-/// Bytes that a sample's row id takes while it is looked up.
-pub const LOOKED_UP_BYTES: u64 = 40;
-
-/// Call `visit` for each chunk of a selection, with the index of its first sample and the row ids, and return the results in order.
-pub fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: impl Fn(u64, Vec<i64>) -> T + Sync) -> Result<Vec<T>> {
-    let len = selection.len();
-    let of_chunk = |number: usize| {
-        let first = number as u64 * CHUNK;
-        let indices = Stride { first, step: 1, count: CHUNK.min(len - first) };
-        let ids = match selection.is_all() {
-            true => snapshot.row_ids_in(first..first + indices.count)?,
-            false => Plan::new(snapshot, selection.positions(indices))?.row_ids(),
-        };
-        Ok(visit(first, ids))
-    };
-    parallel::map(len.div_ceil(CHUNK) as usize, (len * LOOKED_UP_BYTES) as usize, of_chunk)?.into_iter().collect()
-}
 
 /// Divide a selection into `parts` masks. `part_of` gets the index of a sample and its row id.
 fn masks(snapshot: &Snapshot, selection: &Selection, parts: usize, part_of: impl Fn(u64, i64) -> usize + Sync) -> Result<Vec<Selection>> {
@@ -93,10 +71,6 @@ pub struct Classes<'a> {
     pub class_of: &'a [u32],
     /// A number for each class, from which its turn is drawn.
     pub numbers: &'a [i64],
-}
-
-pub fn mask_of(selection: &Selection, words: Vec<u64>) -> Selection {
-    selection.mask(Bits::new(selection.len(), words))
 }
 
 /// Bounds of ranks are sought this many standard deviations around where they are expected.
