@@ -6,7 +6,7 @@ use penstock_dataset::{Context, Isolation, Snapshot, Texts, Transaction, Validat
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, page_name, record_name, root_name};
-use penstock_format::manifest::{Fragment, PageRef, Root, encode_pages};
+use penstock_format::manifest::{Attachment, Fragment, PageRef, Root, encode_pages};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::RecordKind;
 use penstock_format::rows::RowSet;
@@ -104,11 +104,15 @@ fn crafted(name: &str, change: impl FnOnce(&mut Vec<Fragment>, &mut Root)) -> Re
     Ok([read, found])
 }
 
+fn far() -> RowSet {
+    RowSet::Runs(vec![Run { first: 4000, count: 2 }])
+}
+
 #[test]
 fn a_layout_of_samples_that_do_not_exist_or_exist_twice_is_refused() -> Result<()> {
     type Change = fn(&mut Vec<Fragment>, &mut Root);
     let malformed = Some("object-malformed");
-    let cases: [(&str, Change, [Option<&str>; 2]); 5] = [
+    let cases: [(&str, Change, [Option<&str>; 2]); 7] = [
         ("nothing", |_, _| {}, [None, None]),
         ("row ids that nobody gave out", |fragments, _| fragments[0].runs.iter_mut().for_each(|run| run.first += 1000), [malformed; 2]),
         ("a page twice", |_, root| root.pages.extend(root.pages.clone()), [malformed; 2]),
@@ -116,6 +120,16 @@ fn a_layout_of_samples_that_do_not_exist_or_exist_twice_is_refused() -> Result<(
         (
             "a gone sample that a fragment has",
             |_, root| root.overlays.push(Overlay::gone(RowSet::Runs(vec![Run { first: 4, count: 1 }]))),
+            [None, malformed],
+        ),
+        ("a gone sample that never was", |_, root| root.overlays.push(Overlay::gone(far())), [None, malformed]),
+        (
+            "an attachment to samples that never were",
+            |_, root| {
+                let object = ObjectRef { id: Id([3; 16]), bytes: 1, crc: 0 };
+                let (kind, parameters) = ("test.index".into(), "{}".into());
+                root.attachments.push(Attachment { kind, object, columns: Vec::new(), rows: far(), changed: Vec::new(), parameters });
+            },
             [None, malformed],
         ),
     ];
