@@ -61,9 +61,9 @@ impl Blocks {
         let (blocks, own) = (self.clone(), object.clone());
         // A drive that hangs must not hold up the runtime.
         let meta = Arc::new(tokio::task::spawn_blocking(move || blocks.states.find(&own)).await.ok()??);
-        self.states.keep(object, generation, &meta);
+        self.states.keep_noted(object, generation, &meta);
         // A write that began in the meantime has removed it.
-        (self.states.generation(object) == generation).then_some(meta)
+        (self.states.generation(object) == generation).then(|| self.states.get(object).unwrap_or(meta))
     }
 
     /// Return the current version of an object. Cost: nothing if it is known and fresh, otherwise one cold request, which also returns the first
