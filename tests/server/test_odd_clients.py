@@ -1,7 +1,9 @@
 """What `penstock serve` does with odd clients and odd cold stores: empty bodies after `Expect`, bytes now and then, pages of portals."""
 
+import concurrent.futures
 import contextlib
 import http.server
+import json
 import socket
 import threading
 import time
@@ -120,3 +122,22 @@ def test_half_closed_clients_of_the_status_get_the_page_once(anonymous):
         while part := connection.recv(1 << 16):
             received += part
     assert received.count(b"HTTP/1.1 200") == 1 and received.endswith(b"ok\n")
+
+
+def test_many_batches_of_a_folder_do_not_wait_for_each_other(anonymous, tmp_path):
+    """Reads of the cache wait in threads for files of the folder, which are read in such threads as well. More than there are threads must all end."""
+    server = anonymous("", "--cache", f"{tmp_path / 'cache'}:1GB")
+    size, batches, ranges = 64 << 10, 60, 40
+    with open(server.folder / "data" / "penstock" / "large", "wb") as file:
+        file.truncate(batches * ranges * size)
+
+    def read(number):
+        begins = range(number * size, batches * ranges * size, batches * size)
+        asked = {"ranges": [{"key": "large", "begin": begin, "end": begin + size} for begin in begins]}
+        with urllib.request.urlopen(f"{server.endpoint}/penstock/-?batch", json.dumps(asked).encode(), timeout=300) as answer:
+            return len(answer.read())
+
+    with concurrent.futures.ThreadPoolExecutor(batches) as threads:
+        assert min(threads.map(read, range(batches))) > ranges * size
+    server.process.terminate()
+    assert server.process.wait(300) == 0

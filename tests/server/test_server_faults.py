@@ -44,6 +44,27 @@ def served(tmp_path):
         server.stop()
 
 
+def test_too_many_requests_are_503(served, proxy, minio):
+    """Clients of S3 do not know 429."""
+    server = served("s3://", environment={**minio.environment, "AWS_ENDPOINT_URL": proxy.endpoint})
+    client = server.client()
+    proxy.faults("toomany=1000")
+    calls = [
+        lambda: client.list_objects_v2(Bucket="penstock"),
+        lambda: client.put_object(Bucket="penstock", Key="busy", Body=b"1"),
+        lambda: client.head_object(Bucket="penstock", Key="busy"),
+        lambda: client.copy_object(Bucket="penstock", Key="copy", CopySource="penstock/busy"),
+    ]
+    found = set()
+    client.meta.events.register("after-call.s3", lambda http_response, **_: found.add(http_response.status_code))
+    client.meta.events.register("needs-retry.s3", lambda response, **_: response and found.add(response[0].status_code), unique_id="seen")
+    for call in 5 * calls:
+        with contextlib.suppress(botocore.exceptions.ClientError):
+            call()
+    assert 503 in found and found <= {200, 404, 503}, found
+    proxy.faults()
+
+
 def test_many_readers_of_a_cold_object_fetch_it_once(served, proxy, minio):
     body = os.urandom(9 * MIB)
     minio.client().put_object(Bucket="penstock", Key="herd", Body=body)

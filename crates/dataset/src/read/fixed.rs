@@ -362,15 +362,24 @@ fn run_of(rows: &[(u64, u32)], most: impl FnOnce() -> u64) -> usize {
 
 /// Copy rows that are contiguous and verified. This is the innermost loop of an epoch.
 fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
-    let (cell, mut next) = (cells.bytes, 0);
-    while let Some((row, place)) = rows.get(next) {
-        if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(next + ROWS_AHEAD)) {
+    let (cell, (begin, first)) = (cells.bytes, rows[0]);
+    if in_order(rows) {
+        return copy(cells.run(first, rows.len()), &samples[begin as usize * cell..][..rows.len() * cell]);
+    }
+    for (index, (row, place)) in rows.iter().enumerate() {
+        if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(index + ROWS_AHEAD)) {
             prefetch(samples, *ahead as usize * cell, cell);
         }
-        let run = run_of(&rows[next..], || u64::MAX);
-        copy(cells.run(*place, run), &samples[*row as usize * cell..][..run * cell]);
-        next += run;
+        copy(cells.at(*place), &samples[*row as usize * cell..][..cell]);
     }
+}
+
+/// Return whether all rows are neighbours that follow each other in the result, too.
+fn in_order(rows: &[(u64, u32)]) -> bool {
+    let (row, place) = rows[0];
+    let is_at = |index: usize| rows[index] == (row + index as u64, place.wrapping_add(index as u32));
+    // Others are told apart at once.
+    is_at(rows.len() - 1) && (0..rows.len()).all(is_at)
 }
 
 /// Copy a slice. For 8-byte values, this avoids the memmove call that `copy_from_slice` makes.

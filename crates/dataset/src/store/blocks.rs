@@ -1,5 +1,6 @@
 //! This process's cache of decoded blocks. All open datasets share one byte budget.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,11 +44,13 @@ static BLOCKS: PerProcess<Cache<BlockKey, Bytes, ByLength>> = PerProcess::new(||
     cache((block_bytes / (64 << 10)) as usize, block_bytes, ByLength)
 });
 
+/// To ask for it takes some reads of files, and opening a dataset creates several caches.
+static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+
 /// Create a cache of `bytes` bytes. Each shard has its own lock and an equal share of the bytes. `SHARD_BYTES` limits the number
 /// of shards, because each shard must have room for the largest entries even with many cores and a small budget.
 pub fn cache<K: Eq + std::hash::Hash, V: Clone, W: Weighter<K, V> + Clone>(items: usize, bytes: u64, weighter: W) -> Cache<K, V, W> {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let shards = (bytes / SHARD_BYTES).clamp(1, 4 * cores as u64) as usize;
+    let shards = (bytes / SHARD_BYTES).clamp(1, 4 * *CORES as u64) as usize;
     let options = OptionsBuilder::new().estimated_items_capacity(items).weight_capacity(bytes).shards(shards).build();
     match options {
         Ok(options) => Cache::with_options(options, weighter, Default::default(), Default::default()),

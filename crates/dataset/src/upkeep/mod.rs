@@ -7,4 +7,5 @@ pub mod doctor;
 pub mod fence;
 pub mod unreferenced;
 pub mod verify;
+mod verify_attached;
 pub mod warm;

@@ -8,7 +8,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::datafile::{Bounds, Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
 use penstock_format::files::FileRef;
-use penstock_format::ids::{COUNTERS, NAMES_FOLDER, Run, attachment_name, data_name, lineage_of, row_id, stages_name};
+use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id};
 use penstock_format::manifest::{Fragment, PageStatistics, Statistics};
 use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
@@ -19,6 +19,7 @@ use penstock_storage::RangeRequest;
 use penstock_tensor::Dtype;
 
 use super::unreferenced::{Unreferenced, unreferenced};
+use super::verify_attached;
 use crate::config::Config;
 use crate::log::history::History;
 use crate::log::{newest, records, refs};
@@ -98,15 +99,9 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     for Fill(file) in snapshot.fills() {
         check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
-    for stages in &snapshot.stages {
-        let runs = snapshot.context.stages(stages).map(|stages| stages.iter().flat_map(|stage| stage.runs.clone()).collect());
-        note(&mut report, stages_name(stages.id), runs.and_then(|runs| check_known(snapshot, &RowIds::of_runs(runs))))?;
+    for (object, result) in verify_attached::each(snapshot) {
+        note(&mut report, object, result)?;
     }
-    for attachment in &snapshot.attachments {
-        let rows = snapshot.context.all_row_ids([&attachment.rows]).and_then(|rows| check_known(snapshot, &rows));
-        note(&mut report, attachment_name(attachment.object.id), rows.and_then(|()| snapshot.content_of(attachment)).map(drop))?;
-    }
-    note(&mut report, "attachments".into(), snapshot.attachments().map(drop))?;
     report.unreferenced = unreferenced(&snapshot.context)?;
     note(&mut report, "row ids".into(), check_runs(snapshot, runs))?;
     note(&mut report, "row ids".into(), check_hidden(snapshot))?;
@@ -130,22 +125,13 @@ fn check_names(snapshot: &Snapshot, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Check that commits have given out all of these row ids. Those of other branches are not known.
-fn check_known(snapshot: &Snapshot, ids: &RowIds) -> Result<()> {
-    let (record, of) = (snapshot.record(), |counter| row_id(snapshot.record().lineage, counter));
-    match ids.count_in(of(record.next_counter)..of(0).saturating_add(COUNTERS)) {
-        0 => Ok(()),
-        unknown => Err(malformed(format!("{unknown} row ids are listed that no commit has given out"))),
-    }
-}
-
 /// Check that each row id of an overlay belongs to a sample, or that no fragment has it any more.
 fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result<()> {
     let ids = &snapshot.context.row_ids(&[&overlay.rows])?[0];
     let found = ids.count_in_runs(runs);
     if overlay.is_gone() {
         return match found {
-            0 => check_known(snapshot, ids),
+            0 => verify_attached::check_known(snapshot, ids),
             found => Err(malformed(format!("{found} samples are listed as gone, but fragments have them"))),
         };
     }

@@ -170,6 +170,10 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
             // Copies and completed uploads may fail in the body of a response that has begun.
             error.set_status_code(error.code().status_code().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR));
         }
+        // Clients of S3 know 503.
+        if error.code().as_str() == "TooManyRequests" || error.status_code() == Some(StatusCode::TOO_MANY_REQUESTS) {
+            return s3_error!(SlowDown, "the cold store gets too many requests; try again later");
+        }
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
             let why = causes(error.source().map(|cause| cause as _));
             if why.contains("failed to construct request") {
@@ -182,7 +186,6 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
                 Some(412) => error = S3Error::new(S3ErrorCode::PreconditionFailed),
                 Some(416) => error = S3Error::new(S3ErrorCode::InvalidRange),
                 Some(403) => error = s3_error!(AccessDenied, "the cold store refused access"),
-
                 Some(400) => error = s3_error!(InvalidRequest, "the cold store refused the request"),
                 _ => error = s3_error!(ServiceUnavailable, "the cold store failed: {why}"),
             }

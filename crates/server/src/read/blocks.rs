@@ -10,6 +10,7 @@ use penstock_error::Result;
 use penstock_storage::{RangeRequest, Storage as _};
 use s3s::dto::{GetObjectInput, Range as HttpRange};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
+use tokio::sync::Semaphore;
 
 use super::flights::{Fetched, Flights, copy};
 use super::immutable::Immutable;
@@ -72,6 +73,10 @@ pub struct Blocks {
     pub(super) outage: Outage,
     pub metrics: Arc<Metrics>,
 }
+
+/// Reads that wait for a cold store at once, each in a thread for blocking work. It is half of what tokio has: these reads themselves wait for files of a
+/// served folder and for addresses of hosts, which take such threads, too.
+static FETCHES: Semaphore = Semaphore::const_new(256);
 
 impl Blocks {
     pub fn new(cold: Arc<dyn S3>, identity: String, drives: Drives, reading: Reading, metrics: Arc<Metrics>) -> Result<Blocks> {
@@ -271,7 +276,9 @@ impl Blocks {
         };
         let _waits = Counted::begin(&self.metrics.cold_waits);
         let (blocks, name) = (self.clone(), name.to_owned());
+        let turn = FETCHES.acquire().await.map_err(S3Error::internal_error)?;
         let read = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
             let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
             let fetched = blocks.cached.fetch(vec![request]).pop();
             // A server that starts again finds the version beside these pages.
