@@ -378,7 +378,7 @@ fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
 fn in_order(rows: &[(u64, u32)]) -> bool {
     let (row, place) = rows[0];
     let is_at = |index: usize| rows[index] == (row + index as u64, place.wrapping_add(index as u32));
-    // Others are told apart at once.
+    // Others are excluded at once.
     is_at(rows.len() - 1) && (0..rows.len()).all(is_at)
 }
 
