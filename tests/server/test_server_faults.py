@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -42,6 +43,52 @@ def served(tmp_path):
     yield start
     for server in started:
         server.stop()
+
+
+def test_what_a_drive_has_does_not_wait_behind_a_slow_cold_store(served, proxy, minio):
+    size, batches = 64 << 10, 18
+    minio.client().put_object(Bucket="penstock", Key="warm", Body=b"warm" * 10_000)
+    minio.client().put_object(Bucket="penstock", Key="cold", Body=bytes(16 * batches * size))
+    environment, port = {**minio.environment, "AWS_ENDPOINT_URL": proxy.endpoint}, servers.free_port()
+    options = ("--anonymous", "--revalidate", "never", "--status", f"127.0.0.1:{port}", "--lame-duck", "0")
+    server = served("s3://", *options, cache="1GB", environment=environment)
+    url = f"{server.endpoint}/penstock"
+
+    def waits():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
+            return int(re.search(r"^penstock_cold_waits (\d+)", answer.read().decode(), re.MULTILINE)[1])
+
+    for key in ("warm", "cold"):
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{key}", headers={"Range": "bytes=0-39999"}), timeout=300).close()
+    server.process.terminate()
+    server.process.wait(300)
+    server.restart()  # Nothing is in memory.
+    server.process.terminate()
+    server.process.wait(300)
+    server.restart()  # Nothing is in memory.
+    os.sync()
+    for path in (server.folder / "cache").rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    proxy.faults("delay_ms=15000")
+    answered = []
+
+    def read(number):
+        ranges = [{"key": "cold", "begin": size * at, "end": size * (at + 1)} for at in range(16 * number, 16 * (number + 1))]
+        with urllib.request.urlopen(f"{url}/-?batch", json.dumps({"ranges": ranges}).encode(), timeout=300) as answer:
+            answer.read(size)
+            answered.append(number)
+            return len(answer.read())
+
+    with concurrent.futures.ThreadPoolExecutor(batches) as threads:
+        reads = [threads.submit(read, number) for number in range(batches)]
+        until(lambda: waits() >= 16 * batches, "the reads wait")
+        with urllib.request.urlopen(f"{url}/warm", timeout=300) as answer:
+            assert answer.read() == b"warm" * 10_000
+        assert not answered
+        assert all(read.result() > 0 for read in reads)
+    proxy.faults()
 
 
 def test_too_many_requests_are_503(served, proxy, minio):

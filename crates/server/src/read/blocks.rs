@@ -276,7 +276,11 @@ impl Blocks {
         };
         let _waits = Counted::begin(&self.metrics.cold_waits);
         let (blocks, name) = (self.clone(), name.to_owned());
-        let turn = FETCHES.acquire().await.map_err(S3Error::internal_error)?;
+        // What the cache has whole does not wait behind reads of a cold store that is slow, or does not answer.
+        let turn = match self.cached.has(&name, object_bytes, range.clone()) {
+            true => None,
+            false => Some(FETCHES.acquire().await.map_err(S3Error::internal_error)?),
+        };
         let read = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
