@@ -92,6 +92,9 @@ impl Admin {
         let (blocks, prefix) = (blocks.clone(), prefix.to_string());
         match tokio::task::spawn_blocking(move || blocks.purge(&prefix)).await {
             Ok(Ok(freed)) => (StatusCode::OK, "application/json", format!("{{\"freed_bytes\": {freed}}}\n")),
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                answer(StatusCode::SERVICE_UNAVAILABLE, "some objects are being written to the cache now; purge again")
+            }
             Ok(Err(error)) => answer(StatusCode::INTERNAL_SERVER_ERROR, &format!("a drive failed: {error}")),
             Err(error) => answer(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         }
