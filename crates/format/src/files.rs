@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
+use crate::cursor::{Cursor, Magic, Writer, malformed, unseal};
 use crate::id::Id;
 use crate::ids::{RECORD_BYTES, data_name, record_name};
 
@@ -115,17 +115,6 @@ impl FileRef {
 
 /// A reader follows at most this many forwarding objects in a row.
 pub const FORWARDINGS: usize = 8;
-
-/// Encode the object that says that a file takes the place of data file `from`.
-pub fn encode_forwarding(from: Id, to: &FileRef) -> Vec<u8> {
-    seal(Magic::Forwarding, |writer| {
-        writer.id(from);
-        writer.id(to.id);
-        writer.varint(to.file_bytes);
-        writer.varint(to.tail_bytes);
-        writer.u32(to.tail_crc);
-    })
-}
 
 /// Parse the forwarding object of a data file. Returns the file that takes its place.
 pub fn parse_forwarding(bytes: &Bytes, from: &FileRef) -> Result<FileRef> {
