@@ -356,8 +356,7 @@ mod tests {
         file.set_len(20 << 20)?;
         Record { etag: "8f4e33f3dc3e414ff94e5fb6905cba8c".into(), ..Record::default() }.write(&file)?;
         let record = Record::read(&file)?;
-        // A change right after a write is taken for its end.
-        std::thread::sleep(2 * SLACK);
+        std::thread::sleep(2 * SLACK); // A change right after a write is taken for its end.
         file.set_permissions(Permissions::from_mode(0o640))?;
         Ok((file, record))
     }
@@ -371,7 +370,7 @@ mod tests {
         assert_eq!(bytes, [0; 9][..]);
         // Other bytes end the body, also at the same time.
         let before = file.metadata()?.modified()?;
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1)); // The clock of the file system moves.
         file.write_all_at(b"x", 7)?;
         file.set_times(FileTimes::new().set_modified(before))?;
         assert!(piece((file, record), 7, 9).await.is_err());
@@ -417,7 +416,7 @@ mod tests {
         let reads: Vec<_> = (0..5)
             .map(|_| file.try_clone().map(|file| tokio::spawn(async move { settled(|| Record::read(&file).map_err(failed)).await })))
             .collect::<std::io::Result<_>>()?;
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await; // They wait by then, or come later: both are right.
         settled(|| Record::read(&other).map_err(failed)).await?;
         drop(held);
         for read in reads {

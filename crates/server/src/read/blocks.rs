@@ -77,6 +77,8 @@ pub struct Blocks {
 /// Reads that wait for a cold store at once, each in a thread for blocking work. It is half of what tokio has: these reads themselves wait for files of a
 /// served folder and for addresses of hosts, which take such threads, too.
 static FETCHES: Semaphore = Semaphore::const_new(256);
+/// The same for reads of what the cache has. They do not wait behind a cold store that is slow, but become such reads if a drive fails.
+static READS: Semaphore = Semaphore::const_new(128);
 
 impl Blocks {
     pub fn new(cold: Arc<dyn S3>, identity: String, drives: Drives, reading: Reading, metrics: Arc<Metrics>) -> Result<Blocks> {
@@ -276,11 +278,8 @@ impl Blocks {
         };
         let _waits = Counted::begin(&self.metrics.cold_waits);
         let (blocks, name) = (self.clone(), name.to_owned());
-        // What the cache has whole does not wait behind reads of a cold store that is slow, or does not answer.
-        let turn = match self.cached.has(&name, object_bytes, range.clone()) {
-            true => None,
-            false => Some(FETCHES.acquire().await.map_err(S3Error::internal_error)?),
-        };
+        let turns = if self.cached.has(&name, object_bytes, range.clone()) { &READS } else { &FETCHES };
+        let turn = turns.acquire().await.map_err(S3Error::internal_error)?;
         let read = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
