@@ -123,9 +123,8 @@ def test_many_readers_of_a_cold_object_fetch_it_once(served, proxy, minio):
     with concurrent.futures.ThreadPoolExecutor(24) as threads:
         got = list(threads.map(lambda _: client.get_object(Bucket="penstock", Key="herd")["Body"].read() == body, range(24)))
     assert got == [True] * 24
-    # The first MiB with the version, 3, 4 and 1 MiB, and the checksums that boto3 asks for. On a busy machine a late reader may ask for a
-    # window again that the drive does not have yet. Alone, each reader would send five.
-    assert 5 <= proxy.counts()["requests"] < 5 + 24
+    # The first MiB with the version, 3, 4 and 1 MiB, and the checksums that boto3 asks for.
+    assert proxy.counts()["requests"] == 5
     proxy.faults()
 
 
