@@ -376,10 +376,9 @@ fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
 
 /// Return whether all rows are neighbours that follow each other in the result, too.
 fn in_order(rows: &[(u64, u32)]) -> bool {
-    let (row, place) = rows[0];
-    let is_at = |index: usize| rows[index] == (row + index as u64, place.wrapping_add(index as u32));
+    let ((row, place), last) = (rows[0], rows.len() - 1);
     // Others are excluded at once.
-    is_at(rows.len() - 1) && (0..rows.len()).all(is_at)
+    rows[last] == (row + last as u64, place.wrapping_add(last as u32)) && run_of(rows, || u64::MAX) == rows.len()
 }
 
 /// Copy a slice. For 8-byte values, this avoids the memmove call that `copy_from_slice` makes.

@@ -100,19 +100,19 @@ impl States {
 
     /// Keep the state of an object in memory, unless it was written since `generation`, is being written, or may be written later.
     pub fn keep(&self, object: &Object, generation: u64, meta: &Arc<Meta>) {
-        self.keep_if(object, generation, meta, |_| true);
+        self.keep_if(object, generation, meta, || true);
     }
 
     /// Keep a state that a drive has, unless memory has one: that is as new, and may know more.
     pub fn keep_noted(&self, object: &Object, generation: u64, meta: &Arc<Meta>) {
-        self.keep_if(object, generation, meta, |known| known.is_none());
+        self.keep_if(object, generation, meta, || self.get(object).is_none());
     }
 
-    fn keep_if(&self, object: &Object, generation: u64, meta: &Arc<Meta>, takes: impl FnOnce(Option<Arc<Meta>>) -> bool) {
+    fn keep_if(&self, object: &Object, generation: u64, meta: &Arc<Meta>, takes: impl FnOnce() -> bool) {
         let writes = self.writes(object);
         let is_known = writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object);
         let is_sure = || self.uncertain_until.is_none_or(|until| until <= SystemTime::now());
-        if is_known && is_sure() && takes(self.get(object)) {
+        if is_known && is_sure() && takes() {
             self.known.insert(object.clone(), meta.clone());
         }
     }

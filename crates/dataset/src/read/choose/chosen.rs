@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use penstock_error::{Error, Result};
 
-use super::coded::{CHUNK, Coder, each_chunk, mask_of};
+use super::coded::{CHUNK, Coder, each_chunk, joined, mask_of};
 use crate::selection::spread::{Bound, GROUP, SAMPLE, below, hash, mixed, turn_of_class};
 use crate::selection::{Selection, Split, Stride};
 use crate::snapshot::Snapshot;
@@ -16,11 +16,7 @@ fn masks(snapshot: &Snapshot, selection: &Selection, parts: usize, part_of: impl
         (0..).zip(ids).for_each(|(place, id)| words[part_of(first + place, id)][(place / 64) as usize] |= 1 << (place % 64));
         words
     })?;
-    let mask = |part: usize| {
-        let words = chunks.iter().flat_map(|words| words[part].iter().copied()).collect();
-        mask_of(selection, words)
-    };
-    Ok((0..parts).map(mask).collect())
+    Ok(joined(chunks.iter(), parts).into_iter().map(|words| mask_of(selection, words)).collect())
 }
 
 /// Split a selection at random, at ascending bounds from 0 to 1. Returns one part more than there are bounds.
@@ -166,8 +162,7 @@ impl Divided<'_> {
             Ok((words, undecided))
         })?;
         let chunks = chunks.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut words: Vec<Vec<u64>> =
-            (0..parts).map(|part| chunks.iter().flat_map(|(words, _)| words[part].iter().copied()).collect()).collect();
+        let mut words = joined(chunks.iter().map(|(words, _)| words), parts);
         let mut undecided: Vec<Undecided> = chunks.into_iter().flat_map(|(_, undecided)| undecided).collect();
         undecided.sort_unstable();
         let decided = decided.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -18,17 +18,29 @@ const LOOKED_UP_BYTES: u64 = 40;
 
 /// Call `visit` for each chunk of a selection, with the index of its first sample and the row ids, and return the results in order.
 pub fn each_chunk<T: Send>(snapshot: &Snapshot, selection: &Selection, visit: impl Fn(u64, Vec<i64>) -> T + Sync) -> Result<Vec<T>> {
-    let len = selection.len();
-    let of_chunk = |number: usize| {
-        let first = number as u64 * CHUNK;
-        let indices = Stride { first, step: 1, count: CHUNK.min(len - first) };
+    each_part(selection, |first| {
         let ids = match selection.is_all() {
-            true => snapshot.row_ids_in(first..first + indices.count)?,
-            false => Plan::new(snapshot, selection.positions(indices))?.row_ids(),
+            true => snapshot.row_ids_in(first..selection.len().min(first + CHUNK))?,
+            false => Plan::new(snapshot, positions(selection, first, CHUNK))?.row_ids(),
         };
         Ok(visit(first, ids))
-    };
-    parallel::map(len.div_ceil(CHUNK) as usize, (len * LOOKED_UP_BYTES) as usize, of_chunk)?.into_iter().collect()
+    })
+}
+
+/// Call `visit` with the index of the first sample of each chunk of a selection, and return the results in order.
+fn each_part<T: Send>(selection: &Selection, visit: impl Fn(u64) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let of_chunk = |number: usize| visit(number as u64 * CHUNK);
+    parallel::map(selection.len().div_ceil(CHUNK) as usize, (selection.len() * LOOKED_UP_BYTES) as usize, of_chunk)?.into_iter().collect()
+}
+
+/// Return the positions in the snapshot of up to `count` samples.
+fn positions(selection: &Selection, first: u64, count: u64) -> Vec<u64> {
+    selection.positions(Stride { first, step: 1, count: count.min(selection.len() - first) })
+}
+
+/// Join the words of each part, given those of all chunks.
+pub fn joined<'a>(chunks: impl Iterator<Item = &'a Vec<Vec<u64>>> + Clone, parts: usize) -> Vec<Vec<u64>> {
+    (0..parts).map(|part| chunks.clone().flat_map(|words| words[part].iter().copied()).collect()).collect()
 }
 
 /// Return the samples of a selection whose bits are set.
@@ -100,8 +112,8 @@ impl Numbered {
     /// Find the different values of a column, as `read` returns them. Cost: reads the column; holds 16 bytes for each different value.
     pub fn of(selection: &Selection, read: ReadNumbers) -> Result<Numbered> {
         let all = Mutex::new(Counted::new());
-        let of_chunk = |number: usize| {
-            let (values, nulls) = read(positions(selection, number as u64 * CHUNK, CHUNK))?;
+        let of_chunk = |first| {
+            let (values, nulls) = read(positions(selection, first, CHUNK))?;
             let mut own = Counted::new();
             match &nulls {
                 None => values.iter().for_each(|value| own.add(*value, 1)),
@@ -162,16 +174,6 @@ impl Coder for &Numbered {
     }
 }
 
-/// Return the positions in the snapshot of up to `count` samples.
-fn positions(selection: &Selection, first: u64, count: u64) -> Vec<u64> {
-    selection.positions(Stride { first, step: 1, count: count.min(selection.len() - first) })
-}
-
-/// Call `visit` with the number of each chunk of a selection, and return the results in order.
-fn each_part<T: Send>(selection: &Selection, visit: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
-    parallel::map(selection.len().div_ceil(CHUNK) as usize, (selection.len() * LOOKED_UP_BYTES) as usize, visit)?.into_iter().collect()
-}
-
 /// Divide a selection into `parts` by the code of each sample, given the part of each code. The samples without a value have parts of their own: `nulls` has
 /// their places, which ascend, and their parts.
 ///
@@ -182,8 +184,7 @@ pub fn by_code(
     nulls: (&[i64], &[u32]),
     parts: usize,
 ) -> Result<Vec<Selection>> {
-    let chunks = each_part(selection, |number| {
-        let first = number as u64 * CHUNK;
+    let chunks = each_part(selection, |first| {
         let codes = codes.codes(first, CHUNK.min(selection.len() - first) as usize)?;
         let mut words = vec![vec![0u64; codes.len().div_ceil(64)]; parts];
         for (place, code) in codes.into_iter().enumerate().filter(|(_, code)| *code > 0) {
@@ -191,7 +192,7 @@ pub fn by_code(
         }
         Ok(words)
     })?;
-    let mut all: Vec<Vec<u64>> = (0..parts).map(|part| chunks.iter().flat_map(|words| words[part].iter().copied()).collect()).collect();
+    let mut all = joined(chunks.iter(), parts);
     for (place, part) in nulls.0.iter().zip(nulls.1) {
         all[*part as usize][*place as usize / 64] |= 1 << (place % 64);
     }
