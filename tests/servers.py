@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import itertools
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import types
 import urllib.request
 from typing import Any
@@ -31,10 +33,18 @@ def write_secret(path: pathlib.Path, text: str) -> None:
     path.write_text(text)
 
 
+# Ports below those that the system gives out. The first one depends on the time, so that runs that follow each other have others.
+PORTS = itertools.islice(itertools.cycle(range(10_000, 32_000)), int(2 * time.time()) % 22_000, None)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that no server of this run had. What `penstock serve` remembers of a cold store goes by its address: a new store at the address
+    of one that failed is not believed for a while."""
+    for port in PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there is always another port")
 
 
 def cargo_binary(name: str) -> pathlib.Path:
@@ -313,7 +323,7 @@ class Proxy:
     """The faulty proxy in front of a server."""
 
     def __init__(self, upstream_port: int, faults: str = "") -> None:
-        command = [str(cargo_binary("faulty-proxy")), "127.0.0.1:0", f"127.0.0.1:{upstream_port}", faults]
+        command = [str(cargo_binary("faulty-proxy")), f"127.0.0.1:{free_port()}", f"127.0.0.1:{upstream_port}", faults]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.endpoint = f"http://{self.process.stdout.readline().strip()}"
 

@@ -16,6 +16,8 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
+import servers
+
 # How the server handles create-only puts, and the order in which it lists names.
 SAFE, IGNORED, UNSAFE = "safe", "ignored", "unsafe"
 ORDERED, SHUFFLED, REVERSED = "ordered", "shuffled", "reversed"
@@ -237,7 +239,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def serving(creates: str = SAFE, listing: str = ORDERED) -> Iterator[tuple[State, dict[str, str]]]:
     """Run the server, and yield its state and the storage options to reach it."""
     state = State(creates, listing)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"state": state}))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", servers.free_port()), type("Bound", (Handler,), {"state": state}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -88,7 +88,7 @@ class Store(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", servers.free_port()), Store)
     server.daemon_threads = True
     server.turns, server.is_slow = threading.Semaphore(1000), False
     server.faults, server.objects, server.hanging, server.ended = {}, {}, threading.Event(), threading.Event()

@@ -97,7 +97,7 @@ def test_a_page_of_a_portal_is_not_an_object(anonymous, tmp_path, cached):
         def log_message(self, *_):
             """Print nothing."""
 
-    portal = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Portal)
+    portal = http.server.ThreadingHTTPServer(("127.0.0.1", servers.free_port()), Portal)
     threading.Thread(target=portal.serve_forever, daemon=True).start()
     environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{portal.server_port}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
     options = ("--cache", f"{tmp_path / 'cache'}:10MB") if cached else ()

@@ -1,6 +1,7 @@
 """What operators use: the configuration file, `--check`, the systemd unit, the image, alerts and the board."""
 
 import base64
+import concurrent.futures
 import configparser
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -211,6 +213,41 @@ def test_the_status_needs_its_token_and_purges(tmp_path, minio):
             assert server.client().head_object(Bucket="penstock", Key=key)["ContentLength"] == len(expected), key
             assert server.get("penstock", key) == expected, key
     finally:
+        server.stop()
+
+
+def test_what_is_read_during_a_purge_is_not_known_after_it(tmp_path, minio):
+    folder, port, token, keys = tmp_path / "served", servers.free_port(), "a-long-token", [f"during-a-purge/{n}" for n in range(200)]
+    folder.mkdir()
+    servers.write_secret(tmp_path / "token", token)
+    options = ("--cache", f"{folder / 'cache'}:50MB", "--status", f"127.0.0.1:{port}", "--status-token", str(tmp_path / "token"))
+    options += ("--revalidate", "never", "--anonymous", "--lame-duck", "0")
+    server = servers.Penstock(folder, "s3://", *options, environment=minio.environment)
+    client, ended = minio.client(), threading.Event()
+
+    def read(key, method="GET"):
+        request = urllib.request.Request(f"{server.endpoint}/penstock/{key}", method=method)
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return answer.read() if method == "GET" else int(answer.headers["Content-Length"])
+
+    def read_until_ended(number):
+        while not ended.is_set():
+            for key in keys[number::6]:
+                read(key, "HEAD")
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(6) as threads:
+            for body in (b"old" * 4000, b"newer" * 4000):
+                puts = [threads.submit(client.put_object, Bucket="penstock", Key=key, Body=body) for key in keys]
+                assert all(put.result() for put in puts)
+                assert [read(key) for key in keys for _ in range(2)] == [b"old" * 4000] * 400
+            readers = [threads.submit(read_until_ended, number) for number in range(6)]
+            purged = status_of(f"http://127.0.0.1:{port}/purge?prefix=penstock/during-a-purge/", token, method="POST")
+            ended.set()
+            assert purged[0] == 200 and [reader.result() for reader in readers] == [None] * 6
+        assert [key for key in keys if read(key, "HEAD") != 20_000 or read(key) != b"newer" * 4000] == []
+    finally:
+        ended.set()
         server.stop()
 
 

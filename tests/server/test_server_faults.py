@@ -45,7 +45,9 @@ def served(tmp_path):
         server.stop()
 
 
-def test_what_a_drive_has_does_not_wait_behind_a_slow_cold_store(served, proxy, minio):
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_a_drive_has_does_not_wait_behind_a_slow_cold_store(served, proxy, minio, is_damaged):
+    """Pages that a drive has but that are damaged are no longer what it has."""
     size, batches = 64 << 10, 18
     minio.client().put_object(Bucket="penstock", Key="warm", Body=b"warm" * 10_000)
     minio.client().put_object(Bucket="penstock", Key="cold", Body=bytes(16 * batches * size))
@@ -58,18 +60,19 @@ def test_what_a_drive_has_does_not_wait_behind_a_slow_cold_store(served, proxy, 
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
             return int(re.search(r"^penstock_cold_waits (\d+)", answer.read().decode(), re.MULTILINE)[1])
 
-    for key in ("warm", "cold"):
-        urllib.request.urlopen(urllib.request.Request(f"{url}/{key}", headers={"Range": "bytes=0-39999"}), timeout=300).close()
-    server.process.terminate()
-    server.process.wait(300)
-    server.restart()  # Nothing is in memory.
+    for key, last in (("warm", 39999), ("cold", 16 * batches * size - 1 if is_damaged else 39999)):
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/{key}", headers={"Range": f"bytes=0-{last}"}), timeout=300) as answer:
+            assert len(answer.read()) == last + 1
     server.process.terminate()
     server.process.wait(300)
     server.restart()  # Nothing is in memory.
     os.sync()
     for path in (server.folder / "cache").rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
+            with path.open("r+b") as file:
+                if is_damaged and path.stat().st_size > 16 * batches * size:
+                    file.write(b"\1" * (16 * batches * size))
+                    os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     proxy.faults("delay_ms=15000")
     answered = []
@@ -194,7 +197,7 @@ class WrongStore(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def wrong_store():
-    store = http.server.ThreadingHTTPServer(("127.0.0.1", 0), WrongStore)
+    store = http.server.ThreadingHTTPServer(("127.0.0.1", servers.free_port()), WrongStore)
     store.fault, store.seen, store.etag, store.body = "", 0, '"version-1"', random.Random(1).randbytes(3 * MIB)
     threading.Thread(target=store.serve_forever, daemon=True).start()
     yield store

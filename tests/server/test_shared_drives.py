@@ -30,7 +30,7 @@ class Store(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Answer)
+        super().__init__(("127.0.0.1", servers.free_port()), Answer)
         self.objects, self.reads, self.may_end, self.began = {}, 0, threading.Event(), threading.Event()
         self.fails = self.takes_no_puts = False
         self.environment = {

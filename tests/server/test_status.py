@@ -186,7 +186,7 @@ def test_a_status_elsewhere_does_not_get_the_token(tmp_path, node):
         def log_message(self, *_):
             """Print nothing."""
 
-    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", servers.free_port()), Elsewhere)
     threading.Thread(target=other.serve_forever, daemon=True).start()
     try:
         code, _, said = top(f"http://127.0.0.1:{other.server_port}", "--token", tmp_path / "token")

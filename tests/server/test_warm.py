@@ -128,7 +128,7 @@ class Store(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", servers.free_port()), Store)
     server.daemon_threads = True
     server.endpoint = f"http://127.0.0.1:{server.server_port}"
     server.faults, server.reads, server.ended, server.repeats = {}, [], threading.Event(), False

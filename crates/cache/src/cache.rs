@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_storage::Storage;
 use penstock_storage::process::PerProcess;
 
@@ -191,4 +191,14 @@ impl Cached {
     pub(crate) fn keeps_reads(&self) -> bool {
         self.plans.get().load(SeqCst) == 0
     }
+}
+
+/// Return the only piece of the only range of a read.
+pub fn only(answers: Vec<Result<Vec<Bytes>>>) -> Result<Bytes> {
+    let pieces = answers.into_iter().next().unwrap_or_else(no_answer)?;
+    Ok(pieces.into_iter().next().unwrap_or_default())
+}
+
+pub fn no_answer<T>() -> Result<T> {
+    Err(Error::new("internal", "the store gave no answer"))
 }

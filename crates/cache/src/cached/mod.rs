@@ -10,12 +10,12 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest, Recycled, RequestCost, Storage, Then, Turn};
 
-use crate::cache::Cached;
+use crate::cache::{Cached, only};
 use crate::drive::now_seconds;
 use crate::drives::trust::Trust;
 use crate::evict;
 use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, object_of};
-use crate::fill::{Fill, only};
+use crate::fill::Fill;
 use crate::room;
 use crate::upkeep;
 
@@ -32,6 +32,11 @@ impl Cached {
         let mut body = vec![0; extent.data_bytes() as usize];
         let good = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
         good.then(|| body.into())
+    }
+
+    /// Read a range of an object from the drives. Returns None if not all of it is cached and sound. Never asks the store.
+    pub fn stored(&self, range: RangeRequest) -> Option<Bytes> {
+        Fill::new(self, &mut [(0, range)]).stored()
     }
 
     /// Return the length of an object of one extent if all of it is cached.

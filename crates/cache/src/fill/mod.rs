@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_storage::{Piece, RangeRequest, Slot, add};
 
-use crate::cache::{Cached, Counting};
+use crate::cache::{Cached, Counting, only};
 use crate::drive::now_seconds;
 use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
 use crate::flight::Flight;
@@ -170,6 +170,17 @@ impl<'a> Fill<'a> {
             }
             at
         })
+    }
+
+    /// Return the only piece, if its pages are cached and sound.
+    pub fn stored(mut self) -> Option<Bytes> {
+        let (mut wanted, mut bytes) = (self.wanted.pop()?, None);
+        self.complete(&mut wanted, true, &mut |_, _, read| bytes = read.ok());
+        if bytes.is_none() {
+            // The read that fetches it counts what it finds.
+            self.parts.iter_mut().for_each(|part| part.events = Counts::default());
+        }
+        bytes
     }
 
     /// Read all pieces, and pass each one to `done` when it is complete.
@@ -431,14 +442,4 @@ impl Drop for Fill<'_> {
     fn drop(&mut self) {
         self.note_events();
     }
-}
-
-/// Return the only piece of the only range of a read.
-pub fn only(answers: Vec<Result<Vec<Bytes>>>) -> Result<Bytes> {
-    let pieces = answers.into_iter().next().unwrap_or_else(no_answer)?;
-    Ok(pieces.into_iter().next().unwrap_or_default())
-}
-
-fn no_answer<T>() -> Result<T> {
-    Err(Error::new("internal", "the store gave no answer"))
 }

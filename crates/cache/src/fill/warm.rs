@@ -8,8 +8,8 @@ use bytes::Bytes;
 use penstock_error::Result;
 use penstock_storage::RangeRequest;
 
-use super::{Fetch, Fill, Pieces, no_answer};
-use crate::cache::Cached;
+use super::{Fetch, Fill, Pieces};
+use crate::cache::{Cached, no_answer};
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
 
 /// Pages of one extent: the object's name and length, the number of the extent, and the pages.

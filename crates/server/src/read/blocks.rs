@@ -77,7 +77,7 @@ pub struct Blocks {
 /// Reads that wait for a cold store at once, each in a thread for blocking work. It is half of what tokio has: these reads themselves wait for files of a
 /// served folder and for addresses of hosts, which take such threads, too.
 static FETCHES: Semaphore = Semaphore::const_new(256);
-/// The same for reads of what the cache has. They do not wait behind a cold store that is slow, but become such reads if a drive fails.
+/// The same for reads of what the cache has. They never ask a cold store, so that they do not wait behind one that is slow.
 static READS: Semaphore = Semaphore::const_new(128);
 
 impl Blocks {
@@ -116,22 +116,33 @@ impl Blocks {
         self.states.end_write(object, is_uncertain);
     }
 
-    /// Forget what is known of an object, because it is gone or another one.
+    /// Forget what is known of an object, because it is gone or another one. Nothing is kept of it meanwhile: a reader may find its state on the drive.
     pub async fn forget(self: &Arc<Self>, object: &Object) {
-        let known = self.states.changed(object);
-        self.forget_pages(object, known).await;
+        let known = self.begin_write(object);
+        self.remove_pages(object, known, |states, object| states.end_write(object, false)).await;
     }
 
     /// Forget the objects whose `bucket/key` begins with a prefix. Returns the bytes that were freed. Waits for drives. Cost: opens each extent.
     pub fn purge(&self, prefix: &str) -> std::io::Result<u64> {
         let is_meant = |name: &str| Version::parse(name).is_some_and(|version| version.object.begins_with(prefix));
-        self.states.purge(prefix);
-        self.hot.iter().for_each(|hot| hot.forget_all(is_meant));
-        self.cached.clear(is_meant)
+        self.states.purge(prefix, || {
+            self.hot.iter().for_each(|hot| hot.forget_all(is_meant));
+            self.cached.clear(is_meant)
+        })
     }
 
     /// Remove the pages of an object, and its state on a drive.
     pub async fn forget_pages(self: &Arc<Self>, object: &Object, known: Option<Arc<Meta>>) {
+        self.remove_pages(object, known, |_, _| ()).await;
+    }
+
+    /// Do so, and then something else, also if nobody waits for it any more.
+    async fn remove_pages(
+        self: &Arc<Self>,
+        object: &Object,
+        known: Option<Arc<Meta>>,
+        then: impl FnOnce(&States, &Object) + Send + 'static,
+    ) {
         if let (Some(hot), Some(meta)) = (&self.hot, known) {
             hot.forget(&Version::new(object, &meta).name());
         }
@@ -141,6 +152,7 @@ impl Blocks {
             if blocks.states.forget_pages(&object).is_err() {
                 blocks.metrics.missed_removals.inc();
             }
+            then(&blocks.states, &object);
         })
         .await;
     }
@@ -277,25 +289,43 @@ impl Blocks {
             None => self.memory.take(range.end - range.start).await?,
         };
         let _waits = Counted::begin(&self.metrics.cold_waits);
-        let (blocks, name) = (self.clone(), name.to_owned());
-        let turns = if self.cached.has(&name, object_bytes, range.clone()) { &READS } else { &FETCHES };
-        let turn = turns.acquire().await.map_err(S3Error::internal_error)?;
-        let read = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            let request = RangeRequest::plain(&name, range.start, range.end - range.start, Some(object_bytes));
-            let fetched = blocks.cached.fetch(vec![request]).pop();
-            // A server that starts again finds the version beside these pages.
-            if let Some(version) = Version::parse(&name) {
-                blocks.states.note(&version.object, &name);
-            }
-            fetched
-        });
-        let mut pieces = match read.await.map_err(S3Error::internal_error)? {
+        let plain = || RangeRequest::plain(name, range.start, range.end - range.start, Some(object_bytes));
+        let request = plain();
+        // Pages that are there but cannot be read, or no longer, are fetched as others are.
+        if self.cached.has(name, object_bytes, range.clone())
+            && let Some(bytes) = self.in_turn(&READS, name, move |cached| cached.stored(request)).await?
+        {
+            return Ok(taken.with(bytes));
+        }
+        let request = plain();
+        let fetched = self.in_turn(&FETCHES, name, move |cached| cached.fetch(vec![request]).pop());
+        let mut pieces = match fetched.await? {
             Some(Ok(pieces)) => pieces,
             Some(Err(error)) => return Err(answer(&error)),
             None => return Err(s3_error!(InternalError, "a read returned nothing")),
         };
         Ok(taken.with(pieces.pop().unwrap_or_default()))
+    }
+
+    /// Read a version when one of these turns is free, in a thread that may wait. Its state is beside its pages then.
+    async fn in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        turns: &'static Semaphore,
+        name: &str,
+        read: impl FnOnce(&Cached) -> Option<T> + Send + 'static,
+    ) -> S3Result<Option<T>> {
+        let turn = turns.acquire().await.map_err(S3Error::internal_error)?;
+        let (blocks, name) = (self.clone(), name.to_owned());
+        let done = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            let read = read(&blocks.cached)?;
+            // A server that starts again finds the version beside these pages.
+            if let Some(version) = Version::parse(&name) {
+                blocks.states.note(&version.object, &name);
+            }
+            Some(read)
+        });
+        done.await.map_err(S3Error::internal_error)
     }
 }
 

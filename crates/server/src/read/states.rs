@@ -29,6 +29,8 @@ pub struct States {
     known: Cache<Object, Arc<Meta>, Bytes>,
     stripes: Vec<Stripe>,
     cached: Cached,
+    /// Prefixes that are being purged.
+    purged: Mutex<Vec<String>>,
     /// Until then, nothing is kept: an earlier server did not learn the outcome of a write.
     uncertain_until: Option<SystemTime>,
 }
@@ -76,7 +78,7 @@ impl States {
         let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
         let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
         let uncertain_until = cached.trust().map(|trust| trust.uncertain_until).filter(|until| *until > SystemTime::now());
-        States { known, stripes, cached, uncertain_until }
+        States { known, stripes, cached, purged: Mutex::default(), uncertain_until }
     }
 
     fn stripe(&self, object: &Object) -> &Stripe {
@@ -112,15 +114,17 @@ impl States {
         let writes = self.writes(object);
         let is_known = writes.generation == generation && !writes.running.contains_key(object) && !writes.is_uncertain(object);
         let is_sure = || self.uncertain_until.is_none_or(|until| until <= SystemTime::now());
-        if is_known && is_sure() && takes() {
+        if is_known && is_sure() && !self.purged().iter().any(|prefix| object.begins_with(prefix)) && takes() {
             self.known.insert(object.clone(), meta.clone());
         }
     }
 
     /// Note that an object will be written, and return what memory had of it. Until `end_write`, nothing is kept of it.
     pub fn begin_write(&self, object: &Object) -> Option<Arc<Meta>> {
-        *self.writes(object).running.entry(object.clone()).or_default() += 1;
-        self.changed(object)
+        let mut writes = self.writes(object);
+        *writes.running.entry(object.clone()).or_default() += 1;
+        writes.generation += 1;
+        self.known.remove(object).map(|(_, meta)| meta)
     }
 
     /// Note that a write has ended, and whether the cold store may carry it out later.
@@ -146,15 +150,27 @@ impl States {
         }
     }
 
-    /// Note that an object has changed, and return what memory had of it.
-    pub fn changed(&self, object: &Object) -> Option<Arc<Meta>> {
-        let mut writes = self.writes(object);
-        writes.generation += 1;
-        self.known.remove(object).map(|(_, meta)| meta)
+    /// Forget the objects whose `bucket/key` begins with a prefix: those in memory, and by `clear` those of the drives. Until it returns, nothing is kept
+    /// of them, because a reader may find a state on a drive that is not cleared yet. Waits for drives.
+    pub fn purge<T>(&self, prefix: &str, clear: impl FnOnce() -> T) -> T {
+        self.purged().push(prefix.to_owned());
+        self.forget_all(prefix);
+        // A thread that has seen a state in memory writes it before the drives are cleared.
+        self.stripes.iter().for_each(|stripe| drop(stripe.on_drive.lock()));
+        let cleared = clear();
+        self.forget_all(prefix);
+        let mut purged = self.purged();
+        if let Some(own) = purged.iter().position(|other| other == prefix) {
+            purged.swap_remove(own);
+        }
+        cleared
     }
 
-    /// Forget the objects whose `bucket/key` begins with a prefix, in memory. What is being read now is not kept.
-    pub fn purge(&self, prefix: &str) {
+    fn purged(&self) -> MutexGuard<'_, Vec<String>> {
+        self.purged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_all(&self, prefix: &str) {
         for stripe in &self.stripes {
             stripe.writes.lock().unwrap_or_else(PoisonError::into_inner).generation += 1;
         }
