@@ -47,6 +47,8 @@ class State:
         self.headers: dict[str, str] = {}
         # If set, the next ranged reply waits for it. The reply has what the object was when it was asked for.
         self.hold: threading.Event | None = None
+        # If set, the next reply waits for it between its headers and its body.
+        self.hold_body: threading.Event | None = None
         self.how = HALF
         # Called with the object name before a create-only put. Returns a (status, code) to reply with instead, or None. Puts that arrive
         # during the call do not trigger another call.
@@ -84,6 +86,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
+        hold, self.state.hold_body = self.state.hold_body, None
+        if hold:
+            hold.wait(300)
         if not head:
             self.wfile.write(body)
 

@@ -7,6 +7,7 @@ import random
 import signal
 import stat
 import threading
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -345,6 +346,26 @@ def test_a_read_after_a_put_does_not_join_a_read_before_it(tmp_path):
             assert early.result() == b"old"
         # What the first read brought is not kept.
         assert get() == b"new" and node.state.objects["bucket/a"] == b"new"
+    finally:
+        node.stop()
+
+
+def test_a_reader_that_comes_late_waits_for_the_bytes_that_others_wait_for(tmp_path):
+    """The cold store has sent the state of the object, but not its bytes yet."""
+    node = counting.Node(tmp_path / "node", "50MB")
+    get = lambda: urllib.request.urlopen(f"{node.server.endpoint}/bucket/a", timeout=300).read()  # noqa: E731
+    try:
+        node.add("a", 200_000)
+        node.state.hold_body = held = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            first = threads.submit(get)
+            until(lambda: node.state.hold_body is None, "the headers are sent")
+            time.sleep(0.3)  # Until the server has read them.
+            late = threads.submit(get)
+            time.sleep(0.3)  # Until the server has read the request.
+            held.set()
+            assert first.result() == late.result() == node.state.objects["bucket/a"]
+        assert len([name for _, name, _ in node.state.asked if name == "bucket/a"]) == 1
     finally:
         node.stop()
 

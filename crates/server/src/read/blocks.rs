@@ -205,23 +205,25 @@ impl Blocks {
         if !output.content_range.as_ref().is_none_or(is_asked) {
             return Err(s3_error!(ServiceUnavailable, "the cold store returned another range"));
         }
-        self.states.keep(object, generation, &meta);
         if length > FIRST_BYTES || begin + length > meta.bytes || length == 0 {
-            return Ok((meta, None));
+            return keep(meta);
         }
         let name = Version::new(object, &meta).name();
         if self.cached.has(&name, meta.bytes, begin..begin + length) {
             // The rest of the response is not received.
+            let kept = keep(meta.clone());
             self.note_again(object, &meta);
-            return Ok((meta, None));
+            return kept;
         }
         let mut bytes = BytesMut::with_capacity(length as usize);
         if receive(output.body, &mut bytes, length as usize).await.is_err() {
             // The window is read again, by ranges that are continued.
-            return Ok((meta, None));
+            return keep(meta);
         }
         let bytes = bytes.freeze();
         self.early.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (begin, bytes.clone()));
+        // Those who knew the state earlier would ask for these bytes again.
+        self.states.keep(object, generation, &meta);
         // The bytes arrived, whether or not the cache can keep them.
         let kept = self.window(&name, meta.bytes, begin..begin + length, true).await;
         self.early.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
