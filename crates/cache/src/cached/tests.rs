@@ -236,6 +236,26 @@ fn flipped_bits_are_misses() -> Result<()> {
 }
 
 #[test]
+fn what_is_stored_is_read_without_the_store() -> Result<()> {
+    let folder = folder()?;
+    let cached = cache(folder.path(), "100MB")?;
+    let plain = |begin: u64, bytes: u64| RangeRequest::plain("d/one", begin, bytes, Some(OBJECT_BYTES));
+    only(cached.fetch(vec![plain(0, 1_000_000)]))?;
+    let before = traffic(&cached).ranges;
+    assert_eq!(cached.stored(plain(5, 900_000)).as_deref(), Some(&body(1)[5..900_005]));
+    assert_eq!(cached.stored(plain(999_000, 100_000)), None);
+    let [path] = &extents(folder.path())[..] else { panic!("one object is cached") };
+    let file = File::options().write(true).open(path).map_err(|error| Error::new("internal", error.to_string()))?;
+    file.write_all_at(&[0; 10], 300_000).map_err(|error| Error::new("internal", error.to_string()))?;
+    assert_eq!(cached.stored(plain(5, 900_000)), None);
+    assert_eq!(traffic(&cached).ranges, before);
+    assert_eq!(only(cached.fetch(vec![plain(5, 900_000)]))?, body(1)[5..900_005]);
+    let counts = totals(&cached)?;
+    assert_eq!((counts.hits, counts.misses, counts.corrupt_pages), (1, 2, 1));
+    Ok(())
+}
+
+#[test]
 fn damaged_bytes_from_the_network_are_not_kept() -> Result<()> {
     let folder = folder()?;
     let cached = cache(folder.path(), "100MB")?;
