@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import itertools
 import json
 import os
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 import urllib.request
@@ -33,18 +34,22 @@ def write_secret(path: pathlib.Path, text: str) -> None:
     path.write_text(text)
 
 
-# Ports below those that the system gives out. The first one depends on the time, so that runs that follow each other have others.
-PORTS = itertools.islice(itertools.cycle(range(10_000, 32_000)), int(2 * time.time()) % 22_000, None)
-
-
 def free_port() -> int:
-    """Return a port that no server of this run had. What `penstock serve` remembers of a cold store goes by its address: a new store at the address
-    of one that failed is not believed for a while."""
-    for port in PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
+    """Return a port that no test on this machine had for an hour. `penstock serve` remembers a cold store by its address. A new store at the address of
+    one that failed would not be believed for a while."""
+    folder, hour = pathlib.Path(tempfile.gettempdir()), int(time.time() / 3600)
+    now, before = (folder / f"penstock-test-ports-{os.getuid()}-{hour - age}" for age in (0, 1))
+    for other in folder.glob(f"penstock-test-ports-{os.getuid()}-*"):
+        if other not in (now, before):
+            shutil.rmtree(other, ignore_errors=True)
+    now.mkdir(exist_ok=True)
+    while True:
+        port = random.randrange(10_000, 32_000)  # Below those that the system gives out.
+        with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("there is always another port")
+            if not (before / str(port)).exists():
+                (now / str(port)).touch(exist_ok=False)
+                return port
 
 
 def cargo_binary(name: str) -> pathlib.Path:
