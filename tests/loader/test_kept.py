@@ -280,8 +280,10 @@ print(grown.peak)
 
 def test_anonymous_memory_stays_within_the_budget(filled):
     place, _ = filled
-    before, budget = set(pathlib.Path("/dev/shm").iterdir()), 96 << 20
+    # Other tests that run now have locks and servers.
+    shared = lambda: {path for path in pathlib.Path("/dev/shm").iterdir() if not path.name.startswith(("sem.", "penstock-servers-"))}  # noqa: E731
+    before, budget = shared(), 96 << 20
     grown = int(measured.run(MEASURED, place, budget))
     consumed = 2 * BATCH * LARGEST  # The consumer's batch, as `bytes`, and the one before.
     assert 40 << 20 <= grown <= 1.1 * budget + consumed, grown / (1 << 20)
-    assert set(pathlib.Path("/dev/shm").iterdir()) <= before
+    assert shared() <= before

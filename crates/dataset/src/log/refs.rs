@@ -99,18 +99,23 @@ pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
 }
 
 /// Return what a tag or a branch names, without checking the dataset. Cost: a call to `newest_number` and one request. If the newest record
-/// lacks the name, concurrent ones for its objects follow.
+/// lacks the name, concurrent ones for its objects follow, and a look-up.
 pub fn find(context: &Context, kind: NameKind, name: &str) -> Result<Option<SnapshotId>> {
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
-    match newer(&folded, context, None)? {
-        None => Ok(folded.get(kind, name)),
-        Some(names) => match names.find(kind, name) {
-            Some(found) => Ok(found),
-            None => {
-                fold(&mut folded, context, names)?;
-                Ok(folded.get(kind, name))
-            }
-        },
+    if let Some(names) = newer(&folded, context, None)? {
+        if let Some(Some(found)) = names.find(kind, name) {
+            return Ok(Some(found));
+        }
+        fold(&mut folded, context, names)?;
+    }
+    loop {
+        let found = folded.get(kind, name);
+        // A stale listing must not hide a name.
+        if found.is_some() || !context.storage.exists(&numbered(NAMES_FOLDER, folded.next))? {
+            return Ok(found);
+        }
+        let next = folded.next;
+        catch_up(&mut folded, context, Some(next))?;
     }
 }
 

@@ -320,6 +320,8 @@ impl Connection {
 
     /// Forward the first `most` bytes of the body as they arrive.
     fn pass_bytes(&mut self, head: Head, most: u64) -> io::Result<()> {
+        // Counted first: a client that has all bytes may ask for the count at once.
+        self.shared.body_bytes.fetch_add(most, Relaxed);
         self.client.write_all(&head.bytes)?;
         let first = (head.rest.len() as u64).min(most);
         self.client.write_all(&head.rest[..first as usize])?;
@@ -335,7 +337,6 @@ impl Connection {
             self.client.write_all(&buffer[..count])?;
             left -= count as u64;
         }
-        self.shared.body_bytes.fetch_add(most, Relaxed);
         Ok(())
     }
 
