@@ -280,8 +280,8 @@ print(grown.peak)
 
 def test_anonymous_memory_stays_within_the_budget(filled):
     place, _ = filled
-    # Other tests that run now have locks and servers.
-    shared = lambda: {path for path in pathlib.Path("/dev/shm").iterdir() if not path.name.startswith(("sem.", "penstock-servers-"))}  # noqa: E731
+    # Other tests that run now have locks (of multiprocessing) and servers.
+    shared = lambda: {path for path in pathlib.Path("/dev/shm").iterdir() if not path.name.startswith(("sem.mp-", "penstock-servers-"))}  # noqa: E731
     before, budget = shared(), 96 << 20
     grown = int(measured.run(MEASURED, place, budget))
     consumed = 2 * BATCH * LARGEST  # The consumer's batch, as `bytes`, and the one before.

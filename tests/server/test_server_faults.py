@@ -47,7 +47,7 @@ def served(tmp_path):
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_a_drive_has_does_not_wait_behind_a_slow_cold_store(served, proxy, minio, is_damaged):
-    """Pages that a drive has but that are damaged are no longer what it has."""
+    """Damaged pages are fetched from the cold store again. Reads of sound pages do not wait for that."""
     size, batches = 64 << 10, 18
     minio.client().put_object(Bucket="penstock", Key="warm", Body=b"warm" * 10_000)
     minio.client().put_object(Bucket="penstock", Key="cold", Body=bytes(16 * batches * size))
