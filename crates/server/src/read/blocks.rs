@@ -211,9 +211,9 @@ impl Blocks {
         let name = Version::new(object, &meta).name();
         if self.cached.has(&name, meta.bytes, begin..begin + length) {
             // The rest of the response is not received.
-            let kept = keep(meta.clone());
+            self.states.keep(object, generation, &meta);
             self.note_again(object, &meta);
-            return kept;
+            return Ok((meta, None));
         }
         let mut bytes = BytesMut::with_capacity(length as usize);
         if receive(output.body, &mut bytes, length as usize).await.is_err() {
