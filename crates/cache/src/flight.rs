@@ -70,7 +70,12 @@ impl Flight {
     /// Replace what the file says. It stays the same file, wherever it is now.
     pub fn write(&self, text: &str) -> io::Result<()> {
         self.locks.set_len(0)?;
-        self.locks.write_all_at(text.as_bytes(), 0)
+        self.write_at(text.as_bytes(), 0)
+    }
+
+    /// Replace a part of what the file says.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.locks.write_all_at(bytes, offset)
     }
 
     /// Replace what the file says, and wait until its drive has it.

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,23 +20,26 @@ pub fn unique_name() -> String {
 #[derive(Debug)]
 pub struct Registered {
     path: PathBuf,
-    file: File,
-    _lock: Flight,
+    lock: Flight,
 }
 
 impl Registered {
     /// Register a plan, with what others may read about it, such as its store.
     pub fn new(folder: &Path, text: &[u8]) -> io::Result<Registered> {
-        private::create_folders(folder)?;
         let path = folder.join(unique_name());
-        let lock = Flight::new(&path)?;
+        let lock = match Flight::new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                private::create_folders(folder)?;
+                Flight::new(&path)?
+            }
+            other => other?,
+        };
         // A process that looks for dead ones may hold the lock for a moment, and then removes the file.
         if !lock.try_lock(0, WHOLE)? || !path.exists() {
             return Registered::new(folder, text);
         }
-        let file = File::options().write(true).open(&path)?;
-        file.write_all_at(text, 0)?;
-        Ok(Registered { path, file, _lock: lock })
+        lock.write_at(text, 0)?;
+        Ok(Registered { path, lock })
     }
 
     pub fn path(&self) -> &Path {
@@ -46,7 +48,7 @@ impl Registered {
 
     /// Change a part of what others may read.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        self.lock.write_at(bytes, offset)
     }
 }
 

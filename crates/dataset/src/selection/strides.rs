@@ -14,6 +14,15 @@ impl Stride {
         Stride { first: 0, step: 1, count }
     }
 
+    /// The longest stride with which a list of places begins, or None if there are none.
+    fn at_begin(places: &[u64]) -> Option<Stride> {
+        let (first, rest) = places.split_first()?;
+        let step_of = |pair: &[u64]| pair[1].wrapping_sub(pair[0]) as i64;
+        let step = places.get(..2).map_or(1, step_of);
+        let after = rest.windows(2).take_while(|pair| step_of(pair) == step).count();
+        Some(Stride { first: *first, step, count: (1 + rest.len().min(1) + after) as u64 })
+    }
+
     pub fn at(&self, index: u64) -> u64 {
         self.first.wrapping_add_signed(self.step.wrapping_mul(index as i64))
     }
@@ -79,16 +88,17 @@ impl Strides {
         all
     }
 
-    /// Describe places by at most `most` strides, or return None if they need more.
+    /// Describe places by at most `most` strides, or return None if they need more. Those are counted first, so that places in no order cost no memory.
     pub fn of_places(places: &[u64], most: usize) -> Option<Vec<Stride>> {
-        let mut all = Vec::new();
-        for first in places {
-            add(&mut all, Stride { first: *first, step: 1, count: 1 });
-            if all.len() > most {
-                return None;
-            }
-        }
-        Some(all)
+        let strides = || {
+            let mut rest = places;
+            std::iter::from_fn(move || {
+                let first = Stride::at_begin(rest)?;
+                rest = &rest[first.count as usize..];
+                Some(first)
+            })
+        };
+        strides().nth(most).is_none().then(|| strides().collect())
     }
 
     /// Keep these strides, none of which is empty.
@@ -217,6 +227,9 @@ mod tests {
             let all = Strides::new(&strides);
             let listed: Vec<u64> = strides.iter().flat_map(|one| (0..one.count).map(|index| one.at(index))).collect();
             assert_eq!((0..all.count()).map(|index| all.at(index)).collect::<Vec<_>>(), listed);
+            let joined = Strides::joined(listed.iter().map(|place| stride(*place, 1, 1)));
+            assert_eq!(Strides::of_places(&listed, joined.len() - 1), None);
+            assert_eq!(Strides::of_places(&listed, joined.len()), Some(joined));
             for place in 0..130 {
                 assert_eq!(all.index_of(place), listed.iter().position(|one| *one == place).map(|index| index as u64));
             }

@@ -128,11 +128,12 @@ fn in_line<'a>(array: &'a Positions<'_>) -> Cow<'a, [i64]> {
 
 /// Resolve and check positions. Negative positions count from the end, as in NumPy.
 fn resolve(positions: &[i64], len: u64, map: impl Fn(u64) -> u64) -> penstock_error::Result<Vec<u64>> {
-    let one = |(place, position): (usize, &i64)| {
-        let at = if *position < 0 { position + len as i64 } else { *position };
-        if at < 0 || at as u64 >= len { Err(out_of_range(*position, len).rows(vec![place as u64])) } else { Ok(map(at as u64)) }
-    };
-    positions.iter().enumerate().map(one).collect()
+    let counted = len as i64;
+    if let Some(place) = positions.iter().position(|position| !(-counted..counted).contains(position)) {
+        return Err(out_of_range(positions[place], len).rows(vec![place as u64]));
+    }
+    // Checked before, so that the length of the result is known.
+    Ok(positions.iter().map(|position| map(if *position < 0 { position + counted } else { *position } as u64)).collect())
 }
 
 /// Resolve and check a range of positions, which count from the end if they are negative.

@@ -295,12 +295,17 @@ impl Blocks {
         let request = plain();
         // Pages that are there but cannot be read, or no longer, are fetched as others are.
         if self.cached.has(name, object_bytes, range.clone())
-            && let Some(bytes) = self.in_turn(&READS, name, move |cached| cached.stored(request)).await?
+            && let Some(bytes) = self.in_turn(&READS, move |blocks| blocks.cached.stored(request)).await?
         {
             return Ok(taken.with(bytes));
         }
-        let request = plain();
-        let fetched = self.in_turn(&FETCHES, name, move |cached| cached.fetch(vec![request]).pop());
+        let (request, version) = (plain(), Version::parse(name));
+        let fetched = self.in_turn(&FETCHES, move |blocks| {
+            let fetched = blocks.cached.fetch(vec![request]).pop();
+            // A server that starts again finds the version beside these pages.
+            version.iter().for_each(|version| blocks.states.note(version));
+            fetched
+        });
         let mut pieces = match fetched.await? {
             Some(Ok(pieces)) => pieces,
             Some(Err(error)) => return Err(answer(&error)),
@@ -309,23 +314,17 @@ impl Blocks {
         Ok(taken.with(pieces.pop().unwrap_or_default()))
     }
 
-    /// Read a version when one of these turns is free, in a thread that may wait. Its state is beside its pages then.
+    /// Read when one of these turns is free, in a thread that may wait.
     async fn in_turn<T: Send + 'static>(
         self: &Arc<Self>,
         turns: &'static Semaphore,
-        name: &str,
-        read: impl FnOnce(&Cached) -> Option<T> + Send + 'static,
-    ) -> S3Result<Option<T>> {
+        read: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> S3Result<T> {
         let turn = turns.acquire().await.map_err(S3Error::internal_error)?;
-        let (blocks, name) = (self.clone(), name.to_owned());
+        let blocks = self.clone();
         let done = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let read = read(&blocks.cached)?;
-            // A server that starts again finds the version beside these pages.
-            if let Some(version) = Version::parse(&name) {
-                blocks.states.note(&version.object, &name);
-            }
-            Some(read)
+            read(&blocks)
         });
         done.await.map_err(S3Error::internal_error)
     }

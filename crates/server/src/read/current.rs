@@ -164,8 +164,8 @@ impl Blocks {
 
     /// Write a state beside its pages again. Nobody waits for it.
     pub(super) fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
-        let (blocks, object, name) = (self.clone(), object.clone(), Version::new(object, meta).name());
-        drop(tokio::task::spawn_blocking(move || blocks.states.note(&object, &name)));
+        let (blocks, version) = (self.clone(), Version::new(object, meta));
+        drop(tokio::task::spawn_blocking(move || blocks.states.note(&version)));
     }
 
     /// Ask the cold store for the state of an object.

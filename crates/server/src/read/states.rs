@@ -185,11 +185,11 @@ impl States {
     }
 
     /// Write the state of a version beside its pages, if memory still has it. Waits for drives.
-    pub fn note(&self, object: &Object, name: &str) {
+    pub fn note(&self, version: &Version) {
+        let object = &version.object;
         let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
-        let current = || self.get(object).filter(|meta| Version::new(object, meta).name() == name);
-        let Some(meta) = current() else { return };
-        if self.cached.annotate(name, &meta.note()) {
+        let Some(meta) = self.get(object).filter(|meta| Version::new(object, meta) == *version) else { return };
+        if self.cached.annotate(&version.name(), &meta.note()) {
             meta.was_noted();
         }
     }
