@@ -33,7 +33,7 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     "place": "branch:varint number:varint offset:varint",
     "fragment": "samples:varint stage:flag runs:runs files:file*",
     "page": "object:object base:varint fragments:varint samples:varint least:u64 span:varint statistics:optional",
-    "overlay": "columns:varint* id:overlay_id rows:row_set files:file*",
+    "overlay": "columns:varint* rows:row_set files:file* id:overlay_id",
     "row_ids_word": "object:object base:varint ids:varint least:u64 span:varint",
     "segment": "column:varint first_code:varint count:varint object:object",
     "parent": "branch:u64 number:u64 uuid:id crc:u32",
@@ -124,9 +124,13 @@ class Cursor:
         """Read a form from the table above."""
         found = SimpleNamespace()
         for name, kind in (field.split(":") for field in FORMS[form].split()):
-            # Only an overlay with values has an id.
-            absent = kind == "overlay_id" and (not found.columns or {0, GONE} & set(found.columns))
-            setattr(found, name, None if absent else self.read(kind.removeprefix("overlay_")))
+            if kind != "overlay_id":
+                value = self.read(kind)
+            elif found.files:
+                value = found.files[0].id
+            else:  # Only an overlay with values has an id.
+                value = self.read("id") if found.columns and not {0, GONE} & set(found.columns) else None
+            setattr(found, name, value)
         return found
 
     def varint(self):

@@ -18,7 +18,8 @@ const GONE: u64 = 1 << 48;
 pub struct Overlay {
     /// The columns that have new values. If empty, the samples are deleted. An overlay with `ABSENT` or `GONE` has no other column.
     pub columns: Vec<u64>,
-    /// No other overlay has it, while two may have equal rows, and the place of a small file changes. Zero in overlays without values.
+    /// That of the first file, or, without files, an id of its own: two overlays may have equal rows, and the place of a small file changes. Zero in
+    /// overlays without values.
     pub id: Id,
     pub rows: RowSet,
     /// Sample k of these files is the sample with the k-th smallest row id.
@@ -30,6 +31,12 @@ impl Overlay {
 
     fn without_values(columns: Vec<u64>, rows: RowSet) -> Overlay {
         Overlay { columns, id: Id::default(), rows, files: Vec::new() }
+    }
+
+    /// Return the overlay that gives samples new values. `new_id` is called if there are no files, because all values are null.
+    pub fn of_values(columns: Vec<u64>, rows: RowSet, files: Vec<FileRef>, new_id: impl FnOnce() -> Result<Id>) -> Result<Overlay> {
+        let id = files.first().map_or_else(new_id, |file| Ok(file.id))?;
+        Ok(Overlay { columns, id, rows, files })
     }
 
     /// Return the overlay that deletes these samples.
@@ -71,9 +78,13 @@ impl Overlay {
 
     pub fn parse(cursor: &mut Cursor) -> Result<Overlay> {
         let columns = cursor.list(1, Cursor::varint)?;
-        let id = if has_values(&columns) { cursor.id()? } else { Id::default() };
         let rows = RowSet::parse(cursor)?;
         let files = FileRef::parse_list(cursor)?;
+        let id = match files.first() {
+            Some(file) => file.id,
+            None if has_values(&columns) => cursor.id()?,
+            None => Id::default(),
+        };
         let own: HashSet<u64> = columns.iter().copied().collect();
         let foreign = files.iter().flat_map(|file| &file.columns).find(|column| !own.contains(column));
         match foreign {
@@ -90,11 +101,11 @@ impl Overlay {
 
     pub fn write(&self, writer: &mut Writer) {
         writer.list(&self.columns, |writer, column| writer.varint(*column));
-        if self.has_values() {
-            writer.id(self.id);
-        }
         self.rows.write(writer);
         FileRef::write_list(&self.files, writer);
+        if self.has_values() && self.files.is_empty() {
+            writer.id(self.id);
+        }
     }
 }
 

@@ -339,7 +339,7 @@ impl Compaction {
     fn folded(mut self, puts: &mut Vec<String>) -> Result<Compaction> {
         for (column, sets) in &self.nulls {
             let rows = write_rows(&self.base.context, &RowIds::union(sets.iter()), puts)?;
-            self.layout.nulls.push(Overlay { columns: vec![*column], id: self.base.context.new_id()?, rows, files: Vec::new() });
+            self.layout.nulls.push(Overlay::of_values(vec![*column], rows, Vec::new(), || self.base.context.new_id())?);
         }
         self.layout.nulls.sort_by_key(|overlay| overlay.columns[0]);
         let out = self.layout.rows();

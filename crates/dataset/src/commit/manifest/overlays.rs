@@ -109,7 +109,7 @@ pub fn unwritten(context: &Context, changed: &[Changed], deleted: &HashSet<u64>)
         let mut rest = row_ids.iter().copied();
         for fragment in &writer.fragments {
             let rows = rows(&mut rest.by_ref().take(fragment.samples as usize));
-            overlays.push(Overlay { columns: columns.clone(), id: context.new_id()?, rows, files: fragment.files.clone() });
+            overlays.push(Overlay::of_values(columns.clone(), rows, fragment.files.clone(), || context.new_id())?);
         }
     }
     if !deleted.is_empty() {
@@ -126,7 +126,7 @@ pub fn overlays_of(context: &Context, changed: &Changed, puts: &mut Vec<String>)
         rest = later;
         let ids: RowIds = ids.iter().copied().collect();
         let rows = write_rows(context, &ids, puts)?;
-        Ok((Overlay { columns: changed.columns.clone(), id: context.new_id()?, rows, files: fragment.files.clone() }, ids))
+        Ok((Overlay::of_values(changed.columns.clone(), rows, fragment.files.clone(), || context.new_id())?, ids))
     };
     changed.writer.fragments.iter().map(of).collect()
 }
