@@ -1,6 +1,7 @@
 """What `penstock serve` remembers of objects: over memory and restarts, when the cold store fails, and after writes."""
 
 import concurrent.futures
+import functools
 import hashlib
 import http.client
 import random
@@ -379,6 +380,51 @@ def test_a_version_that_is_gone_is_looked_up_again(serve):
     for _ in range(2):
         assert served.get("a") == b"2" * 2_500_000
         served.again()
+
+
+def test_a_version_whose_end_is_gone_breaks_off_once(serve):
+    """Under `never`, the beginning is served before the cold store is asked for the rest."""
+    served = serve("--revalidate", "never")
+    served.put("a", b"1" * 3_000_000)
+    assert served.get("a", Range=f"bytes=0-{(1 << 20) - 1}") == b"1" * (1 << 20)
+    served.put("a", b"2" * 2_500_000)
+    with pytest.raises(http.client.IncompleteRead) as raised:
+        urllib.request.urlopen(
+            served.node.client().generate_presigned_url("get_object", Params={"Bucket": served.bucket, "Key": "a"})
+        ).read()
+    assert raised.value.partial == b"1" * (1 << 20)
+    assert [served.get("a") for _ in range(2)] == [b"2" * 2_500_000] * 2
+
+
+def test_a_state_that_was_not_kept_with_its_pages_is_kept_later(tmp_path):
+    """What was read while another object was written is not known, if both share the count of writes. A HEAD finds the state again."""
+    node = counting.Node(tmp_path / "node", "50MB")
+    request = lambda method, key, data=None: urllib.request.urlopen(  # noqa: E731
+        urllib.request.Request(f"{node.server.endpoint}/bucket/{key}", data=data, method=method), timeout=300
+    ).read()
+    try:
+        node.add("a", 5000)
+        node.state.hold = held = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            early = threads.submit(request, "GET", "a")
+            until(lambda: len(node.state.asked) == 1, "the read has asked the cold store")
+            request("PUT", next(key for n in range(100_000) if stripe_of(key := f"b{n}") == stripe_of("a")), b"new")
+            held.set()
+            assert early.result() == node.state.objects["bucket/a"]
+        assert node.extent("a").note_bytes == 0
+        request("HEAD", "a")
+        until(lambda: node.extent("a").note_bytes > 0, "the state is beside the pages")
+        node.restart()
+        del node.state.asked[:]
+        request("HEAD", "a")
+        assert request("GET", "a") == node.state.objects["bucket/a"] and node.state.asked == []
+    finally:
+        node.stop()
+
+
+def stripe_of(key):
+    """Objects of a bucket with equal numbers share the count of their writes. See `crates/server/src/read/states.rs`."""
+    return functools.reduce(lambda number, byte: (number * 31 + byte) % 1024, key.encode(), 0)
 
 
 def test_damaged_states_are_asked_for_again(serve):

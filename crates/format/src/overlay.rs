@@ -33,7 +33,7 @@ impl Overlay {
         Overlay { columns, id: Id::default(), rows, files: Vec::new() }
     }
 
-    /// Return the overlay that gives samples new values. `new_id` is called if there are no files, because all values are null.
+    /// Return the overlay that gives samples new values. If all of these are null, no file has them, and `new_id` is called.
     pub fn of_values(columns: Vec<u64>, rows: RowSet, files: Vec<FileRef>, new_id: impl FnOnce() -> Result<Id>) -> Result<Overlay> {
         let id = files.first().map_or_else(new_id, |file| Ok(file.id))?;
         Ok(Overlay { columns, id, rows, files })

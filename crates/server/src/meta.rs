@@ -111,9 +111,9 @@ impl Meta {
         self.noted.load(Relaxed) != NO_NOTE
     }
 
-    /// Return whether it is beside its pages, but was written there long ago.
-    pub fn is_note_old(&self) -> bool {
-        self.is_noted() && since_1970().as_secs().saturating_sub(self.noted.load(Relaxed)) >= NOTE_SECONDS
+    /// Return whether it is not beside its pages, or was written there long ago.
+    pub fn needs_note(&self) -> bool {
+        !self.is_noted() || since_1970().as_secs().saturating_sub(self.noted.load(Relaxed)) >= NOTE_SECONDS
     }
 
     /// Return the response to a GET request, without a body.

@@ -142,9 +142,9 @@ mod tests {
         note.extend_from_slice(b"   ");
         let again = Meta::of_note(&note, true).unwrap();
         assert!(again.head == meta.head && again.etag == meta.etag && again.bytes == 17 && again.knows_sums && again.is_believed);
-        assert!(again.age().unwrap() < Duration::from_secs(5) && !again.is_note_old());
+        assert!(again.age().unwrap() < Duration::from_secs(5) && !again.needs_note());
         let other = Meta::of_note(&note, false).unwrap();
-        assert!(!other.is_believed && other.is_note_old());
+        assert!(!other.is_believed && other.needs_note());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use crate::cold::check_is_object;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
+use crate::read::blocks::is_gone;
 use crate::read::conditions::conditions;
 use crate::read::current::with_age;
 use crate::read::reader::body;
@@ -50,12 +51,10 @@ pub async fn get(tier: &Tier, mut request: S3Request<GetObjectInput>) -> S3Resul
         }
         match body(blocks, &object, resolved, range.clone()).await {
             Ok(sent) => break (meta, age, range, sent),
-            Err(error) if matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey) => {
-                // The cold store no longer has the version that was known.
-                blocks.forget(&object).await;
-                if look_ups == LOOK_UPS {
-                    return Err(s3_error!(ServiceUnavailable, "the object changes while it is read; try again"));
-                }
+            // It was forgotten, so it is asked for again.
+            Err(error) if is_gone(&error) && look_ups < LOOK_UPS => {}
+            Err(error) if is_gone(&error) => {
+                return Err(s3_error!(ServiceUnavailable, "the object changes while it is read; try again"));
             }
             Err(error) => return Err(error),
         }

@@ -172,7 +172,7 @@ impl Blocks {
     /// Read the first bytes of an object whose version is not known, and let the cache keep them.
     async fn discover(self: &Arc<Self>, object: &Object, generation: u64, range: Option<(u64, u64)>) -> S3Result<Discovered> {
         let keep = |meta: Arc<Meta>| {
-            self.states.keep(object, generation, &meta);
+            self.keep(object, generation, &meta);
             Ok((meta, None))
         };
         let Some((first, last)) = range else { return keep(self.head(object).await?) };
@@ -211,9 +211,7 @@ impl Blocks {
         let name = Version::new(object, &meta).name();
         if self.cached.has(&name, meta.bytes, begin..begin + length) {
             // The rest of the response is not received.
-            self.states.keep(object, generation, &meta);
-            self.note_again(object, &meta);
-            return Ok((meta, None));
+            return keep(meta);
         }
         let mut bytes = BytesMut::with_capacity(length as usize);
         if receive(output.body, &mut bytes, length as usize).await.is_err() {
@@ -222,7 +220,7 @@ impl Blocks {
         }
         let bytes = bytes.freeze();
         self.early.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (begin, bytes.clone()));
-        // Those who knew the state earlier would ask for these bytes again.
+        // Those who knew the state earlier would ask for these bytes again. Their fetch writes it beside them.
         self.states.keep(object, generation, &meta);
         // The bytes arrived, whether or not the cache can keep them.
         let kept = self.window(&name, meta.bytes, begin..begin + length, true).await;
@@ -299,19 +297,22 @@ impl Blocks {
         {
             return Ok(taken.with(bytes));
         }
-        let (request, version) = (plain(), Version::parse(name));
+        let version = Version::parse(name).ok_or_else(no_version)?;
+        let (request, own) = (plain(), version.clone());
         let fetched = self.in_turn(&FETCHES, move |blocks| {
             let fetched = blocks.cached.fetch(vec![request]).pop();
             // A server that starts again finds the version beside these pages.
-            version.iter().for_each(|version| blocks.states.note(version));
+            blocks.states.note(&own);
             fetched
         });
-        let mut pieces = match fetched.await? {
-            Some(Ok(pieces)) => pieces,
-            Some(Err(error)) => return Err(answer(&error)),
-            None => return Err(s3_error!(InternalError, "a read returned nothing")),
-        };
-        Ok(taken.with(pieces.pop().unwrap_or_default()))
+        let fetched = fetched.await?.unwrap_or_else(|| Ok(Vec::new())).map_err(|error| answer(&error));
+        if fetched.as_ref().is_err_and(is_gone)
+            && self.states.get(&version.object).is_none_or(|meta| Version::new(&version.object, &meta) == version)
+        {
+            // The next reader asks for the version that is there now.
+            self.forget(&version.object).await;
+        }
+        Ok(taken.with(fetched?.pop().ok_or_else(|| s3_error!(InternalError, "a read returned nothing"))?))
     }
 
     /// Read when one of these turns is free, in a thread that may wait.
@@ -340,6 +341,11 @@ fn first_range(wanted: Option<HttpRange>) -> Option<(u64, u64)> {
     let page = wanted.start / PAGE_BYTES * PAGE_BYTES;
     let end = wanted.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     (wanted.start < wanted.end).then(|| (page, end.min(page.saturating_add(FIRST_BYTES)) - 1))
+}
+
+/// Return whether the cold store no longer has the version that was known.
+pub fn is_gone(error: &S3Error) -> bool {
+    matches!(error.code(), S3ErrorCode::PreconditionFailed | S3ErrorCode::NoSuchKey)
 }
 
 pub fn no_version() -> S3Error {

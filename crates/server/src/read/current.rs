@@ -128,10 +128,7 @@ impl Blocks {
                 false => self.forget_pages(object, Some(known)).await,
             }
         }
-        self.states.keep(object, generation, &meta);
-        if meta.is_note_old() {
-            self.note_again(object, &meta);
-        }
+        self.keep(object, generation, &meta);
         Ok((meta, None))
     }
 
@@ -151,9 +148,7 @@ impl Blocks {
                 if full.etag == meta.etag && full.bytes == meta.bytes {
                     full.is_noted_as(&meta);
                     blocks.states.keep(&object, generation, &full);
-                    if full.is_noted() {
-                        blocks.note_again(&object, &full);
-                    }
+                    blocks.note_again(&object, &full);
                 }
                 Ok(full)
             }
@@ -162,8 +157,16 @@ impl Blocks {
         Ok(if is_same(&full) { full } else { meta })
     }
 
+    /// Keep the state of an object in memory, and soon beside its pages, if there are some: their fetch may have had no state that could be kept.
+    pub(super) fn keep(self: &Arc<Self>, object: &Object, generation: u64, meta: &Arc<Meta>) {
+        self.states.keep(object, generation, meta);
+        if meta.needs_note() {
+            self.note_again(object, meta);
+        }
+    }
+
     /// Write a state beside its pages again. Nobody waits for it.
-    pub(super) fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
+    fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
         let (blocks, version) = (self.clone(), Version::new(object, meta));
         drop(tokio::task::spawn_blocking(move || blocks.states.note(&version)));
     }
