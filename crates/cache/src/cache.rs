@@ -1,4 +1,4 @@
-//! A cache over a store. `cached` implements the operations of a store for it.
+//! A cache over a store. `cached` reads through it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_storage::Storage;
+use penstock_storage::Read;
 use penstock_storage::process::PerProcess;
 
 use crate::drive::Drive;
@@ -27,10 +27,10 @@ pub struct Policy {
     pub changed: fn(),
 }
 
-/// A store whose immutable objects are cached. Clones share everything.
+/// Reads of a store whose immutable objects are cached. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Cached {
-    pub(crate) cold: Arc<dyn Storage>,
+    pub(crate) cold: Arc<dyn Read>,
     /// The identity of the cold store, in the keys of its objects.
     pub(crate) store: Arc<str>,
     drives: Arc<Drives>,
@@ -90,7 +90,7 @@ impl Drop for Counting {
 
 impl Cached {
     /// Cache the objects of a store that `policy` allows. `dataset_bytes` limits what each drive keeps of this store.
-    pub fn over(cold: Box<dyn Storage>, drives: Drives, dataset_bytes: Option<u64>, policy: Policy) -> Cached {
+    pub fn over(cold: Arc<dyn Read>, drives: Drives, dataset_bytes: Option<u64>, policy: Policy) -> Cached {
         // Keys have their parts on a line each.
         let store = cold.identity().replace('\n', " ");
         for drive in drives.drives.iter().filter(|_| dataset_bytes.is_some()) {
@@ -98,7 +98,7 @@ impl Cached {
             let _ = room::limit_store(drive, &store, dataset_bytes.unwrap_or(0));
         }
         Cached {
-            cold: cold.into(),
+            cold,
             store: store.into(),
             drives: Arc::new(drives),
             policy,
@@ -116,14 +116,9 @@ impl Cached {
         Ok(Cached { trust: Some(Arc::new(trust)), ..self })
     }
 
-    /// Return the cache of a store, or None if it has none.
-    pub fn of(storage: &dyn Storage) -> Option<&Cached> {
-        storage.cache()?.downcast_ref()
-    }
-
     /// Return the same cache over another store of the same objects.
-    pub(crate) fn with_cold(&self, cold: Box<dyn Storage>) -> Cached {
-        Cached { cold: cold.into(), ..self.clone() }
+    pub fn with_cold(&self, cold: Arc<dyn Read>) -> Cached {
+        Cached { cold, ..self.clone() }
     }
 
     /// Return whether the bytes of an object may be kept.

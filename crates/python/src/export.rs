@@ -1,10 +1,10 @@
 //! Files that exports write to a store: any store but a local folder, in which Python writes itself.
 
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_error::Error;
-use penstock_storage::{Io, ObjectWriter, Options, Storage};
+use penstock_storage::{Io, ObjectWriter, Options, Store};
 use pyo3::prelude::*;
 
 use crate::errors::OrRaise;
@@ -12,7 +12,7 @@ use crate::errors::OrRaise;
 /// A folder of a store. One file is written at a time; it appears as a whole when it is finished.
 #[pyclass(frozen, module = "penstock._core")]
 pub struct Output {
-    store: Box<dyn Storage>,
+    store: Arc<dyn Store>,
     writer: Mutex<Option<Box<dyn ObjectWriter>>>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use penstock_error::{Error, Result};
 
 use crate::process;
-use crate::storage::{Created, Storage};
+use crate::store::{Created, Store};
 
 /// `create_certainly` fails after this many attempts without a certain outcome.
 pub const CERTAIN_TRIES: u32 = 20;
@@ -14,7 +14,7 @@ pub const CERTAIN_TRIES: u32 = 20;
 /// reply was created by this call if it has this body. Bodies of different writers should therefore differ.
 ///
 /// Fails with `commit-state-unknown` if the outcome stays uncertain or a repeated put fails: an earlier put may have succeeded.
-pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<Created> {
+pub fn create_certainly(store: &dyn Store, name: &str, body: &[u8]) -> Result<Created> {
     let began = std::time::Instant::now();
     let mut why = String::new();
     for tries in 0..CERTAIN_TRIES {
@@ -32,7 +32,7 @@ pub fn create_certainly(store: &dyn Storage, name: &str, body: &[u8]) -> Result<
                 break;
             }
         }
-        if began.elapsed() > store.deadline() || process::interrupted() {
+        if began.elapsed() > store.features().deadline || process::interrupted() {
             break;
         }
         std::thread::sleep(Duration::from_millis(10)); // Give a transient fault time to clear.

@@ -3,7 +3,6 @@
 //! This crate does not depend on the format. [`Local`] is a folder on disk, [`Memory`] exists in one process, and [`Remote`] is an
 //! object store. The `conformance` suite checks that they all give the same guarantees.
 
-mod access;
 mod allocator;
 mod buffer;
 mod certain;
@@ -16,15 +15,15 @@ mod memory;
 mod options;
 pub mod process;
 mod ranges;
+mod read;
 mod remote;
 mod sparse;
-mod storage;
+mod store;
 
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 
-pub use access::{Access, Pattern};
 pub use allocator::Returning;
 pub use allocator::anchor::hold as hold_heap;
 pub use buffer::{Frozen, Recycled, Slot};
@@ -35,18 +34,19 @@ pub use local::{Disk, File, FileSystem, Journal, Local, check_length, local_path
 pub use memory::Memory;
 pub use options::{Io, Options};
 pub use ranges::{Piece, RangeRequest, RequestCost, Then};
+pub use read::{Access, Features, Pattern, Read};
 pub use remote::Remote;
 pub use sparse::Sparse;
-pub use storage::{Created, ObjectWriter, Storage, Turn};
+pub use store::{Created, ObjectWriter, Store, Turn};
 
 /// Open the store at a URI: a path, `file:`, `memory://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
-pub fn open(uri: &str, options: &Options) -> Result<Box<dyn Storage>> {
+pub fn open(uri: &str, options: &Options) -> Result<Arc<dyn Store>> {
     if let Some(path) = local_path(uri)? {
-        return Ok(Box::new(Local::open(&path, Arc::new(Disk), options.io)?));
+        return Ok(Arc::new(Local::open(&path, Arc::new(Disk), options.io)?));
     }
     match uri.split_once("://") {
-        Some(("memory", name)) => Ok(Box::new(Memory::named(name))),
-        Some(("s3" | "gs" | "az" | "http" | "https", _)) => Ok(Box::new(Remote::open(uri, options)?)),
+        Some(("memory", name)) => Ok(Arc::new(Memory::named(name))),
+        Some(("s3" | "gs" | "az" | "http" | "https", _)) => Ok(Arc::new(Remote::open(uri, options)?)),
         other => {
             let scheme = other.map_or(uri, |(scheme, _)| scheme);
             Err(Error::new("unsupported-storage", format!("cannot open `{uri}`: this release does not support `{scheme}://`"))

@@ -11,7 +11,8 @@ use crate::counters::{Counters, add};
 use crate::listing::{Entry, Page};
 use crate::process::no_fork;
 use crate::ranges::{Piece, RangeRequest, Then};
-use crate::storage::{Created, ObjectWriter, Storage};
+use crate::read::{Features, Read};
+use crate::store::{Created, ObjectWriter, Store};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
 
@@ -84,9 +85,17 @@ impl ObjectWriter for MemoryWriter {
     }
 }
 
-impl Storage for Memory {
+impl Read for Memory {
     fn uri(&self) -> &str {
         &self.uri
+    }
+
+    fn features(&self) -> Features {
+        Features::default()
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
@@ -94,20 +103,6 @@ impl Storage for Memory {
         let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, body.len() as u64);
-        Ok(body)
-    }
-
-    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
-        let body = lock(&self.objects).get(name).cloned();
-        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
-        add(&self.counters.maps, 1);
-        add(&self.counters.mapped_bytes, bytes);
-        if body.len() as u64 != bytes {
-            return Err(Error::new(
-                "object-truncated",
-                format!("cannot read `{}/{name}`: the object has {} bytes, expected {bytes}", self.uri, body.len()),
-            ));
-        }
         Ok(body)
     }
 
@@ -134,6 +129,22 @@ impl Storage for Memory {
         ranges.into_iter().enumerate().map(one).collect()
     }
 
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        let body = lock(&self.objects).get(name).cloned();
+        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
+        add(&self.counters.maps, 1);
+        add(&self.counters.mapped_bytes, bytes);
+        if body.len() as u64 != bytes {
+            return Err(Error::new(
+                "object-truncated",
+                format!("cannot read `{}/{name}`: the object has {} bytes, expected {bytes}", self.uri, body.len()),
+            ));
+        }
+        Ok(body)
+    }
+}
+
+impl Store for Memory {
     fn exists(&self, name: &str) -> Result<bool> {
         add(&self.counters.lookups, 1);
         Ok(lock(&self.objects).contains_key(name))
@@ -189,10 +200,6 @@ impl Storage for Memory {
 
     fn prove(&self) -> Result<()> {
         Ok(())
-    }
-
-    fn counters(&self) -> &Counters {
-        &self.counters
     }
 }
 

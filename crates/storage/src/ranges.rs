@@ -1,4 +1,4 @@
-//! Ranges of objects, as requested from `Storage::fetch` and `stream`.
+//! Ranges of objects, as requested from `Read::fetch` and `stream`.
 
 use std::sync::Arc;
 

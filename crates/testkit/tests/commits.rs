@@ -13,7 +13,7 @@ use penstock_format::ids::{ObjectRef, Run, record_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::record::{Change, ChangeKind, Delta, Properties, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
-use penstock_storage::{Memory, Storage as _};
+use penstock_storage::{Memory, Read as _};
 use penstock_testkit::random::{Random, is_soak, seeds};
 use penstock_testkit::samples;
 
@@ -157,7 +157,7 @@ fn run(seed: u64) -> Result<()> {
     let mut random = Random(seed);
     let faults = 2 + random.below(6);
     let memory = Memory::named(&format!("commits-{seed}"));
-    create(Box::new(Memory::named(&format!("commits-{seed}"))), samples::schema(), "create", "test")?;
+    create(Arc::new(Memory::named(&format!("commits-{seed}"))), samples::schema(), "create", "test")?;
     let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
     let count = 2 + random.below(4) as u8;
     // A first commit with samples that the others change.
@@ -264,7 +264,7 @@ fn every_order_of_answers_commits_each_transaction_once() -> Result<()> {
 #[test]
 fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     let memory = Memory::named("fence");
-    let snapshot = create(Box::new(Memory::named("fence")), samples::schema(), "create", "test")?;
+    let snapshot = create(Arc::new(Memory::named("fence")), samples::schema(), "create", "test")?;
     let mut record = snapshot.record().clone();
     record.gc_epoch = 3;
     let parent = LogEntry { crc: 0, record: Arc::new(record) };
@@ -272,14 +272,14 @@ fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     machine.step(Event::Begin)?;
     let error = machine.step(Event::Newest { parent: Box::new(parent), words: Vec::new(), now_us: 1 }).err();
     assert_eq!(error.map(|error| error.code()), Some("transaction-expired"));
-    drop((memory, Context::new(Box::new(Memory::named("fence")))));
+    drop((memory, Context::new(Arc::new(Memory::named("fence")))));
     Ok(())
 }
 
 /// Commit one append from each of two other transactions, and return the log.
 fn log_of_two_appends(name: &str) -> Result<Log> {
     let memory = Memory::named(name);
-    create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;
+    create(Arc::new(Memory::named(name)), samples::schema(), "create", "test")?;
     let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
     for uuid in [1, 2] {
         let (mut machine, mut event) = (machine(uuid, ChangeSet::append(vec![1])), Event::Begin);

@@ -18,7 +18,7 @@ fn local(disk: &CrashDisk) -> Result<Local> {
 }
 
 fn open(disk: &CrashDisk) -> Result<Arc<Snapshot>> {
-    Ok(Arc::new(Snapshot::open(Context::new(Box::new(local(disk)?)), 0)?))
+    Ok(Arc::new(Snapshot::open(Context::new(Arc::new(local(disk)?)), 0)?))
 }
 
 /// The commits acknowledged to the writer: the contents of each committed snapshot, oldest first.
@@ -29,7 +29,7 @@ struct Told {
 
 /// Create a dataset and append to it until all commits are made or the power fails.
 fn write(disk: &CrashDisk, random: &mut Random, told: &mut Told) -> Result<()> {
-    let mut snapshot = Arc::new(create(Box::new(local(disk)?), samples::schema(), "create", "crash")?);
+    let mut snapshot = Arc::new(create(Arc::new(local(disk)?), samples::schema(), "create", "crash")?);
     told.created = true;
     told.contents.push(samples::contents(&snapshot)?);
     // Some runs make enough commits to write roots and pages.
@@ -118,7 +118,7 @@ fn every_single_fault_keeps_the_acknowledged_commits() -> Result<()> {
 /// Create a dataset and append three times, continuing after errors; return whether any of these calls failed.
 fn faulty(disk: &CrashDisk) -> Result<bool> {
     let mut failed = 0;
-    if create(Box::new(local(disk)?), samples::schema(), "create", "fault").is_err() {
+    if create(Arc::new(local(disk)?), samples::schema(), "create", "fault").is_err() {
         return Ok(true);
     }
     let (mut told, mut unknown) = (0, 0);
@@ -156,7 +156,7 @@ impl Kind {
             Kind::Plain => samples::schema(),
             Kind::Wide => samples::wide_schema(),
         };
-        create(Box::new(local(disk)?), schema, "create", "fault")
+        create(Arc::new(local(disk)?), schema, "create", "fault")
     }
 
     fn append(self, snapshot: &Arc<Snapshot>, seed: u64) -> Result<Snapshot> {
@@ -256,7 +256,7 @@ fn a_folder_above_the_dataset_may_refuse_a_sync_but_not_fail_it() -> Result<()> 
     let create_with = |errno: i32| {
         let disk = CrashDisk::new();
         disk.fail_sync(Path::new("/"), errno);
-        create(Box::new(local(&disk)?), samples::schema(), "create", "crash").map(|_| ())
+        create(Arc::new(local(&disk)?), samples::schema(), "create", "crash").map(|_| ())
     };
     create_with(EACCES)?;
     assert_eq!(create_with(ENOSPC).map_err(|error| error.code()), Err("no-space"));

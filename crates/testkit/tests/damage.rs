@@ -22,7 +22,7 @@ type Objects = BTreeMap<String, Bytes>;
 /// Return the objects and the contents of a dataset. Its commits append, update and delete. Its root has a page and overlays.
 fn dataset(name: &str) -> Result<(Objects, Vec<String>)> {
     let memory = Memory::named(name);
-    let mut snapshot = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "damage")?);
+    let mut snapshot = Arc::new(create(Arc::new(Memory::named(name)), samples::schema(), "create", "damage")?);
     for seed in 0..3 {
         snapshot = Arc::new(samples::append(&snapshot, seed, 3)?.1);
         snapshot = Arc::new(samples::change(&snapshot, seed)?.1);
@@ -39,14 +39,14 @@ fn dataset(name: &str) -> Result<(Objects, Vec<String>)> {
 }
 
 fn read(objects: Objects) -> Result<Vec<String>> {
-    samples::contents(&Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?)
+    samples::contents(&Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?)
 }
 
 /// Return the names of the objects that the newest snapshot reads: the record, the hint, and all pages, roots, words and row ids.
 /// Of the data files, return two small ones, and two records that have data files.
 /// Each name comes with the range of bytes that is read.
 fn reachable(objects: &Objects) -> Result<Vec<(String, Range<usize>)>> {
-    let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects.clone()))), 0)?;
+    let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects.clone()))), 0)?;
     let (mut data, mut records) = (Vec::new(), Vec::new());
     snapshot.each_file(None, |file, _| {
         match file.place {
@@ -124,7 +124,7 @@ fn verify_finds_every_flipped_byte_of_a_data_file() -> Result<()> {
         flipped[at] ^= 0x10;
         let mut damaged = objects.clone();
         damaged.insert(name.clone(), flipped.into());
-        let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(damaged))), 0)?;
+        let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(damaged))), 0)?;
         let report = verify(&snapshot, |_| {})?;
         assert_eq!(report.problems.len(), 1, "byte {at} of {name}");
     }

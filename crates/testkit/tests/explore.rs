@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{ChangeSet, Event, LogEntry, Machine, Request, create};
@@ -11,7 +12,7 @@ use penstock_format::Id;
 use penstock_format::ids::{Run, record_name};
 use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::RowSet;
-use penstock_storage::{Memory, Storage as _};
+use penstock_storage::{Memory, Read as _};
 use penstock_testkit::random::is_soak;
 use penstock_testkit::samples;
 
@@ -108,7 +109,7 @@ fn entry(log: &[Vec<u8>], number: u64) -> Result<LogEntry> {
 impl State {
     fn first(faults: u8) -> Result<State> {
         let memory = Memory::named("explore");
-        create(Box::new(Memory::named("explore")), samples::schema(), "create", "test")?;
+        create(Arc::new(Memory::named("explore")), samples::schema(), "create", "test")?;
         let mut log = vec![memory.read(&record_name(0, 0))?.to_vec()];
         // Ten samples that the writers change.
         let mut first = proposal(transaction(200, 0), ChangeSet::append(vec![1]), Default::default());

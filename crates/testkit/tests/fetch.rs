@@ -6,19 +6,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create};
 use penstock_error::Result;
-use penstock_storage::{Access, Counters, Created, Memory, ObjectWriter, Page, RangeRequest, Storage, Then};
+use penstock_storage::{Access, Counters, Created, Features, Memory, ObjectWriter, Page, RangeRequest, Read, Store, Then};
 use penstock_testkit::samples;
 
 /// A store that passes good pieces to the `then` callback but returns damaged ones, as if the two came from different replies.
 #[derive(Debug)]
 struct Racing(Memory);
 
-impl Storage for Racing {
+impl Read for Racing {
     fn uri(&self) -> &str {
         self.0.uri()
     }
-    fn access_of_all(&self) -> Option<Access> {
-        Some(Access::Ranged)
+    fn features(&self) -> Features {
+        Features { access: Some(Access::Ranged), ..self.0.features() }
+    }
+    fn counters(&self) -> &Counters {
+        self.0.counters()
     }
     fn read(&self, name: &str) -> Result<Bytes> {
         self.0.read(name)
@@ -41,6 +44,9 @@ impl Storage for Racing {
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
         self.0.map(name, bytes)
     }
+}
+
+impl Store for Racing {
     fn exists(&self, name: &str) -> Result<bool> {
         self.0.exists(name)
     }
@@ -71,18 +77,15 @@ impl Storage for Racing {
     fn prove(&self) -> Result<()> {
         self.0.prove()
     }
-    fn counters(&self) -> &Counters {
-        self.0.counters()
-    }
 }
 
 #[test]
 fn a_piece_that_was_not_checked_is_not_used() -> Result<()> {
-    let snapshot = Arc::new(create(Box::new(Memory::named("racing")), samples::schema(), "create", "testkit")?);
+    let snapshot = Arc::new(create(Arc::new(Memory::named("racing")), samples::schema(), "create", "testkit")?);
     // The data file is too large to be read whole.
     let (_, snapshot) = samples::append(&snapshot, 7, 300)?;
     drop(snapshot);
-    let racing = Arc::new(Snapshot::open(Context::new(Box::new(Racing(Memory::named("racing")))), 0)?);
+    let racing = Arc::new(Snapshot::open(Context::new(Arc::new(Racing(Memory::named("racing")))), 0)?);
     let (_, column) = racing.schema.column("large").ok_or_else(|| penstock_error::Error::new("internal", "no column"))?;
     let mut reader = Reader::new(racing.clone(), vec![0, 100, 299], OnCorrupt::Raise)?;
     reader.fetch(&[column], Purpose::Take)?;

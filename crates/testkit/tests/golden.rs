@@ -47,7 +47,7 @@ fn load(folder: &Path, below: &str, objects: &mut Objects) -> std::io::Result<()
 
 fn make() -> Ours<Objects> {
     let memory = Memory::named("golden");
-    let mut snapshot = Arc::new(create(Box::new(Memory::named("golden")), samples::schema(), "create", "golden")?);
+    let mut snapshot = Arc::new(create(Arc::new(Memory::named("golden")), samples::schema(), "create", "golden")?);
     for seed in 0..2 {
         snapshot = Arc::new(samples::append(&snapshot, seed, 6)?.1);
         snapshot = Arc::new(samples::change(&snapshot, seed)?.1);
@@ -68,7 +68,7 @@ fn make() -> Ours<Objects> {
     staged.append(samples::batch(13, 5)?, Validate::Header)?;
     let stage = staged.into_stage()?;
     let mut adding =
-        Transaction::begin(Arc::new(Snapshot::open(Context::new(Box::new(Memory::named("golden"))), 0)?), Isolation::Serializable)?;
+        Transaction::begin(Arc::new(Snapshot::open(Context::new(Arc::new(Memory::named("golden"))), 0)?), Isolation::Serializable)?;
     adding.add(&[stage])?;
     let (_, with_stage) = adding.commit("add a stage", "golden", "{}")?;
     let (laid_out, done) = compact(&Arc::new(with_stage), Texts { message: "compact", ..texts })?;
@@ -93,7 +93,7 @@ fn golden() -> Result<Objects, Box<dyn std::error::Error>> {
             std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
             std::fs::write(path, body)?;
         }
-        let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
+        let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?;
         std::fs::write(folder.join("contents.txt"), samples::contents(&snapshot)?.join("\n"))?;
     }
     let mut objects = Objects::new();
@@ -104,7 +104,7 @@ fn golden() -> Result<Objects, Box<dyn std::error::Error>> {
 #[test]
 fn the_golden_dataset_reads_the_same() -> Result<(), Box<dyn std::error::Error>> {
     let objects = golden()?;
-    let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
+    let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?;
     let expected = std::fs::read_to_string(folder().join("contents.txt"))?;
     assert_eq!(samples::contents(&snapshot)?.join("\n"), expected);
     assert!(verify(&snapshot, |_| {})?.problems.is_empty());

@@ -1,5 +1,7 @@
 //! Hostile images and hostile metadata must not cause a panic, a hang, or memory use beyond the limits.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use penstock_codec::{Limits, Orientation, decode, decode_mask, probe};
 use penstock_error::Result;
@@ -52,8 +54,8 @@ proptest! {
 #[test]
 fn parsers_survive_rot_behind_a_good_checksum() -> Result<()> {
     let snapshot =
-        penstock_dataset::create(Box::new(penstock_storage::Memory::named("rot")), penstock_testkit::samples::schema(), "create", "test")?;
-    let snapshot = std::sync::Arc::new(snapshot);
+        penstock_dataset::create(Arc::new(penstock_storage::Memory::named("rot")), penstock_testkit::samples::schema(), "create", "test")?;
+    let snapshot = Arc::new(snapshot);
     let (_, snapshot) = penstock_testkit::samples::append(&snapshot, 1, 5)?;
     let bodies = [snapshot.record().encode(), snapshot.root.encode()];
     let mut random = Random(3);

@@ -16,7 +16,7 @@ use penstock_testkit::samples;
 const TEXTS: Texts = Texts { message: "", author: "test", properties: "{}" };
 
 fn open(name: &str) -> Result<Arc<Snapshot>> {
-    Snapshot::open(Context::new(Box::new(Memory::named(name))), 0).map(Arc::new)
+    Snapshot::open(Context::new(Arc::new(Memory::named(name))), 0).map(Arc::new)
 }
 
 fn append(base: &Arc<Snapshot>) -> Result<Transaction> {
@@ -28,7 +28,7 @@ fn append(base: &Arc<Snapshot>) -> Result<Transaction> {
 #[test]
 fn what_began_before_a_fence_fails() -> Result<()> {
     let name = "layouts fence";
-    create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;
+    create(Arc::new(Memory::named(name)), samples::schema(), "create", "test")?;
     let base = Arc::new(samples::append(&open(name)?, 0, 6)?.1);
     let (before, stage) = (append(&base)?, append(&base)?.into_stage()?);
     let fenced = fence(&base, 3, TEXTS)?;
@@ -48,7 +48,7 @@ fn what_began_before_a_fence_fails() -> Result<()> {
 #[test]
 fn a_layout_keeps_samples_and_tells_older_handles_from_newer_ones() -> Result<()> {
     let name = "layouts handles";
-    create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;
+    create(Arc::new(Memory::named(name)), samples::schema(), "create", "test")?;
     for seed in 0..5 {
         samples::append(&open(name)?, seed, 6)?;
         samples::change(&open(name)?, seed)?;
@@ -73,7 +73,7 @@ fn a_layout_keeps_samples_and_tells_older_handles_from_newer_ones() -> Result<()
 
 /// Change the root and the only page of a layout, and return what reading and `verify` say.
 fn crafted(name: &str, change: impl FnOnce(&mut Vec<Fragment>, &mut Root)) -> Result<[Option<&'static str>; 2]> {
-    create(Box::new(Memory::named(name)), samples::schema(), "create", "test")?;
+    create(Arc::new(Memory::named(name)), samples::schema(), "create", "test")?;
     for seed in 0..3 {
         samples::append(&open(name)?, seed, 6)?;
     }
@@ -95,7 +95,7 @@ fn crafted(name: &str, change: impl FnOnce(&mut Vec<Fragment>, &mut Root)) -> Re
     objects.insert(page_name(Id([1; 16])), body.clone().into());
     objects.insert(root_name(Id([2; 16])), written.into());
     objects.insert(record_name(0, record.number), record.encode().into());
-    let opened = || Snapshot::open(Context::new(Box::new(Memory::holding(objects.clone()))), 0).map(Arc::new);
+    let opened = || Snapshot::open(Context::new(Arc::new(Memory::holding(objects.clone()))), 0).map(Arc::new);
     let read = opened().and_then(|snapshot| samples::contents(&snapshot)).err().map(|error| error.code());
     let found = match opened() {
         Err(error) => Some(error.code()),

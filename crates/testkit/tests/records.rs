@@ -15,7 +15,7 @@ use penstock_testkit::samples;
 /// Make two commits of six samples each; return the store and the newest record.
 fn two_commits(name: &str) -> Result<(Memory, Record)> {
     let memory = Memory::named(name);
-    let first = Arc::new(create(Box::new(Memory::named(name)), samples::schema(), "create", "records")?);
+    let first = Arc::new(create(Arc::new(Memory::named(name)), samples::schema(), "create", "records")?);
     let (_, second) = samples::append(&first, 1, 6)?;
     let (_, third) = samples::append(&Arc::new(second), 2, 6)?;
     let record = third.record().clone();
@@ -72,7 +72,7 @@ fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
         change(&mut crafted);
         let mut objects = memory.objects();
         objects.insert(record_name(0, record.number), crafted.encode().into());
-        let snapshot = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0)?;
+        let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?;
         let problems = verify(&snapshot, |_| {})?.problems;
         assert_eq!(problems.is_empty(), what == "nothing", "{what}: {problems:?}");
     }
@@ -104,7 +104,7 @@ fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
         crafted.deltas.extend(overlays);
         let mut objects = memory.objects();
         objects.insert(record_name(0, record.number), crafted.encode().into());
-        let opened = Snapshot::open(Context::new(Box::new(Memory::holding(objects))), 0);
+        let opened = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0);
         let found = match opened {
             Err(error) => Some(("open", error.code())),
             Ok(snapshot) => match samples::contents(&snapshot) {
@@ -125,7 +125,7 @@ fn a_change_set_of_2_to_the_62_rows_does_not_stop_an_upsert() -> Result<()> {
         crafted.changes = vec![Change { kind, columns: Vec::new(), rows: RowSet::Runs(vec![Run { first: 6, count }]) }];
         let mut objects = memory.objects();
         objects.insert(record_name(0, record.number), crafted.encode().into());
-        let context = Context::new(Box::new(Memory::holding(objects)));
+        let context = Context::new(Arc::new(Memory::holding(objects)));
         let newest = Snapshot::open(context.clone(), 0)?;
         let link = &newest.record().parents[0];
         let parent = SnapshotId { branch: 0, number: link.number, uuid: link.uuid };

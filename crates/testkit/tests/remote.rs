@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{Context, Snapshot, create, verify};
 use penstock_error::{Error, Kind, Result};
-use penstock_storage::{Memory, Remote, Storage, conformance};
+use penstock_storage::{Memory, Remote, Store, conformance};
 use penstock_testkit::minio::{BUCKET, Minio, SERVER};
 use penstock_testkit::proxy::{Faults, Proxy, schedules};
 use penstock_testkit::random::{Random, slice};
@@ -37,7 +37,7 @@ fn a_long_folder_is_listed_page_by_page() -> Result<()> {
 fn a_bucket_conforms() -> Result<()> {
     let minio = start()?;
     let store = Remote::open(&format!("s3://{BUCKET}/some/prefix"), &Minio::options(minio.address, &[])?)?;
-    conformance::check(&store)?;
+    conformance::check(&store, &store)?;
     let root = Remote::open(&format!("s3://{BUCKET}"), &Minio::options(minio.address, &[("hedge", "true")])?)?;
     assert!(root.exists("some/prefix/d/one")?, "a store at the root of a bucket must find the object");
     Ok(())
@@ -54,7 +54,7 @@ struct Told {
 
 /// Return the expected contents of a dataset with these batches, without the snapshot id.
 fn reference(seeds: &[u64]) -> Result<Vec<String>> {
-    let mut snapshot = Arc::new(create(Box::new(Memory::default()), samples::schema(), "create", "testkit")?);
+    let mut snapshot = Arc::new(create(Arc::new(Memory::default()), samples::schema(), "create", "testkit")?);
     for seed in seeds {
         snapshot = Arc::new(samples::append(&snapshot, *seed, count_of(*seed))?.1);
     }
@@ -114,7 +114,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
             _ => Err(fail(format!("unexpected error: {} ({})", error, error.code()))),
         }
     };
-    let made = create(Box::new(Remote::open(&uri, &options)?), samples::schema(), "create", "testkit");
+    let made = create(Arc::new(Remote::open(&uri, &options)?), samples::schema(), "create", "testkit");
     if let Err(error) = &made {
         note(error)?;
     }
@@ -125,7 +125,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
         let writer = |number: u64| {
             for commit in 0..commits {
                 let batch = seed * 100 + number * 10 + commit;
-                let opened = Remote::open(&uri, &options).and_then(|store| Snapshot::open(Context::new(Box::new(store)), 0));
+                let opened = Remote::open(&uri, &options).and_then(|store| Snapshot::open(Context::new(Arc::new(store)), 0));
                 let snapshot = match opened {
                     Ok(snapshot) => Arc::new(snapshot),
                     Err(error) if hard && error.kind() == Kind::NotFound => return Ok(()), // The dataset could not be created.
@@ -165,7 +165,7 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     // Check the result without the proxy.
     let told = told.into_inner().unwrap_or_else(PoisonError::into_inner);
     let store = Remote::open(&uri, &Minio::options(minio.address, &[])?)?;
-    let snapshot = match Snapshot::open(Context::new(Box::new(store)), 0) {
+    let snapshot = match Snapshot::open(Context::new(Arc::new(store)), 0) {
         Ok(snapshot) => snapshot,
         Err(error) if hard && error.kind() == Kind::NotFound && told.acknowledged.is_empty() => return Ok(told),
         Err(error) => return Err(fail(format!("cannot open after the schedule: {error}"))),

@@ -13,7 +13,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::datafile::Codec;
 use penstock_format::record::{Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_storage::{Io, Local, Remote, Storage};
+use penstock_storage::{Io, Local, Remote, Store};
 use penstock_tensor::Column;
 use penstock_testkit::crash::CrashDisk;
 use penstock_testkit::minio::{BUCKET, Minio};
@@ -49,12 +49,12 @@ fn input(name: &str, values: &[Option<i32>]) -> Input {
 /// Opens the dataset, each time with a context of its own.
 type Open<'a> = &'a (dyn Fn() -> Result<Arc<Snapshot>> + Sync);
 
-fn opened(store: Box<dyn Storage>) -> Result<Arc<Snapshot>> {
+fn opened(store: Arc<dyn Store>) -> Result<Arc<Snapshot>> {
     Snapshot::open(Context::new(store), 0).map(Arc::new)
 }
 
-fn on_disk(disk: &CrashDisk) -> Result<Box<dyn Storage>> {
-    Ok(Box::new(Local::open(Path::new("/data/set"), Arc::new(disk.clone()), Io::Auto)?))
+fn on_disk(disk: &CrashDisk) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(Local::open(Path::new("/data/set"), Arc::new(disk.clone()), Io::Auto)?))
 }
 
 /// Read all samples of a snapshot.
@@ -401,17 +401,17 @@ fn remote_schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Verbs> {
     let mut random = Random(seed);
     let uri = format!("s3://{BUCKET}/writers-{seed}");
     let (direct, hedged) = (Minio::options(minio.address, &[])?, if random.chance(3) { "true" } else { "false" });
-    create(Box::new(Remote::open(&uri, &direct)?), ["key", "a", "b"].map(column).to_vec(), "create", "writer")?;
+    create(Arc::new(Remote::open(&uri, &direct)?), ["key", "a", "b"].map(column).to_vec(), "create", "writer")?;
     // With this many faults, writers give up in the middle of a commit.
     let is_hard = random.chance(3);
     let mut faults = Faults { seed, late_ms: 5, in_a_row: if is_hard { 0 } else { 3 }, ..Faults::default() };
     faults.per_mille.iter_mut().for_each(|rate| *rate = random.below(if is_hard { 120 } else { 40 }));
     let through = Minio::options(proxy.address, &[("timeout_seconds", if is_hard { "0.5" } else { "120" }), ("hedge", hedged)])?;
     let told = Mutex::new(Told::default());
-    let open = || opened(Box::new(Remote::open(&uri, &direct)?));
+    let open = || opened(Arc::new(Remote::open(&uri, &direct)?));
     let through_proxy = || {
         proxy.set(Faults::default());
-        let handle = opened(Box::new(Remote::open(&uri, &through)?));
+        let handle = opened(Arc::new(Remote::open(&uri, &through)?));
         proxy.set(faults.clone());
         handle
     };

@@ -1,14 +1,12 @@
-//! A store over a store: objects that never change are kept on the drives of a cache. All other operations pass through.
+//! Reads through a cache: objects that never change are kept on its drives. Reads of others pass through.
 
-use std::any::Any;
 use std::collections::HashSet;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
-use penstock_storage::{Access, Created, Entry, ObjectWriter, Page, RangeRequest, Recycled, RequestCost, Storage, Then, Turn};
+use penstock_storage::{Access, Counters, Features, RangeRequest, Read, Recycled, Then};
 
 use crate::cache::{Cached, only};
 use crate::drive::now_seconds;
@@ -150,13 +148,21 @@ fn is_of(extent: &Extent, name: &str) -> bool {
     object_of(extent.key().name()) == object_of(name)
 }
 
-impl Storage for Cached {
+impl Read for Cached {
     fn uri(&self) -> &str {
         self.cold.uri()
     }
 
     fn identity(&self) -> String {
         self.store.to_string()
+    }
+
+    fn features(&self) -> Features {
+        Features { access: None, fills_slots: true, stream_bytes: 0, ..self.cold.features() }
+    }
+
+    fn counters(&self) -> &Counters {
+        self.cold.counters()
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
@@ -173,65 +179,10 @@ impl Storage for Cached {
         Ok(body)
     }
 
-    fn cache(&self) -> Option<&(dyn Any + Send + Sync)> {
-        Some(self)
-    }
-
-    fn distrust(&self, name: &str, begin: u64, bytes: u64) {
-        if !self.keeps(name) || bytes == 0 {
-            return;
-        }
-        for number in begin / EXTENT_BYTES..=(begin + bytes - 1) / EXTENT_BYTES {
-            let key = self.key(name, number as u32);
-            let (drive, base) = (self.drive_of(&key), number * EXTENT_BYTES);
-            let pages =
-                (begin.saturating_sub(base) / PAGE_BYTES) as u32..(begin + bytes - base).min(EXTENT_BYTES).div_ceil(PAGE_BYTES) as u32;
-            // Pages that another operation uses were fetched anew.
-            let _ = drive.find(&key, None).map(|found| found.map(|extent| evict::clear(drive, &extent, pages, Duration::ZERO)));
-        }
-    }
-
     fn access(&self, name: &str) -> Access {
         let whole = || self.is_whole(name).ok().flatten().filter(|bytes| self.may_hold(*bytes));
         // While a plan runs, it may evict parts of the object.
         if self.keeps(name) && self.keeps_reads() && whole().is_some() { Access::Mapped } else { Access::Ranged }
-    }
-
-    fn access_of_all(&self) -> Option<Access> {
-        None
-    }
-
-    fn range_bytes(&self) -> u64 {
-        self.cold.range_bytes()
-    }
-
-    fn request_cost(&self) -> RequestCost {
-        self.cold.request_cost()
-    }
-
-    fn fills_slots(&self) -> bool {
-        true
-    }
-
-    fn moves(&self) -> bool {
-        self.cold.moves()
-    }
-
-    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
-        let with = |cold: Box<dyn Storage>| Box::new(self.with_cold(cold)) as Box<dyn Storage>;
-        Ok(self.cold.held()?.map(with))
-    }
-
-    fn in_place(&self) -> bool {
-        self.cold.in_place()
-    }
-
-    fn deadline(&self) -> Duration {
-        self.cold.deadline()
-    }
-
-    fn clock_skew(&self) -> Option<Duration> {
-        self.cold.clock_skew()
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
@@ -270,10 +221,6 @@ impl Storage for Cached {
         answers
     }
 
-    fn newest(&self, folder: &str) -> Result<Option<Vec<String>>> {
-        self.cold.newest(folder)
-    }
-
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
         if bytes == 0 || !self.keeps(name) {
             return self.cold.map(name, bytes);
@@ -284,77 +231,18 @@ impl Storage for Cached {
         only(self.fetch(vec![range])).map(|bytes| self.hold(bytes))
     }
 
-    fn exists(&self, name: &str) -> Result<bool> {
-        self.cold.exists(name)
-    }
-
-    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
-        self.cold.list_page(folder, after)
-    }
-
-    fn list(&self, folder: &str) -> Result<Vec<Entry>> {
-        self.cold.list(folder)
-    }
-
-    fn put(&self, name: &str, body: &[u8]) -> Result<()> {
-        self.cold.put(name, body)
-    }
-
-    fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
-        self.cold.writer(name)
-    }
-
-    fn place(&self) -> Option<u64> {
-        self.cold.place()
-    }
-
-    fn lists(&self) -> bool {
-        self.cold.lists()
-    }
-
-    fn sync(&self, folders: &[&str]) -> Result<()> {
-        self.cold.sync(folders)
-    }
-
-    fn turn(&self, folder: &str) -> Turn {
-        self.cold.turn(folder)
-    }
-
-    fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
-        self.cold.create(name, body)
-    }
-
-    fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
-        self.cold.overwrite(name, body)
-    }
-
-    fn delete(&self, name: &str) -> Result<()> {
-        self.cold.delete(name)?;
-        if self.keeps(name) {
-            // What is deleted is not asked for again. It is evicted later.
-            let _ = self.forget(name);
+    fn distrust(&self, name: &str, begin: u64, bytes: u64) {
+        if !self.keeps(name) || bytes == 0 {
+            return;
         }
-        Ok(())
-    }
-
-    fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-        self.cold.survey(see)
-    }
-
-    fn initialise(&self) -> Result<()> {
-        self.cold.initialise()
-    }
-
-    fn prove(&self) -> Result<()> {
-        self.cold.prove()
-    }
-
-    fn writable(&self) -> Result<()> {
-        self.cold.writable()
-    }
-
-    fn counters(&self) -> &penstock_storage::Counters {
-        self.cold.counters()
+        for number in begin / EXTENT_BYTES..=(begin + bytes - 1) / EXTENT_BYTES {
+            let key = self.key(name, number as u32);
+            let (drive, base) = (self.drive_of(&key), number * EXTENT_BYTES);
+            let pages =
+                (begin.saturating_sub(base) / PAGE_BYTES) as u32..(begin + bytes - base).min(EXTENT_BYTES).div_ceil(PAGE_BYTES) as u32;
+            // Pages that another operation uses were fetched anew.
+            let _ = drive.find(&key, None).map(|found| found.map(|extent| evict::clear(drive, &extent, pages, Duration::ZERO)));
+        }
     }
 }
 

@@ -99,7 +99,7 @@ impl<'a> Fill<'a> {
     /// Divide ranges of objects that the cache may keep into pieces and parts.
     pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> Fill<'a> {
         let keeping = cached.may_keep();
-        let mut fill = Fill::empty(cached, keeping.is_some(), cached.cold.request_cost().gap_bytes);
+        let mut fill = Fill::empty(cached, keeping.is_some(), cached.cold.features().request_cost.gap_bytes);
         fill._keeping = keeping;
         for (index, range) in ranges {
             let object_bytes = range.object_bytes.unwrap_or(0);
@@ -393,7 +393,7 @@ impl<'a> Fill<'a> {
     fn plan(&self, fetches: &[Fetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
         // If pages are kept, the gaps between them are cached already.
         let gap_bytes = if self.keeps { 0 } else { self.gap_bytes };
-        let most = self.cached.cold.range_bytes().min(JOINED_BYTES);
+        let most = self.cached.cold.features().range_bytes.min(JOINED_BYTES);
         let (mut ranges, mut order): (Vec<RangeRequest>, Vec<Pieces>) = (Vec::new(), Vec::new());
         for (number, fetch) in fetches.iter().enumerate() {
             let part = &self.parts[fetch.part];

@@ -18,7 +18,7 @@ pub type Run = (Arc<str>, u64, u32, Range<u32>);
 impl<'a> Fill<'a> {
     /// Fetch and keep pages. With `gaps`, the pages between them are wanted later as well. Cost: one request per run of pages.
     pub fn warm(cached: &'a Cached, gaps: bool, runs: impl Iterator<Item = Run>) -> Result<()> {
-        Fill::of_runs(cached, true, if gaps { cached.cold.request_cost().gap_bytes } else { 0 }, runs).fetch_all()
+        Fill::of_runs(cached, true, if gaps { cached.cold.features().request_cost.gap_bytes } else { 0 }, runs).fetch_all()
     }
 
     /// Read or fetch pages into memory, without locks. Those that cannot be fetched are left out. Cost: one request per run of pages.

@@ -97,8 +97,8 @@ impl Layout<'_> {
 
     /// Return the requests for units of which `here` has some pages, and their bytes. The others are added to `here`.
     pub fn requests(&self, units: &[u32], here: &mut Pages) -> (u64, u64) {
-        let gap_pages = if self.fits { self.cached.cold.request_cost().gap_bytes / PAGE_BYTES } else { 0 };
-        let most = self.cached.cold.range_bytes().min(JOINED_BYTES);
+        let gap_pages = if self.fits { self.cached.cold.features().request_cost.gap_bytes / PAGE_BYTES } else { 0 };
+        let most = self.cached.cold.features().range_bytes.min(JOINED_BYTES);
         let mut wanted: Vec<(u32, Range<u64>)> = units.iter().map(|unit| self.pages_of(*unit)).collect();
         wanted.sort_unstable_by_key(|(object, pages)| (*object, pages.start));
         let mut runs: Vec<(u32, Range<u64>)> = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use penstock_storage::{Memory, RangeRequest, Storage};
+use penstock_storage::{Memory, RangeRequest, Read};
 
 use super::belady::{Belady, NEVER};
 use super::units::{Future, Member, Need, Object};
@@ -85,7 +85,7 @@ const POLICY: Policy = Policy { keeps: |name| name.starts_with("d/"), memory_byt
 fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
     let objects: BTreeMap<String, bytes::Bytes> = (0..OBJECTS).map(|object| (name(object), body(object).into())).collect();
     let spec = Spec::parse(&format!("{}:{budget_bytes}", folder.display()))?;
-    Ok(Cached::over(Box::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
+    Ok(Cached::over(Arc::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
 
 /// Start a plan, and wait until it knows the order.
@@ -284,7 +284,7 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     let objects: BTreeMap<String, bytes::Bytes> = [("d/0".to_owned(), vec![1; 1_000_000].into())].into();
     let spec = Spec::parse(&format!("{}:{budget_bytes}", folder.path().display()))?;
     let other = Memory::holding(objects);
-    let mut other = Cached::over(Box::new(other), Drives::open(&spec)?, None, POLICY);
+    let mut other = Cached::over(Arc::new(other), Drives::open(&spec)?, None, POLICY);
     other.store = "memory://other".into();
     let whole = RangeRequest::plain("d/0", 0, 1_000_000, Some(1_000_000));
     assert_eq!(other.fetch(vec![whole.twin()]).remove(0)?[0].len(), 1_000_000);

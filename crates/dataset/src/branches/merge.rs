@@ -333,8 +333,8 @@ mod tests {
     fn started(name: &str, values: &[i32]) -> Result<Arc<Snapshot>> {
         let kind = ColumnKind::Scalar { dtype: "int32".into() };
         let number = ColumnSpec { id: 0, name: "n".into(), kind, codec: Codec::None, fill: None, was: Vec::new() };
-        create(Box::new(Memory::named(name)), vec![number], "create", "test")?;
-        let empty = Arc::new(Snapshot::open(Context::new(Box::new(Memory::named(name))), 0)?);
+        create(Arc::new(Memory::named(name)), vec![number], "create", "test")?;
+        let empty = Arc::new(Snapshot::open(Context::new(Arc::new(Memory::named(name))), 0)?);
         commit(&empty, |first| first.append(cells(values), Validate::Header).map(drop))
     }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use penstock_cache::Tiered;
 use penstock_error::{Error, Result};
 use penstock_format::ids::{ObjectRef, Place, log_folder, place_of, record_name, root_name};
 use penstock_format::manifest::Root;
 use penstock_format::record::{Change, ChangeKind, Record, RecordKind};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
-use penstock_storage::{CERTAIN_TRIES, Created, Storage, create_certainly};
+use penstock_storage::{CERTAIN_TRIES, Created, Store, create_certainly};
 
 use super::machine;
 use crate::config::now_us;
@@ -21,9 +22,9 @@ use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
 /// Create a dataset by writing its root and commit 0. Objects left by an unfinished `create` do not prevent a new attempt.
-pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
+pub fn create(tiered: impl Into<Tiered>, columns: Vec<ColumnSpec>, message: &str, author: &str) -> Result<Snapshot> {
     let schema = Schema::create(columns)?;
-    let context = Context::new(storage);
+    let context = Context::new(tiered);
     let store = context.storage.as_ref();
     store.writable()?;
     check_free(store)?;
@@ -86,7 +87,7 @@ pub fn create(storage: Box<dyn Storage>, columns: Vec<ColumnSpec>, message: &str
 }
 
 /// Put commit 0. No later step may fail. If a response is lost, return success only when the outcome is certain.
-fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()> {
+fn create_first(store: &dyn Store, body: &[u8], record: &Record) -> Result<()> {
     let name = record_name(0, 0);
     for _ in 0..CERTAIN_TRIES {
         match create_certainly(store, &name, body)? {
@@ -103,7 +104,7 @@ fn create_first(store: &dyn Storage, body: &[u8], record: &Record) -> Result<()>
 }
 
 /// Refuse a location that already contains a dataset or foreign objects.
-fn check_free(store: &dyn Storage) -> Result<()> {
+fn check_free(store: &dyn Store) -> Result<()> {
     if store.exists(&record_name(0, 0))? {
         return Err(exists(store));
     }
@@ -122,7 +123,7 @@ fn check_free(store: &dyn Storage) -> Result<()> {
     taken.map_or(Ok(()), Err)
 }
 
-fn exists(store: &dyn Storage) -> Error {
+fn exists(store: &dyn Store) -> Error {
     Error::new("dataset-exists", format!("cannot create dataset `{}`: a dataset already exists there", store.uri()))
         .hint("open it with ps.open, or choose another location")
 }

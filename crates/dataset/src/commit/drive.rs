@@ -11,7 +11,7 @@ use penstock_format::manifest::Root;
 use penstock_format::record::Record;
 use penstock_format::rows::RowSet;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Created, Storage, process};
+use penstock_storage::{Created, Store, process};
 
 use super::changes::{NewSchema, Proposal};
 use super::keys::Keys;
@@ -28,7 +28,7 @@ use crate::store::context::Context;
 
 /// Delete the last objects that were written, which belong to a root that no record refers to, because another commit was first. A
 /// leftover object is harmless.
-fn delete_last(store: &dyn Storage, puts: &mut Vec<String>, count: usize) {
+fn delete_last(store: &dyn Store, puts: &mut Vec<String>, count: usize) {
     for name in puts.drain(puts.len() - count..) {
         let _ = store.delete(&name);
     }
@@ -119,7 +119,7 @@ impl Driver<'_> {
             match &event {
                 Event::Unknown | Event::Unreadable => {
                     let since = lost.get_or_insert(asked).elapsed();
-                    if since > store.deadline() {
+                    if since > store.features().deadline {
                         return Err(Error::new("storage-failed", format!("no definite response for {:.1} s", since.as_secs_f64())));
                     }
                     if process::interrupted() {

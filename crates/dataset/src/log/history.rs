@@ -10,7 +10,7 @@ use penstock_error::{Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::ids::record_name;
 use penstock_format::record::{Parent, Record, RecordKind};
-use penstock_storage::Storage;
+use penstock_storage::Store;
 
 use super::records::{LogEntry, read_record};
 
@@ -57,7 +57,7 @@ impl History {
     }
 
     /// Return the next commit, or None at the end. Cost: one read for each parent of the commit before.
-    pub fn next(&mut self, storage: &dyn Storage) -> Result<Option<LogEntry>> {
+    pub fn next(&mut self, storage: &dyn Store) -> Result<Option<LogEntry>> {
         if let Some(child) = self.last.take() {
             for parent in &child.parents {
                 if self.seen.insert((parent.branch, parent.number)) {
@@ -72,7 +72,7 @@ impl History {
 }
 
 /// Read a parent of a record, which must match the CRC, commit id, counters and time that its child implies.
-fn read_parent(storage: &dyn Storage, child: &Record, link: &Parent) -> Result<LogEntry> {
+fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<LogEntry> {
     let entry = read_record(storage, link.branch, link.number)?;
     let (parent, name) = (&entry.record, record_name(link.branch, link.number));
     if entry.crc != link.crc || parent.uuid() != link.uuid {
@@ -110,7 +110,7 @@ type Known = HashMap<(u64, u64), LogEntry>;
 
 impl Ancestry {
     /// Cost: one read for each merge, reset and schema change among the ancestors, and for each branch, unless they are known.
-    fn of(storage: &dyn Storage, entry: &LogEntry, known_entries: &mut Known) -> Result<Ancestry> {
+    fn of(storage: &dyn Store, entry: &LogEntry, known_entries: &mut Known) -> Result<Ancestry> {
         let mut ancestry = Ancestry::default();
         let mut waiting = vec![entry.clone()];
         while let Some(LogEntry { record: mut at, .. }) = waiting.pop() {
@@ -151,7 +151,7 @@ impl Ancestry {
 
 /// Return the merge bases of two commits: the common ancestors that are not ancestors of another one, latest first. There are several if each
 /// side merged an older commit of the other one. Cost: one read for each merge, reset, schema change and branch among the ancestors.
-pub fn merge_bases(storage: &dyn Storage, one: &LogEntry, other: &LogEntry) -> Result<Vec<LogEntry>> {
+pub fn merge_bases(storage: &dyn Store, one: &LogEntry, other: &LogEntry) -> Result<Vec<LogEntry>> {
     let known = &mut Known::from([one, other].map(|entry| ((entry.record.branch, entry.record.number), entry.clone())));
     let common = Ancestry::of(storage, one, known)?.common(&Ancestry::of(storage, other, known)?);
     let mut candidates = Vec::new();

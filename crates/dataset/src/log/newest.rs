@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 use penstock_format::ids::{hint_name, log_folder, numbered, read_hint, record_number, write_hint};
 use penstock_format::manifest::Root;
 use penstock_format::{Id, SnapshotId};
-use penstock_storage::Storage;
+use penstock_storage::Store;
 use penstock_storage::process::PerProcess;
 
 use super::records::{LogEntry, read_record};
@@ -71,21 +71,21 @@ pub struct Newest {
 
 impl Newest {
     /// Return the number. Fails with `log-incomplete` if a later record exists: an append would reuse an earlier commit's number.
-    pub fn whole(&self, storage: &dyn Storage, folder: &str) -> Result<u64> {
+    pub fn whole(&self, storage: &dyn Store, folder: &str) -> Result<u64> {
         self.beyond.map_or(Ok(self.number), |beyond| Err(incomplete(storage, folder, self.number + 1, beyond)))
     }
 }
 
 /// Return the newest record, which is `known` or later. Returns None if the log is empty. Costs one more read than
 /// `newest_number`.
-pub fn newest(storage: &dyn Storage, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
+pub fn newest(storage: &dyn Store, branch: u64, known: Option<u64>) -> Result<Option<LogEntry>> {
     let folder = log_folder(branch);
     newest_number(storage, &folder, known)?.map(|newest| read_record(storage, branch, newest.whole(storage, &folder)?)).transpose()
 }
 
 /// Return the number of a log's newest record. If `known` is set, that record is known to exist. Cost: a listing of a few names
 /// if the store lists in order; otherwise a read of the hint and about three look-ups.
-pub fn newest_number(storage: &dyn Storage, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
+pub fn newest_number(storage: &dyn Store, folder: &str, known: Option<u64>) -> Result<Option<Newest>> {
     if let Some(number) = storage.newest(folder)?.and_then(|names| first_listed(&names)).filter(|number| Some(*number) >= known) {
         return Ok(Some(Newest { number, written_in: None, beyond: None }));
     }
@@ -132,7 +132,7 @@ fn search(mut newest: u64, exists: impl Fn(u64) -> Result<bool>) -> Result<u64> 
 
 /// Read the hint: the newest record number when the hint was written, and the folder in which it was written. Without it, the search only
 /// takes longer, so errors are ignored, except for that of a store that cannot be reached.
-pub fn hint(storage: &dyn Storage, folder: &str) -> Result<Option<(u64, u64)>> {
+pub fn hint(storage: &dyn Store, folder: &str) -> Result<Option<(u64, u64)>> {
     match storage.read(&hint_name(folder)) {
         Ok(body) => Ok(read_hint(&body)),
         Err(error) if error.code() == "storage-unreachable" => Err(error),
@@ -144,7 +144,7 @@ pub fn hint(storage: &dyn Storage, folder: &str) -> Result<Option<(u64, u64)>> {
 const HINT_EVERY: u64 = 16;
 
 /// Write the hint. A failure is ignored: without a hint, the next search takes a few more look-ups.
-pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
+pub fn leave_hint(storage: &dyn Store, folder: &str, number: u64) {
     // In a local folder, the hint also shows whether the folder is a copy.
     if storage.place().is_none() && !number.is_multiple_of(HINT_EVERY) {
         return;
@@ -154,7 +154,7 @@ pub fn leave_hint(storage: &dyn Storage, folder: &str, number: u64) {
 
 /// Return an error for each gap in the log's record numbers up to a snapshot's number. The result is empty if the store cannot
 /// list.
-pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> {
+pub fn gaps(storage: &dyn Store, snapshot: &SnapshotId) -> Result<Vec<Error>> {
     if !storage.lists() {
         return Ok(Vec::new());
     }
@@ -178,7 +178,7 @@ pub fn gaps(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<Vec<Error>> 
 }
 
 /// Make the error for a missing record that precedes an existing one. An append into the gap would reuse the number of an earlier commit.
-pub fn incomplete(storage: &dyn Storage, folder: &str, missing: u64, beyond: u64) -> Error {
+pub fn incomplete(storage: &dyn Store, folder: &str, missing: u64, beyond: u64) -> Error {
     let text = format!("cannot use the log `{}/{folder}`: record {missing} is missing, but record {beyond} was written", storage.uri());
     Error::new("log-incomplete", text).hint(
         "if this is an incomplete copy, copy it again (`log` and `refs` first, then the rest), or add the missing objects \

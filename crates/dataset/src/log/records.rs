@@ -8,7 +8,7 @@ use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::ids::{record_name, sealed_crc};
 use penstock_format::record::{Parent, Record, RecordKind};
 use penstock_format::{SnapshotId, crc};
-use penstock_storage::Storage;
+use penstock_storage::Store;
 
 /// The size of the CRC at the end of a record.
 const CRC_BYTES: usize = 4;
@@ -43,7 +43,7 @@ impl LogEntry {
 }
 
 /// Read record `number`.
-pub fn read_record(storage: &dyn Storage, branch: u64, number: u64) -> Result<LogEntry> {
+pub fn read_record(storage: &dyn Store, branch: u64, number: u64) -> Result<LogEntry> {
     let read = || LogEntry::parse(&storage.read(&record_name(branch, number))?, branch, number);
     match read() {
         Err(error) if error.kind() == Kind::Corrupt => read(), // The network may have damaged the first response.
@@ -52,7 +52,7 @@ pub fn read_record(storage: &dyn Storage, branch: u64, number: u64) -> Result<Lo
 }
 
 /// Return whether the log has this record, byte for byte. Cost: one read.
-pub fn is_there(storage: &dyn Storage, entry: &LogEntry) -> Result<bool> {
+pub fn is_there(storage: &dyn Store, entry: &LogEntry) -> Result<bool> {
     match storage.read(&record_name(entry.record.branch, entry.record.number)) {
         Ok(body) => Ok(body.len() > CRC_BYTES && sealed_crc(&body) == entry.crc && crc(&body[..body.len() - CRC_BYTES]) == entry.crc),
         Err(error) if error.kind() == Kind::NotFound => Ok(false),
@@ -61,7 +61,7 @@ pub fn is_there(storage: &dyn Storage, entry: &LogEntry) -> Result<bool> {
 }
 
 /// Return the record identified by a snapshot id.
-pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
+pub fn named(storage: &dyn Store, snapshot: &SnapshotId) -> Result<LogEntry> {
     match read_record(storage, snapshot.branch, snapshot.number) {
         Ok(entry) if entry.record.uuid() == snapshot.uuid => Ok(entry),
         Err(error) if error.kind() != Kind::NotFound => Err(error),
@@ -70,7 +70,7 @@ pub fn named(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<LogEntry> {
 }
 
 /// Return the record whose snapshot id begins with a text: its branch and number, which identify it, and any digits of its uuid.
-pub fn beginning(storage: &dyn Storage, text: &str) -> Result<LogEntry> {
+pub fn beginning(storage: &dyn Store, text: &str) -> Result<LogEntry> {
     let (branch, number) = SnapshotId::parse_beginning(text)?;
     match read_record(storage, branch, number) {
         Ok(entry) if entry.record.snapshot().to_string().starts_with(text) => Ok(entry),
@@ -79,14 +79,14 @@ pub fn beginning(storage: &dyn Storage, text: &str) -> Result<LogEntry> {
     }
 }
 
-fn without_snapshot(storage: &dyn Storage, snapshot: impl std::fmt::Display) -> Error {
+fn without_snapshot(storage: &dyn Store, snapshot: impl std::fmt::Display) -> Error {
     Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
         .hint("see `penstock log`")
 }
 
 /// Return whether a commit succeeded whose state was unknown, given the snapshot that it would be. Fails with `commit-state-unknown` if it
 /// still may succeed, because no later commit has been made. Cost: one read.
-pub fn resolve(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<bool> {
+pub fn resolve(storage: &dyn Store, snapshot: &SnapshotId) -> Result<bool> {
     match read_record(storage, snapshot.branch, snapshot.number) {
         Ok(entry) => Ok(entry.record.transactions.iter().any(|transaction| transaction.uuid == snapshot.uuid)),
         Err(error) if error.kind() == Kind::NotFound => {
@@ -98,6 +98,6 @@ pub fn resolve(storage: &dyn Storage, snapshot: &SnapshotId) -> Result<bool> {
 }
 
 /// Read the records with these numbers, in order. Cost: one request per record.
-pub fn span(storage: &dyn Storage, branch: u64, numbers: Range<u64>) -> Result<Vec<LogEntry>> {
+pub fn span(storage: &dyn Store, branch: u64, numbers: Range<u64>) -> Result<Vec<LogEntry>> {
     numbers.map(|number| read_record(storage, branch, number)).collect()
 }

@@ -47,13 +47,13 @@ impl Reader {
         self.open(columns)?;
         let blocks = self.blocks(columns);
         let context = self.snapshot.context.clone();
-        let storage = context.storage.as_ref();
+        let storage = context.reads();
         let mut fetched = std::mem::take(&mut self.fetched);
         let mut wanted: Vec<Wanted> = blocks.iter().filter(|block| !fetched.found(block.key)).cloned().collect();
         let (mut duties, mut others) = (Vec::new(), Vec::new());
         let around = purpose == Purpose::Epoch && span_bytes(&wanted) <= budget_bytes() / 2;
         if around {
-            wanted = with_neighbours(wanted, storage.request_cost().gap_bytes);
+            wanted = with_neighbours(wanted, storage.features().request_cost.gap_bytes);
         }
         if around || matches!(purpose, Purpose::Scan { .. }) {
             (wanted, others) = share_out(wanted, around, &mut duties, &mut fetched);
@@ -64,7 +64,7 @@ impl Reader {
         };
         if cache == Cache::Bypass
             && fetched.slots.is_empty()
-            && storage.fills_slots()
+            && storage.features().fills_slots
             && self.plan.positions.is_sorted_by(|one, next| one < next)
         {
             fetched.place(blocks.iter().filter(|block| block.is_sample()).collect());
@@ -79,7 +79,7 @@ impl Reader {
                 fetched.blocks.remove(&wanted.key);
             }
         }
-        let missing = others.into_iter().filter(|wanted| match get_or_duty(wanted.key, storage.deadline()) {
+        let missing = others.into_iter().filter(|wanted| match get_or_duty(wanted.key, storage.features().deadline) {
             Some(Ok(block)) => fetched.blocks.insert(wanted.key, Ok(block)).is_some(),
             _ => true, // The thread that was reading the block failed or is too slow.
         });
@@ -95,7 +95,7 @@ impl Reader {
         let mut wanted = self.blocks(columns);
         wanted.retain(|block| blocks::get(block.key).is_none());
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-        Ok(plan_ranges(&wanted, self.snapshot.context.storage.as_ref(), Gaps::All).1)
+        Ok(plan_ranges(&wanted, self.snapshot.context.reads(), Gaps::All).1)
     }
 
     /// Return the decoded size in bytes of the blocks that a plan reads, not counting tiles. Cost: reads unopened tails.
@@ -290,7 +290,7 @@ pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnS
         let files = files.filter_map(|(file, _)| Some((file.id, all.fetched.files.get(&file.id)?.clone()))).collect();
         part.fetched.files = files;
         let own = part.blocks(columns);
-        if snapshot.context.storage.fills_slots() {
+        if snapshot.context.reads().features().fills_slots {
             all.fetched.set_apart(own.iter().filter(|block| block.is_plain()))?;
         }
         parts.push((part.fetched.files, own));

@@ -236,7 +236,7 @@ impl Reader {
 
     /// Stream samples directly into the result. Each sample is one block.
     fn read_straight(&self, column: &ColumnSpec, samples: &[Straight], cells: &mut Cells<'_>) -> Result<()> {
-        let storage = self.snapshot.context.storage.as_ref();
+        let storage = self.snapshot.context.reads();
         let (mut sources, mut doubles): (Vec<Option<&Straight>>, Vec<(u32, u32)>) = (vec![None; self.plan.len()], Vec::new());
         let mut before: Option<(BlockKey, u32)> = None;
         for sample in samples {
@@ -250,7 +250,7 @@ impl Reader {
             }
         }
         // The largest number of whole units in a streamed range.
-        let step = (storage.stream_bytes() / UNIT_BYTES) as usize;
+        let step = (storage.features().stream_bytes / UNIT_BYTES) as usize;
         let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for (place, target) in cells.out.chunks_mut(cells.bytes.max(1)).enumerate() {
             let Some(Straight { file, chunk, block, .. }) = sources[place] else { continue };

@@ -67,12 +67,12 @@ impl Reader {
     pub fn foresee_blocks(&mut self, columns: &[&ColumnSpec], purpose: Purpose, foresight: &mut Foresight) -> Result<()> {
         self.open(columns)?;
         let context = self.snapshot.context.clone();
-        let storage = context.storage.as_ref();
+        let storage = context.reads();
         let mut wanted = self.blocks(columns);
         wanted.retain(|block| !self.fetched.blocks.contains_key(&block.key) && !foresight.has(block.key));
         let around = purpose == Purpose::Epoch && span_bytes(&wanted) <= budget_bytes() / 2;
         if around {
-            wanted = with_neighbours(wanted, storage.request_cost().gap_bytes);
+            wanted = with_neighbours(wanted, storage.features().request_cost.gap_bytes);
             wanted.retain(|block| !foresight.has(block.key));
         }
         let keeps_all = match purpose {
@@ -88,7 +88,7 @@ impl Reader {
     /// Note what reads of these columns would request after `fetch`: streamed samples and tiles. Cost: reads unopened tails.
     pub fn foresee_others(&mut self, columns: &[&ColumnSpec], foresight: &mut Foresight) -> Result<()> {
         self.open(columns)?;
-        let step = (self.snapshot.context.storage.stream_bytes() / UNIT_BYTES).max(1) * UNIT_BYTES;
+        let step = (self.snapshot.context.reads().features().stream_bytes / UNIT_BYTES).max(1) * UNIT_BYTES;
         let mut tiles: Vec<(&ColumnSpec, Tiles)> = columns.iter().map(|column| (*column, Tiles::default())).collect();
         self.each_readable(columns, |column, source| {
             let (entry, left_out) = (source.entry(), self.left_out_of(column));
@@ -130,7 +130,7 @@ impl Reader {
     }
 
     fn foresee_tiles(&self, tiles: Tiles, foresight: &mut Foresight) {
-        let storage = self.snapshot.context.storage.as_ref();
+        let storage = self.snapshot.context.reads();
         let samples = tiles.into_samples();
         let planned = PlannedTiles::new(&samples);
         foresight.note(&planned.streamed(&samples, storage));

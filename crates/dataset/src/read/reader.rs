@@ -152,7 +152,7 @@ impl Reader {
         if !source.file.access.is_mapped() {
             return;
         }
-        let (entry, map, storage) = (source.entry(), &source.file.map, self.snapshot.context.storage.as_ref());
+        let (entry, map, storage) = (source.entry(), &source.file.map, self.snapshot.context.reads());
         let in_order = in_order.unwrap_or_else(|| is_in_order(&source.rows));
         if source.file.expected_in_order.swap(in_order, Relaxed) != in_order {
             storage.will_read(map, if in_order { Pattern::InOrder } else { Pattern::Random });

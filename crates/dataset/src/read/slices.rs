@@ -145,7 +145,7 @@ impl Reader {
     /// Announce to the store that a map is read in scattered parts, so that it reads nothing beside them.
     fn announce_scattered(&self, source: &ColumnRows<'_>) {
         if source.file.access.is_mapped() && source.file.expected_in_order.swap(false, Relaxed) {
-            self.snapshot.context.storage.will_read(&source.file.map, Pattern::Random);
+            self.snapshot.context.reads().will_read(&source.file.map, Pattern::Random);
         }
     }
 }

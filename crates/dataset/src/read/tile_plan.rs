@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_format::datafile::{Codec, UNIT_BYTES};
-use penstock_storage::{Access, RangeRequest, Storage};
+use penstock_storage::{Access, RangeRequest, Read};
 use penstock_tensor::Dtype;
 use penstock_tensor::slice::{Slice, elements, runs, whole};
 
@@ -166,8 +166,8 @@ impl PlannedTiles {
     }
 
     /// Return the ranges that are streamed.
-    pub fn streamed(&self, samples: &[TiledSample], storage: &dyn Storage) -> Vec<RangeRequest> {
-        let (runs, _) = self.flat_runs(samples, storage.stream_bytes());
+    pub fn streamed(&self, samples: &[TiledSample], storage: &dyn Read) -> Vec<RangeRequest> {
+        let (runs, _) = self.flat_runs(samples, storage.features().stream_bytes);
         let mut wanted: Vec<Wanted> = self.scattered.iter().flat_map(|read| read.wanted(samples)).collect();
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let order: Vec<usize> = (0..wanted.len()).collect();

@@ -74,7 +74,7 @@ impl Reader {
         targets: &mut Targets<'_>,
         failed: &mut [Option<Error>],
     ) -> Result<()> {
-        let (runs, owners) = planned.flat_runs(samples, self.snapshot.context.storage.stream_bytes());
+        let (runs, owners) = planned.flat_runs(samples, self.snapshot.context.reads().features().stream_bytes);
         let mut rest = targets.all();
         let mut outs = Vec::with_capacity(runs.len());
         for (run, sample) in runs.iter().zip(&owners) {
@@ -84,7 +84,7 @@ impl Reader {
             *place = later;
             outs.push(out);
         }
-        for (sample, error) in owners.into_iter().zip(stream_runs(self.snapshot.context.storage.as_ref(), &runs, outs)?) {
+        for (sample, error) in owners.into_iter().zip(stream_runs(self.snapshot.context.reads(), &runs, outs)?) {
             failed[sample] = failed[sample].take().or(error);
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Reader {
             .iter()
             .map(|(read, unit)| Wanted::new(&samples[read.sample].file, samples[read.sample].chunk, read.block, Some(*unit)))
             .collect();
-        let errors = stream(self.snapshot.context.storage.as_ref(), &wanted, |index, bytes| {
+        let errors = stream(self.snapshot.context.reads(), &wanted, |index, bytes| {
             let (read, unit) = units[index];
             let sample = &samples[read.sample];
             let entry = &sample.file.tail.chunks[sample.chunk];
@@ -158,7 +158,7 @@ impl Reader {
     /// Announce to the store which parts of its maps will be read, unless this process has read them and they are still in memory.
     /// Neighbouring parts are announced together.
     fn announce_tiles(&self, samples: &[TiledSample], group: &[TileRead]) {
-        let storage = self.snapshot.context.storage.as_ref();
+        let storage = self.snapshot.context.reads();
         let mapped = || group.iter().filter(|read| samples[read.sample].file.in_memory());
         let is_cold = |read: &TileRead| {
             let first = read.extents(samples).first().copied().unwrap_or_default();

@@ -10,7 +10,7 @@ use penstock_format::ids::{
 };
 use penstock_format::rows::RowSet;
 use penstock_format::schema::Fill;
-use penstock_storage::Storage;
+use penstock_storage::Store;
 
 use super::Snapshot;
 use super::live::Part;
@@ -37,16 +37,16 @@ pub fn check(snapshot: &Snapshot, written_in: Option<u64>) -> Result<()> {
 }
 
 /// Return `copy-incomplete` if a copy lacks a snapshot's root; otherwise return `error`.
-pub fn without_root(store: &dyn Storage, written_in: Option<u64>, root: String, error: Error) -> Error {
+pub fn without_root(store: &dyn Store, written_in: Option<u64>, root: String, error: Error) -> Error {
     let absent = error.kind() == Kind::NotFound || error.code() == "object-truncated";
     if absent && is_copy(store, written_in) { lacks(store, &[root]) } else { error }
 }
 
-fn is_copy(store: &dyn Storage, written_in: Option<u64>) -> bool {
+fn is_copy(store: &dyn Store, written_in: Option<u64>) -> bool {
     store.place().is_some_and(|here| written_in != Some(here))
 }
 
-fn lacks(store: &dyn Storage, missing: &[String]) -> Error {
+fn lacks(store: &dyn Store, missing: &[String]) -> Error {
     let named = missing.iter().take(NAMED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let more = if missing.len() > NAMED { ", …" } else { "" };
     let text = format!("cannot open `{}`: the copy lacks {} of its objects: {named}{more}", store.uri(), missing.len());

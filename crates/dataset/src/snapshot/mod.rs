@@ -278,13 +278,13 @@ impl Snapshot {
 
     /// Return whether all data files are mapped.
     pub fn is_mapped(&self) -> bool {
-        self.context.storage.access_of_all().is_some_and(Access::is_mapped)
+        self.context.reads().features().access.is_some_and(Access::is_mapped)
     }
 
     /// Return whether the data files of these columns can be read as if they were mapped now, although the store maps only some files. Cost:
     /// reads the manifest, unless all files are mapped or none.
     pub fn is_mapped_now(&self, columns: &[u64]) -> Result<bool> {
-        if self.context.storage.access_of_all().is_some() {
+        if self.context.reads().features().access.is_some() {
             return Ok(self.is_mapped());
         }
         let mut all_mapped = true;

@@ -8,7 +8,7 @@ use penstock_format::SnapshotId;
 use penstock_format::ids::{log_folder, record_name, root_name};
 use penstock_format::manifest::Root;
 use penstock_format::names::NameKind;
-use penstock_storage::Storage;
+use penstock_storage::Store;
 
 use super::{Snapshot, copies};
 use crate::config::now_us;
@@ -194,7 +194,7 @@ fn span(us: i64) -> String {
 }
 
 /// Return the newest record of a log, up to record `last`, that is not later than a time. Returns None if record 0 is later.
-fn as_of(store: &dyn Storage, last: LogEntry, time_us: i64) -> Result<Option<LogEntry>> {
+fn as_of(store: &dyn Store, last: LogEntry, time_us: i64) -> Result<Option<LogEntry>> {
     let (branch, number) = (last.record.branch, last.record.number);
     let read =
         |number: u64| records::read_record(store, branch, number).map(|entry| Some(entry).filter(|entry| entry.record.time_us <= time_us));
@@ -214,7 +214,7 @@ fn as_of(store: &dyn Storage, last: LogEntry, time_us: i64) -> Result<Option<Log
 }
 
 /// Return the folder in which a log's hint was written. Cost: a read, if folders have an identity.
-fn written_in(store: &dyn Storage, branch: u64) -> Option<u64> {
+fn written_in(store: &dyn Store, branch: u64) -> Option<u64> {
     store.place().and_then(|_| newest::hint(store, &log_folder(branch)).ok()?).map(|(_, place)| place)
 }
 
@@ -225,14 +225,14 @@ fn absent(context: &Context, error: Error) -> Error {
 }
 
 /// Make the error for a branch without a log.
-fn without_log(storage: &dyn Storage, branch: u64) -> Error {
+fn without_log(storage: &dyn Store, branch: u64) -> Error {
     match branch {
         0 => not_found(storage),
         _ => newest::incomplete(storage, &log_folder(branch), 0, 0),
     }
 }
 
-fn not_found(storage: &dyn Storage) -> Error {
+fn not_found(storage: &dyn Store) -> Error {
     Error::new("dataset-not-found", format!("cannot open `{}`: it is not a dataset", storage.uri()))
         .hint("check the path, or create a dataset with ps.create or `penstock create`")
 }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use penstock_cache::Policy;
+use penstock_cache::{Cached, Policy, Tiered};
 use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::cursor::Strings;
@@ -13,8 +13,8 @@ use penstock_format::names::Folded;
 use penstock_format::record::Record;
 use penstock_format::rows::{RowIds, RowIdsRef};
 use penstock_format::schema::Schema;
-use penstock_storage::Storage;
 use penstock_storage::process::PerProcess;
+use penstock_storage::{Read, Store};
 use quick_cache::Weighter;
 use quick_cache::sync::{Cache, PlaceholderGuard};
 
@@ -151,7 +151,9 @@ pub enum Incomplete {
 
 /// An open store with its caches.
 pub struct Context {
-    pub storage: Box<dyn Storage>,
+    pub storage: Arc<dyn Store>,
+    /// The cache through which immutable objects are read.
+    pub cached: Option<Cached>,
     pub incomplete: Incomplete,
     /// The first dataset found at this path. The handle never reads or writes any other dataset.
     dataset: OnceLock<Id>,
@@ -161,13 +163,15 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(storage: Box<dyn Storage>) -> Arc<Context> {
-        Context::with(storage, Incomplete::Refuse)
+    pub fn new(tiered: impl Into<Tiered>) -> Arc<Context> {
+        Context::with(tiered, Incomplete::Refuse)
     }
 
-    pub fn with(storage: Box<dyn Storage>, incomplete: Incomplete) -> Arc<Context> {
+    pub fn with(tiered: impl Into<Tiered>, incomplete: Incomplete) -> Arc<Context> {
+        let Tiered { store, cached } = tiered.into();
         Arc::new(Context {
-            storage,
+            storage: store,
+            cached,
             incomplete,
             dataset: OnceLock::new(),
             caches: Arc::new(PerProcess::new(caches as fn() -> Caches)),
@@ -175,11 +179,21 @@ impl Context {
         })
     }
 
+    /// Return where immutable objects are read. Records, hints and names are read from the store itself.
+    #[inline]
+    pub fn reads(&self) -> &dyn Read {
+        match &self.cached {
+            Some(cached) => cached,
+            None => &*self.storage,
+        }
+    }
+
     /// Return a copy of this context that keeps its root open. All changes made through the copy go to one folder, even if the
     /// path is redirected in the meantime. Returns None if the root cannot move or cannot be kept open. Cost on local disk: one
     /// file descriptor.
     pub fn held(&self) -> Result<Option<Arc<Context>>> {
-        let with = |storage| Context {
+        let with = |storage: Arc<dyn Store>| Context {
+            cached: self.cached.as_ref().map(|cached| cached.with_cold(storage.clone())),
             storage,
             incomplete: self.incomplete,
             dataset: self.dataset.clone(),

@@ -10,7 +10,7 @@ use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout
 use penstock_format::files::{FileRef, Place};
 use penstock_format::ids::data_name;
 use penstock_format::{Id, crc};
-use penstock_storage::{Access, Storage};
+use penstock_storage::{Access, Read};
 
 use super::blocks::{self, BlockKey};
 use super::codecs;
@@ -37,7 +37,7 @@ pub struct DataFile {
 
 impl DataFile {
     /// Map the file, and check its header and tail against the manifest.
-    pub fn open(storage: &dyn Storage, file: &FileRef, samples: u64) -> Result<DataFile> {
+    pub fn open(storage: &dyn Read, file: &FileRef, samples: u64) -> Result<DataFile> {
         let data_end = data_end(file)?;
         let map = storage.map(&data_name(file.id), file.file_bytes)?;
         storage.will_need(&map[data_end as usize..]);

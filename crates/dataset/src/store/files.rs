@@ -42,7 +42,7 @@ impl Context {
         let mut current = file.clone();
         for _ in 0..FORWARDINGS {
             let name = forwarding_name(current.id);
-            let body = match self.storage.read(&name) {
+            let body = match self.reads().read(&name) {
                 Err(absent) if absent.kind() == Kind::NotFound => return Err(error),
                 other => other?,
             };
@@ -59,7 +59,7 @@ impl Context {
     }
 
     fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
-        let storage = self.storage.as_ref();
+        let storage = self.reads();
         if let Place::Inline(bytes) = &file.place {
             return DataFile::whole(bytes.clone(), Access::Ranged, file, samples);
         }
@@ -75,7 +75,7 @@ impl Context {
     fn distrust_tail(&self, file: &FileRef, error: &Error) {
         if error.kind() == Kind::Corrupt && file.is_object() {
             let range = tail_range(file);
-            self.storage.distrust(&range.name, range.begin, range.end() - range.begin);
+            self.reads().distrust(&range.name, range.begin, range.end() - range.begin);
         }
     }
 
@@ -95,7 +95,7 @@ impl Context {
         if !file.is_object() {
             return Access::Ranged;
         }
-        if let Some(access) = self.storage.access_of_all() {
+        if let Some(access) = self.reads().features().access {
             return access;
         }
         let files = &self.caches.get().files;
@@ -103,7 +103,7 @@ impl Context {
         if known == Some(Access::Mapped) {
             return Access::Mapped;
         }
-        let access = self.storage.access(&data_name(file.id));
+        let access = self.reads().access(&data_name(file.id));
         if known.is_some() && access.is_mapped() {
             files.remove(&file.id);
         }
@@ -126,7 +126,7 @@ impl Context {
 
     /// Return whether any of these data files is unmapped, in which case its content must be fetched.
     pub fn any_ranged<'a>(&self, mut files: impl Iterator<Item = &'a FileRef>) -> bool {
-        match self.storage.access_of_all() {
+        match self.reads().features().access {
             Some(access) => !access.is_mapped(),
             None => files.any(|file| !self.access(file).is_mapped()),
         }
@@ -157,7 +157,7 @@ impl Context {
         // The blocks of a file in a record cannot be fetched later.
         let range = |file: &FileRef| if whole || !file.is_object() { tail_range(file) } else { bare_tail(file) };
         let ranges = ours.iter().map(|(file, ..)| range(file)).collect();
-        for ((file, samples, access, duty), answer) in ours.into_iter().zip(self.storage.fetch(ranges)) {
+        for ((file, samples, access, duty), answer) in ours.into_iter().zip(self.reads().fetch(ranges)) {
             match answer.and_then(|pieces| open(file, samples, access, pieces)).map(Arc::new) {
                 Ok(file) => {
                     let _ = duty.insert(file.clone());

@@ -16,12 +16,12 @@ use super::context::Context;
 impl Context {
     /// Read an object and verify the length and checksum that its parent recorded.
     pub fn object(&self, name: &str, object: &ObjectRef) -> Result<Bytes> {
-        let read = || self.storage.read(name).map_err(|error| self.or_replaced(error.object(name)));
+        let read = || self.reads().read(name).map_err(|error| self.or_replaced(error.object(name)));
         let body = read()?;
         if object.check(name, &body).is_ok() {
             return Ok(body);
         }
-        self.storage.distrust(name, 0, body.len() as u64); // The network may have damaged the first response.
+        self.reads().distrust(name, 0, body.len() as u64); // The network may have damaged the first response.
         let body = read()?;
         object.check(name, &body)?;
         Ok(body)
@@ -33,7 +33,7 @@ impl Context {
             return Ok(vec![self.object(&name(object.id), object)?]);
         }
         let range = |object: &ObjectRef| RangeRequest::plain(&name(object.id), 0, object.bytes, Some(object.bytes));
-        let bodies = self.storage.fetch(objects.iter().map(range).collect()).into_iter().zip(objects).map(|(answer, object)| {
+        let bodies = self.reads().fetch(objects.iter().map(range).collect()).into_iter().zip(objects).map(|(answer, object)| {
             let body = answer.ok().and_then(|pieces| pieces.into_iter().next()).filter(|body| object.check(&name(object.id), body).is_ok());
             // Reading it alone reports the error, or succeeds after a transient one.
             body.map_or_else(|| self.object(&name(object.id), object), Ok)

@@ -397,7 +397,7 @@ mod tests {
     const TEXTS: Texts = Texts { message: "", author: "test", properties: "{}" };
 
     fn open(name: &str) -> Result<Arc<Snapshot>> {
-        Snapshot::open(Context::new(Box::new(Memory::named(name))), 0).map(Arc::new)
+        Snapshot::open(Context::new(Arc::new(Memory::named(name))), 0).map(Arc::new)
     }
 
     fn write(base: &Arc<Snapshot>, row: Option<i64>, value: Option<&str>) -> Result<Arc<Snapshot>> {
@@ -435,7 +435,7 @@ mod tests {
         for (case, newest) in [Some(long.as_str()), Some("short"), None].into_iter().enumerate() {
             let name = format!("compact moved {case}");
             let text = ColumnSpec { id: 0, name: "text".into(), kind: ColumnKind::Text, codec: Codec::None, fill: None, was: Vec::new() };
-            create(Box::new(Memory::named(&name)), vec![text], "create", "test")?;
+            create(Arc::new(Memory::named(&name)), vec![text], "create", "test")?;
             write(&open(&name)?, None, Some("first"))?;
             write(&open(&name)?, Some(0), Some("old"))?;
             let base = write(&open(&name)?, Some(0), newest)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use penstock_error::{Error, Result};
 use penstock_format::ids::data_name;
-use penstock_storage::{RangeRequest, Storage};
+use penstock_storage::{RangeRequest, Store};
 
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
@@ -36,7 +36,7 @@ pub struct Finding {
 
 /// A store under test and the findings so far, in order.
 struct Doctor<'a> {
-    store: &'a dyn Storage,
+    store: &'a dyn Store,
     findings: Vec<Finding>,
 }
 

@@ -15,7 +15,7 @@ use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, RECORD_BYTES, Record};
 use penstock_format::rows::RowSet;
 use penstock_format::schema::{Fill, Schema};
-use penstock_storage::{RangeRequest, Storage};
+use penstock_storage::{RangeRequest, Store};
 
 use crate::log::newest::newest_number;
 use crate::log::records::read_record;
@@ -75,7 +75,7 @@ fn count(context: &Context) -> Result<Unreferenced> {
 }
 
 /// Return the numbers of all logs, those of deleted branches included.
-fn logs(store: &dyn Storage) -> Result<BTreeSet<u64>> {
+fn logs(store: &dyn Store) -> Result<BTreeSet<u64>> {
     let mut found = BTreeSet::from([0]);
     store.survey(&mut |name: &str| {
         let branch = name.strip_prefix("log/").and_then(|rest| rest.split('/').next());

@@ -303,8 +303,8 @@ fn read_range(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Res
     if file.in_memory() {
         return Ok(file.map.slice(begin as usize..end as usize));
     }
-    let store = snapshot.context.storage.as_ref();
-    let step = store.range_bytes().min(end - begin).max(1);
+    let store = snapshot.context.reads();
+    let step = store.features().range_bytes.min(end - begin).max(1);
     let starts = (begin..end).step_by(step as usize);
     let ranges = starts.map(|at| RangeRequest::plain(&data_name(file.id), at, step.min(end - at), Some(file.file_bytes))).collect();
     let mut pieces = Vec::new();

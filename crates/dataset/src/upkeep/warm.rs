@@ -12,7 +12,7 @@ const READ_BYTES: u64 = 64 << 20;
 
 /// Read all data files of a snapshot and discard their bytes. Calls `progress` with the number of files and bytes so far. Memory: 64 MiB.
 pub fn warm(snapshot: &Snapshot, mut progress: impl FnMut(u64, u64)) -> Result<(u64, u64)> {
-    let storage = snapshot.context.storage.as_ref();
+    let storage = snapshot.context.reads();
     let mut files: Vec<(String, u64)> = Vec::new();
     snapshot.each_file(None, |file, _| {
         if file.is_object() {

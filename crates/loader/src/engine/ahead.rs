@@ -33,7 +33,7 @@ fn first_number(recipe: &Recipe) -> u64 {
 /// Return the sources that are read through a cache, each with its cache and its future. `begin` and `stride` are those of the engine's steps.
 fn futures(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> impl Iterator<Item = (&Cached, SourceFuture)> {
     recipe.sources.iter().enumerate().filter_map(move |(source, of)| {
-        let cached = Cached::of(of.snapshot.context.storage.as_ref())?;
+        let cached = of.snapshot.context.cached.as_ref()?;
         let is_planned = of.len() <= MOST_SAMPLES && recipe.windows[source].is_none() && recipe.cut.steps() > 0;
         is_planned.then(|| (cached, SourceFuture { recipe: recipe.clone(), source, begin, stride }))
     })

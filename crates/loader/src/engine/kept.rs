@@ -419,7 +419,7 @@ impl KeptBytes {
 /// Return the columns of a source that can be kept: those of an object store that are read whole, and not in windows.
 fn columns_of(recipe: &Recipe, number: usize) -> Vec<u64> {
     let source = &recipe.sources[number];
-    if recipe.windows[number].is_some() || source.snapshot.context.storage.access_of_all() != Some(Access::Ranged) {
+    if recipe.windows[number].is_some() || source.snapshot.context.reads().features().access != Some(Access::Ranged) {
         return Vec::new();
     }
     let columns = recipe.specs[number].iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));

@@ -1,11 +1,13 @@
 //! A column whose values are separate files, such as NPY arrays or images. Files are read as they are, and only their lengths are
 //! verified.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use penstock_dataset::RaggedValues;
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Access, RangeRequest, Storage};
+use penstock_storage::{Access, RangeRequest, Store};
 
 /// The location of one value.
 pub struct FileValue {
@@ -20,7 +22,7 @@ pub struct FileValue {
 
 pub struct Files {
     pub spec: ColumnSpec,
-    pub storage: Box<dyn Storage>,
+    pub storage: Arc<dyn Store>,
     pub entries: Vec<FileValue>,
 }
 
@@ -34,7 +36,7 @@ impl Files {
         if cell == 0 {
             return Ok(());
         }
-        let step = self.storage.stream_bytes() as usize;
+        let step = self.storage.features().stream_bytes as usize;
         if step == 0 {
             return positions.iter().zip(out.chunks_exact_mut(cell)).try_for_each(|(position, out)| {
                 let body = self.body(*position).map_err(|error| self.wrong(*position, error))?;
@@ -58,7 +60,7 @@ impl Files {
 
     /// Read values of any length.
     pub fn raw(&self, positions: &[u64]) -> Result<RaggedValues> {
-        let bodies = if self.storage.access_of_all().is_some_and(Access::is_mapped) {
+        let bodies = if self.storage.features().access.is_some_and(Access::is_mapped) {
             positions.iter().map(|at| self.body(*at)).collect()
         } else {
             self.fetched(positions)

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
+use penstock_cache::Tiered;
 use penstock_dataset::{CACHE_POLICY, Context, Incomplete, Part, Report, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Io, Options, Storage};
+use penstock_storage::{Io, Options};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -34,7 +35,7 @@ fn options(given: Option<Vec<(String, String)>>, io: &str) -> penstock_error::Re
 }
 
 /// Open a store behind its cache. If the cache fails, warn and read without it.
-fn opened(uri: &str, options: &Options) -> penstock_error::Result<Box<dyn Storage>> {
+fn opened(uri: &str, options: &Options) -> penstock_error::Result<Tiered> {
     penstock_cache::open(uri, options, CACHE_POLICY, |error| {
         let text = std::ffi::CString::new(format!("{}; reads go to the store", error.message())).unwrap_or_default();
         // A filter may turn the warning into an exception, but nothing is wrong with the dataset.
@@ -117,8 +118,8 @@ type Found = (&'static str, Option<bool>, Option<(f64, &'static str)>, String, S
 impl Snapshot {
     /// Return the same snapshot without a cache, to verify the objects of the store.
     fn uncached(&self) -> penstock_error::Result<Arc<penstock_dataset::Snapshot>> {
-        let Context { storage, incomplete, .. } = self.inner.context.as_ref();
-        if storage.cache().is_none() {
+        let Context { storage, cached, incomplete, .. } = self.inner.context.as_ref();
+        if cached.is_none() {
             return Ok(self.inner.clone());
         }
         let context = Context::with(penstock_storage::open(storage.uri(), &self.options)?, *incomplete);

@@ -1,14 +1,13 @@
 //! A cold store as the cache sees it: byte ranges of versions of objects, which never change.
 
 use std::collections::HashMap;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
 use penstock_error::{Error, Result};
-use penstock_storage::{Counters, Created, ObjectWriter, Page, RangeRequest, RequestCost, Storage, Then};
+use penstock_storage::{Access, Counters, Features, RangeRequest, Read, RequestCost, Then};
 use s3s::dto::{ETagCondition, GetObjectInput, Range as HttpRange};
 use s3s::{S3, S3Error, S3ErrorCode, s3_error};
 use tokio::runtime::Handle;
@@ -125,21 +124,22 @@ pub fn answer(error: &Error) -> S3Error {
     S3Error::with_message(code, error.message().to_owned())
 }
 
-impl Storage for Source {
+impl Read for Source {
     fn uri(&self) -> &str {
         &self.identity
     }
 
+    fn features(&self) -> Features {
+        let request_cost = RequestCost { gap_bytes: 256 << 10, waste: 1 };
+        Features { access: Some(Access::Ranged), request_cost, ..Features::default() }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     fn read(&self, _name: &str) -> Result<Bytes> {
         self.refused()
-    }
-
-    fn request_cost(&self) -> RequestCost {
-        RequestCost { gap_bytes: 256 << 10, waste: 1 }
-    }
-
-    fn deadline(&self) -> Duration {
-        Duration::from_secs(60)
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
@@ -161,49 +161,5 @@ impl Storage for Source {
 
     fn map(&self, _name: &str, _bytes: u64) -> Result<Bytes> {
         self.refused()
-    }
-
-    fn exists(&self, _name: &str) -> Result<bool> {
-        self.refused()
-    }
-
-    fn list_page(&self, _folder: &str, _after: Option<&str>) -> Result<Page> {
-        self.refused()
-    }
-
-    fn writer(&self, _name: &str) -> Result<Box<dyn ObjectWriter>> {
-        self.refused()
-    }
-
-    fn sync(&self, _folders: &[&str]) -> Result<()> {
-        self.refused()
-    }
-
-    fn create(&self, _name: &str, _body: &[u8]) -> Result<Created> {
-        self.refused()
-    }
-
-    fn overwrite(&self, _name: &str, _body: &[u8]) -> Result<()> {
-        self.refused()
-    }
-
-    fn delete(&self, _name: &str) -> Result<()> {
-        self.refused()
-    }
-
-    fn survey(&self, _see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-        self.refused()
-    }
-
-    fn initialise(&self) -> Result<()> {
-        self.refused()
-    }
-
-    fn prove(&self) -> Result<()> {
-        self.refused()
-    }
-
-    fn counters(&self) -> &Counters {
-        &self.counters
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
 use penstock_error::Result;
-use penstock_storage::{RangeRequest, Storage as _};
+use penstock_storage::{RangeRequest, Read as _};
 use s3s::dto::{GetObjectInput, Range as HttpRange};
 use s3s::{S3, S3Error, S3ErrorCode, S3Result, s3_error};
 use tokio::sync::Semaphore;
@@ -85,7 +85,7 @@ impl Blocks {
         let early = Early::default();
         let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
         let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
-        let cached = Cached::over(Box::new(source), drives, None, policy).with_notes()?;
+        let cached = Cached::over(Arc::new(source), drives, None, policy).with_notes()?;
         let Reading { memory, hot, states_bytes, revalidate, stale_if_error, immutable } = reading;
         Ok(Blocks {
             cold,

@@ -11,10 +11,10 @@ use memmap2::MmapMut;
 
 use super::file_system::{File, FileSystem, Held};
 use super::write_behind::DiskFile;
-use crate::access::Pattern;
 use crate::kernel;
 use crate::listing::Entry;
 use crate::ranges::{Piece, RangeRequest};
+use crate::read::Pattern;
 
 /// The operating system's file system.
 #[derive(Debug)]

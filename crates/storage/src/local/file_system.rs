@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use crate::access::Pattern;
 use crate::listing::Entry;
 use crate::ranges::RangeRequest;
+use crate::read::Pattern;
 
 /// A file system. Paths are absolute.
 pub trait FileSystem: Send + Sync + Debug {

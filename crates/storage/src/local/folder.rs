@@ -12,7 +12,7 @@ use super::file_system::{File, FileSystem, Held};
 use crate::counters::{Counters, add};
 use crate::options::Io;
 use crate::process::PerProcess;
-use crate::storage::{ObjectWriter, Storage as _};
+use crate::store::{ObjectWriter, Store as _};
 
 /// Prefix of temporary files. Readers ignore every name that the spec does not define.
 pub(super) const TEMPORARY: &str = "tmp-";

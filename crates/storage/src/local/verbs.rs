@@ -14,13 +14,13 @@ use penstock_error::{Error, Result};
 use super::file_system::Held;
 use super::folder::{Durability, Local, LocalWriter, refused};
 use super::ring;
-use crate::access::{Access, Pattern};
 use crate::counters::{Counters, add};
 use crate::kernel;
 use crate::listing::Page;
 use crate::options::Io;
 use crate::ranges::{RangeRequest, Then};
-use crate::storage::{Created, ObjectWriter, Storage, Turn};
+use crate::read::{Access, Features, Pattern, Read};
+use crate::store::{Created, ObjectWriter, Store, Turn};
 
 /// A process waits this long for its turn. Eight writers take their turns in a tenth of this time.
 const TURN_PATIENCE: Duration = Duration::from_millis(200);
@@ -32,9 +32,23 @@ const LONGEST_PAUSE: Duration = Duration::from_micros(400);
 /// The pieces of a range, or the reason why they cannot be read.
 type Answer = io::Result<Vec<Bytes>>;
 
-impl Storage for Local {
+impl Read for Local {
     fn uri(&self) -> &str {
         &self.uri
+    }
+
+    fn features(&self) -> Features {
+        let stream_bytes = if self.io == Io::Direct && self.files.is_real() && ring::is_there() { ring::STREAM_BYTES } else { 0 };
+        let access = match self.io {
+            Io::Auto | Io::Mapped => Access::Mapped,
+            _ if stream_bytes > 0 => Access::Streamed,
+            Io::Buffered | Io::Direct => Access::Ranged,
+        };
+        Features { access: Some(access), stream_bytes, ..Features::default() }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
@@ -43,21 +57,6 @@ impl Storage for Local {
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, body.len() as u64);
         Ok(body)
-    }
-
-    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
-        let path = self.path(name);
-        add(&self.counters.maps, 1);
-        add(&self.counters.mapped_bytes, bytes);
-        self.files.map(&path, bytes).map_err(|error| self.failure("read", &path, &error))
-    }
-
-    fn access_of_all(&self) -> Option<Access> {
-        Some(match self.io {
-            Io::Auto | Io::Mapped => Access::Mapped,
-            _ if self.stream_bytes() > 0 => Access::Streamed,
-            Io::Buffered | Io::Direct => Access::Ranged,
-        })
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
@@ -81,10 +80,6 @@ impl Storage for Local {
             Ok(pieces)
         };
         ranges.iter().zip(answers).enumerate().map(finish).collect()
-    }
-
-    fn stream_bytes(&self) -> u64 {
-        if self.io == Io::Direct && self.files.is_real() && ring::is_there() { ring::STREAM_BYTES } else { 0 }
     }
 
     fn stream(&self, ranges: &[RangeRequest], mut targets: Option<&mut [&mut [u8]]>, see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
@@ -115,6 +110,13 @@ impl Storage for Local {
         requests.iter().zip(answers).enumerate().map(finish).collect()
     }
 
+    fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
+        let path = self.path(name);
+        add(&self.counters.maps, 1);
+        add(&self.counters.mapped_bytes, bytes);
+        self.files.map(&path, bytes).map_err(|error| self.failure("read", &path, &error))
+    }
+
     fn will_need(&self, part: &[u8]) {
         self.files.will_need(part);
     }
@@ -126,7 +128,9 @@ impl Storage for Local {
     fn will_read(&self, whole: &[u8], pattern: Pattern) {
         self.files.will_read(whole, pattern);
     }
+}
 
+impl Store for Local {
     fn place(&self) -> Option<u64> {
         self.held.as_ref().map(|held| held.place).or_else(|| self.files.place(&self.root))
     }
@@ -288,7 +292,7 @@ impl Storage for Local {
         self.held.is_none()
     }
 
-    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
+    fn held(&self) -> Result<Option<Arc<dyn Store>>> {
         let held = match self.files.hold(&self.root) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.gone()),
             other => other.map_err(|error| self.failure("open", &self.root, &error))?,
@@ -303,7 +307,7 @@ impl Storage for Local {
             counters: self.counters.clone(),
             kept: self.kept.clone(),
         };
-        Ok(held.map(|held| Box::new(local(held)) as Box<dyn Storage>))
+        Ok(held.map(|held| Arc::new(local(held)) as Arc<dyn Store>))
     }
 
     fn in_place(&self) -> bool {
@@ -346,9 +350,5 @@ impl Storage for Local {
                 }
             }
         }
-    }
-
-    fn counters(&self) -> &Counters {
-        &self.counters
     }
 }

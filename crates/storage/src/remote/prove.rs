@@ -13,7 +13,8 @@ use super::live::{Live, wait};
 use super::patience::{self, Tries, Verdict, attempt};
 use super::store::Remote;
 use crate::process::PerProcess;
-use crate::storage::{Created, Storage as _};
+use crate::read::Read as _;
+use crate::store::{Created, Store as _};
 
 /// Number of concurrent creates of the same name in each race.
 const RACERS: usize = 8;

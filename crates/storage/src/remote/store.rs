@@ -21,13 +21,13 @@ use super::level::Level;
 use super::live::{Live, runtime, wait};
 use super::patience::{self, Patience};
 use super::upload::Upload;
-use crate::access::Access;
 use crate::counters::{Counters, add};
 use crate::listing::{Entry, Page};
 use crate::options::Options;
 use crate::process::PerProcess;
-use crate::ranges::{RangeRequest, RequestCost, Then};
-use crate::storage::{Created, ObjectWriter, Storage};
+use crate::ranges::{RangeRequest, Then};
+use crate::read::{Access, Features, Read};
+use crate::store::{Created, ObjectWriter, Store};
 
 // Cycle with `prove.rs`: it implements create-only puts for `Remote`, and `receive.rs` implements reads of many ranges.
 /// Maximum number of bytes per request.
@@ -160,7 +160,7 @@ impl Remote {
     }
 }
 
-impl Storage for Remote {
+impl Read for Remote {
     fn uri(&self) -> &str {
         &self.place.uri
     }
@@ -172,28 +172,14 @@ impl Storage for Remote {
         }
     }
 
-    fn access_of_all(&self) -> Option<Access> {
-        Some(Access::Ranged)
+    fn features(&self) -> Features {
+        let request_cost = self.live().map_or_else(|_| Cost::default().of_request(), |live| live.cost.of_request());
+        let (access, fills_slots) = (Some(Access::Ranged), true);
+        Features { access, range_bytes: RANGE_BYTES, request_cost, fills_slots, deadline: self.deadline, ..Features::default() }
     }
 
-    fn range_bytes(&self) -> u64 {
-        RANGE_BYTES
-    }
-
-    fn request_cost(&self) -> RequestCost {
-        self.live().map_or_else(|_| Cost::default().of_request(), |live| live.cost.of_request())
-    }
-
-    fn fills_slots(&self) -> bool {
-        true
-    }
-
-    fn deadline(&self) -> Duration {
-        self.deadline
-    }
-
-    fn clock_skew(&self) -> Option<Duration> {
-        self.traffic.skew()
+    fn counters(&self) -> &Counters {
+        &self.traffic.counters
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
@@ -248,6 +234,12 @@ impl Storage for Remote {
                 Ok(whole.into())
             }
         }
+    }
+}
+
+impl Store for Remote {
+    fn clock_skew(&self) -> Option<Duration> {
+        self.traffic.skew()
     }
 
     fn newest(&self, folder: &str) -> Result<Option<Vec<String>>> {
@@ -371,9 +363,5 @@ impl Storage for Remote {
             None => Err(Error::new("read-only", format!("cannot write to `{}`: datasets over HTTP are read-only", self.place.uri))
                 .hint("write to an s3://, gs:// or az:// URI, or to a local path")),
         }
-    }
-
-    fn counters(&self) -> &Counters {
-        &self.traffic.counters
     }
 }

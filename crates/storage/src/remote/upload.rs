@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::connect::service::Traffic;
 use super::live::{Live, runtime, wait};
 use crate::process;
-use crate::storage::ObjectWriter;
+use crate::store::ObjectWriter;
 
 /// Bytes per part. S3 requires parts of at least 5 MiB.
 const PART_BYTES: usize = 8 << 20;

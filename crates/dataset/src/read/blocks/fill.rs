@@ -78,7 +78,7 @@ impl Fetched {
         let failed = self.fill_once(context, &wanted, cache)?;
         // The network may have damaged some bytes, so blocks that fail verification are requested again, but only once.
         let again: Vec<Wanted> = wanted.iter().filter(|wanted| failed.contains(&wanted.key) && !wanted.beside).cloned().collect();
-        again.iter().for_each(|block| context.storage.distrust(&data_name(block.key.0), block.offset, block.bytes));
+        again.iter().for_each(|block| context.reads().distrust(&data_name(block.key.0), block.offset, block.bytes));
         self.fill_once(context, &Arc::new(again), cache)?;
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Fetched {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
-        let (segments, mut ranges) = plan_ranges(wanted, context.storage.as_ref(), self.gaps);
+        let (segments, mut ranges) = plan_ranges(wanted, context.reads(), self.gaps);
         if cache == Cache::Bypass {
             // Blocks that are not cached may share a larger buffer, if gaps make up at most a fifth of the buffer.
             for range in &mut ranges {
@@ -122,7 +122,7 @@ impl Fetched {
             }
         };
         let mut parts: Vec<Vec<Bytes>> = wanted.iter().map(|_| Vec::with_capacity(1)).collect();
-        for (answer, segments) in context.storage.fetch_then(ranges, Arc::new(verify)).into_iter().zip(segments.iter()) {
+        for (answer, segments) in context.reads().fetch_then(ranges, Arc::new(verify)).into_iter().zip(segments.iter()) {
             for (piece, block) in answer?.into_iter().zip(segments) {
                 parts[*block].push(piece);
             }

@@ -59,7 +59,7 @@ impl Held {
 pub fn ranges_of(context: &Context, blocks: &[BlockAt]) -> Vec<RangeRequest> {
     let mut wanted: Vec<Wanted> = blocks.iter().map(BlockAt::wanted).collect();
     wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
-    plan_ranges(&wanted, context.storage.as_ref(), Gaps::Few).1
+    plan_ranges(&wanted, context.reads(), Gaps::Few).1
 }
 
 /// Fetch, verify and decode blocks, bypassing the cache of blocks. They share memory, which is freed with the last of them. A block that is

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_format::Id;
 use penstock_format::ids::data_name;
-use penstock_storage::{Piece, RangeRequest, RequestCost, Storage};
+use penstock_storage::{Piece, RangeRequest, Read, RequestCost};
 
 use super::{Gaps, Wanted};
 
@@ -16,8 +16,8 @@ const FEW: u64 = 8;
 
 /// Join nearby blocks into ranges, and cut blocks longer than a request into pieces. Returns the block indices of
 /// each range's pieces, and the ranges.
-pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Storage, gaps: Gaps) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
-    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.request_cost(), gaps), storage.range_bytes());
+pub fn plan_ranges(wanted: &[Wanted], storage: &dyn Read, gaps: Gaps) -> (Arc<Vec<Vec<usize>>>, Vec<RangeRequest>) {
+    let (gap_bytes, range_bytes) = (widest_gap(wanted, storage.features().request_cost, gaps), storage.features().range_bytes);
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut ranges: Vec<RangeRequest> = Vec::new();
     let mut open: Option<(Id, u64)> = None;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::{Chunk, Codec, Layout, UNIT_BYTES};
 use penstock_format::ids::data_name;
-use penstock_storage::{Access, RangeRequest, Storage};
+use penstock_storage::{Access, RangeRequest, Read};
 
 use super::Wanted;
 use crate::store::datafile::DataFile;
@@ -46,7 +46,7 @@ impl UnitRun {
 
 /// Read uncompressed checksum units, and pass each to `copy` once it is verified, in any order. Nothing is cached.
 /// Returns an error for each damaged unit. Requires a store that streams.
-pub fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
+pub fn stream(storage: &dyn Read, wanted: &[Wanted], mut copy: impl FnMut(usize, &[u8])) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = wanted.iter().map(|_| None).collect();
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     for again in [true, false] {
@@ -75,7 +75,7 @@ pub fn stream(storage: &dyn Storage, wanted: &[Wanted], mut copy: impl FnMut(usi
 
 /// Read runs of uncompressed checksum units into their targets and verify the units there. Returns an error for each damaged run.
 /// Requires a store that streams.
-pub fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
+pub fn stream_runs(storage: &dyn Read, runs: &[UnitRun], mut targets: Vec<&mut [u8]>) -> Result<Vec<Option<Error>>> {
     let mut failed: Vec<Option<Error>> = runs.iter().map(|_| None).collect();
     let ranges: Vec<RangeRequest> = runs.iter().map(UnitRun::range).collect();
     let see = &mut |index: usize, bytes: &[u8]| failed[index] = runs[index].verify(bytes).err();
@@ -92,8 +92,8 @@ pub fn stream_runs(storage: &dyn Storage, runs: &[UnitRun], mut targets: Vec<&mu
 }
 
 /// Join nearby units into ranges that the store can stream. Returns the members of each range, and the ranges.
-pub fn stream_ranges(storage: &dyn Storage, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
-    let most = storage.stream_bytes();
+pub fn stream_ranges(storage: &dyn Read, wanted: &[Wanted], order: &[usize]) -> (Vec<Vec<usize>>, Vec<RangeRequest>) {
+    let most = storage.features().stream_bytes;
     let (mut members, mut ranges): (Vec<Vec<usize>>, Vec<RangeRequest>) = (Vec::new(), Vec::new());
     for index in order {
         let Wanted { key, file, offset, bytes, .. } = &wanted[*index];

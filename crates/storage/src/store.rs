@@ -1,19 +1,14 @@
-//! The operations of a store of named objects.
+//! Changes and listings of a store of named objects.
 
-use std::any::Any;
-use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use penstock_error::{Error, Result};
+use penstock_error::Result;
 
-use crate::access::{Access, Pattern};
-use crate::counters::Counters;
 use crate::kernel;
 use crate::listing::{Entry, Page};
-use crate::ranges::{RangeRequest, RequestCost, Then};
+use crate::read::Read;
 
 /// The result of a create-only put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,52 +34,8 @@ impl Drop for Turn {
     }
 }
 
-/// A store of named objects below one root. Names are relative, with `/` between parts.
-pub trait Storage: Send + Sync + Debug {
-    /// Return the root, as shown in messages.
-    fn uri(&self) -> &str;
-
-    /// Return a text that differs between two stores of different objects, without secrets. A cache uses it in its keys.
-    fn identity(&self) -> String {
-        self.uri().to_owned()
-    }
-
-    /// Return the cache through which reads go, or None. The crate `cache` knows its type.
-    fn cache(&self) -> Option<&(dyn Any + Send + Sync)> {
-        None
-    }
-
-    /// Report that a read of these bytes returned damaged ones, so that the next read does not return a cached copy of them.
-    fn distrust(&self, _name: &str, _begin: u64, _bytes: u64) {}
-
-    /// Read a whole object. Cost: one request.
-    fn read(&self, name: &str) -> Result<Bytes>;
-
-    /// Return the best way to read an object. It may differ between objects only if `access_of_all` returns None.
-    fn access(&self, _name: &str) -> Access {
-        self.access_of_all().unwrap_or(Access::Ranged)
-    }
-
-    /// Return the access mode if all objects have the same one, so that callers need not check each object. Cost: no requests.
-    fn access_of_all(&self) -> Option<Access> {
-        Some(Access::Mapped)
-    }
-
-    /// Return the maximum length of one request. Longer reads are split into concurrent requests.
-    fn range_bytes(&self) -> u64 {
-        u64::MAX
-    }
-
-    /// Return the cost of a request. The default suits a local disk, which handles many cheap requests at once.
-    fn request_cost(&self) -> RequestCost {
-        RequestCost { gap_bytes: 8 << 10, waste: 1 }
-    }
-
-    /// Return whether `fetch` writes pieces into the slots of a range.
-    fn fills_slots(&self) -> bool {
-        false
-    }
-
+/// A store of named objects below one root.
+pub trait Store: Read {
     /// Return whether the root path may later lead to a different folder, because of links in the path or renamed folders.
     fn moves(&self) -> bool {
         false
@@ -92,7 +43,7 @@ pub trait Storage: Send + Sync + Debug {
 
     /// Return the same store with its root folder held open. Names resolve below that folder, even if its path later leads elsewhere.
     /// Returns None if the root cannot move or cannot be held open.
-    fn held(&self) -> Result<Option<Box<dyn Storage>>> {
+    fn held(&self) -> Result<Option<Arc<dyn Store>>> {
         Ok(None)
     }
 
@@ -101,54 +52,15 @@ pub trait Storage: Send + Sync + Debug {
         true
     }
 
-    /// Return how long one operation may take before it fails.
-    fn deadline(&self) -> Duration {
-        Duration::from_secs(60)
-    }
-
     /// Return the difference between this machine's clock and the store's, or None if the store has not reported its time.
     fn clock_skew(&self) -> Option<Duration> {
         None
-    }
-
-    /// Read many ranges and return the pieces of each. Cost: one request per range; the store chooses how many run at once.
-    fn fetch(&self, ranges: Vec<RangeRequest>) -> Vec<Result<Vec<Bytes>>> {
-        self.fetch_then(ranges, Arc::new(|_, _, _| {}))
-    }
-
-    /// Like `fetch`, but pass each piece to `then` as soon as it arrives, while it is still in the CPU cache.
-    fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>>;
-
-    /// Return the maximum length of a streamed range, or 0 if the store does not support streams.
-    fn stream_bytes(&self) -> u64 {
-        0
-    }
-
-    /// Read each range into the store's reusable memory, or into its target if given, and pass its bytes to `see` as they arrive.
-    /// Ranges arrive in any order. Use this for bytes that are consumed immediately and not kept. Cost: one request per range,
-    /// many of them concurrent. Bytes are copied into a target only if the device cannot write there directly.
-    fn stream(&self, ranges: &[RangeRequest], _targets: Option<&mut [&mut [u8]]>, _see: &mut dyn FnMut(usize, &[u8])) -> Vec<Result<()>> {
-        ranges.iter().map(|_| Err(Error::new("internal", format!("`{}` does not support streams", self.uri())))).collect()
     }
 
     /// Return the first few names below a folder in ascending order, or None if the store does not list in order.
     fn newest(&self, _folder: &str) -> Result<Option<Vec<String>>> {
         Ok(None)
     }
-
-    /// Make an immutable object of known length readable at memory speed, without a copy if possible.
-    fn map(&self, name: &str, bytes: u64) -> Result<Bytes>;
-
-    /// Hint that part of a mapped object will be read soon. Does nothing in stores that do not map objects.
-    fn will_need(&self, _part: &[u8]) {}
-
-    /// Return whether a short part of a mapped object is in memory, or true if the store does not know.
-    fn is_resident(&self, _part: &[u8]) -> bool {
-        true
-    }
-
-    /// Hint how a whole mapped object will be read. Does nothing in stores that do not map objects.
-    fn will_read(&self, _whole: &[u8], _pattern: Pattern) {}
 
     /// Return whether the object exists.
     fn exists(&self, name: &str) -> Result<bool>;
@@ -221,15 +133,12 @@ pub trait Storage: Send + Sync + Debug {
     fn writable(&self) -> Result<()> {
         Ok(())
     }
-
-    /// Return the counters of requests and bytes.
-    fn counters(&self) -> &Counters;
 }
 
 /// An object being written.
 pub trait ObjectWriter: Send {
     /// Append bytes. The write may happen later, and a later call may report its failure.
     fn write(&mut self, bytes: Vec<u8>) -> Result<()>;
-    /// Make the content durable. The name is durable after `Storage::sync`.
+    /// Make the content durable. The name is durable after `Store::sync`.
     fn finish(self: Box<Self>) -> Result<()>;
 }
