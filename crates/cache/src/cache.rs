@@ -13,7 +13,7 @@ use crate::drive::Drive;
 use crate::drives::Drives;
 use crate::drives::trust::Trust;
 use crate::extent::Key;
-use crate::passing::Passing;
+use crate::prefetched::Prefetched;
 use crate::room;
 
 /// What the owner of a store decides.
@@ -40,7 +40,7 @@ pub struct Cached {
     /// Number of reads in this process that may keep what they fetch.
     keeping: Arc<PerProcess<AtomicUsize>>,
     /// What plans of this process have fetched into memory.
-    passing: Arc<PerProcess<Passing>>,
+    prefetched: Arc<PerProcess<Prefetched>>,
     /// Which notes are believed, if the owner keeps notes.
     pub(crate) trust: Option<Arc<Trust>>,
 }
@@ -104,7 +104,7 @@ impl Cached {
             policy,
             plans: Arc::new(PerProcess::new(AtomicUsize::default)),
             keeping: Arc::new(PerProcess::new(AtomicUsize::default)),
-            passing: Arc::new(PerProcess::new(Passing::default)),
+            prefetched: Arc::new(PerProcess::new(Prefetched::default)),
             trust: None,
         }
     }
@@ -178,8 +178,8 @@ impl Cached {
         self.keeps_reads().then_some(guard)
     }
 
-    pub(crate) fn passing(&self) -> &Passing {
-        self.passing.get()
+    pub(crate) fn prefetched(&self) -> &Prefetched {
+        self.prefetched.get()
     }
 
     /// Return whether reads may keep what they fetch.

@@ -12,14 +12,14 @@ mod evict;
 mod extent;
 mod fill;
 mod flight;
-mod now;
-mod passing;
 mod place;
 mod plan;
+mod prefetched;
 mod registry;
 mod room;
 mod spec;
 mod tiered;
+mod try_read;
 pub mod upkeep;
 mod usage;
 

@@ -16,9 +16,9 @@ use s3s::route::S3Route;
 use s3s::{Body, S3Error, S3Request, S3Response, S3Result, StdError, s3_error};
 use serde::Deserialize;
 
+use crate::access_keys::{Keys, Rights};
 use crate::cold::request as new_request;
 use crate::hosts::{Domains, is_bucket_name};
-use crate::keys::{Keys, Rights};
 use crate::ops;
 use crate::ops::tier::Tier;
 
@@ -76,7 +76,7 @@ impl S3Route for Batch {
     }
 
     async fn call(&self, mut request: S3Request<Body>) -> S3Result<S3Response<Body>> {
-        let rights = crate::keys::rights(&request.extensions);
+        let rights = crate::access_keys::rights(&request.extensions);
         let host = request.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let in_path = || request.uri.path().trim_start_matches('/').split('/').next().unwrap_or_default().to_owned();
         let bucket = self.domains.bucket_of(host).unwrap_or_else(in_path);

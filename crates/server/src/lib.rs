@@ -5,20 +5,20 @@
 //! the folder of `back` first.
 //! Nothing here depends on datasets (docs/design/0021-server.md).
 
+mod access_keys;
 mod authentication;
 mod back;
 mod batch;
 mod body;
 mod cold;
 mod folder;
-mod front;
 mod hosts;
-mod keys;
 mod limits;
 pub mod load;
 mod memory;
 mod meta;
 mod metrics;
+mod middleware;
 mod ops;
 mod read;
 mod server;

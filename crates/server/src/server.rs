@@ -22,23 +22,23 @@ use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
+use crate::access_keys::Keys;
 use crate::authentication::Taken;
 use crate::back::WriteBack;
 use crate::batch::Batch;
 use crate::cold::remote::Remote;
 use crate::folder::Folder;
-use crate::front::{Front, Gate, LIST_BYTES, Limits};
 use crate::hosts::{BucketNames, Domains, Hosts};
-use crate::keys::Keys;
 use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::metrics::{Counted, Metrics};
+use crate::middleware::{Gate, LIST_BYTES, Limits, Middleware};
 use crate::ops::tier::Tier;
 use crate::read::arena::Arena;
 use crate::read::blocks::{Blocks, Reading};
-use crate::read::hot::Hot;
 use crate::read::immutable::Immutable;
-use crate::read::wire::Wire;
+use crate::read::memory_cache::MemoryCache;
+use crate::read::zero_copy::ZeroCopy;
 use crate::tier::Shared;
 use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
@@ -86,15 +86,15 @@ fn allow_descriptors() {
 
 /// A server without a socket, for programs that send bytes as a client would.
 pub struct Unconnected {
-    front: Arc<Front>,
+    middleware: Arc<Middleware>,
     idle: Duration,
 }
 
 impl Unconnected {
     /// Open the cold store and the cache of a configuration. Nobody listens.
     pub async fn open(config: &Config) -> Result<Unconnected> {
-        let Parts { front, .. } = parts(config, &Arc::new(Metrics::new()), |_| {}).await?;
-        Ok(Unconnected { front, idle: config.idle })
+        let Parts { middleware, .. } = parts(config, &Arc::new(Metrics::new()), |_| {}).await?;
+        Ok(Unconnected { middleware, idle: config.idle })
     }
 
     /// Answer all requests of a connection, on which a client sends these bytes and then nothing more. Returns what the server sends.
@@ -103,7 +103,7 @@ impl Unconnected {
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         // The connection would end at once without it.
         let shutdown = GracefulShutdown::new();
-        let served = converse(Box::pin(server), peer, self.front.clone(), shutdown.watcher(), self.idle);
+        let served = converse(Box::pin(server), peer, self.middleware.clone(), shutdown.watcher(), self.idle);
         let asked = async move {
             let (mut from, mut to) = tokio::io::split(&mut client);
             let mut received = Vec::new();
@@ -121,7 +121,7 @@ impl Unconnected {
 
 /// What is read again on SIGHUP, or serves all connections.
 struct Parts {
-    front: Arc<Front>,
+    middleware: Arc<Middleware>,
     keys: Option<Keys>,
     certificates: Option<Arc<Certificates>>,
     sampler: Arc<Sampler>,
@@ -150,7 +150,7 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     }
     tokio::spawn(sample_each_second(parts.sampler.clone()));
     parts.certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
-    tokio::spawn(reload_on(hangup, (parts.keys.clone(), parts.certificates.clone()), parts.front.clone(), metrics.clone(), note));
+    tokio::spawn(reload_on(hangup, (parts.keys.clone(), parts.certificates.clone()), parts.middleware.clone(), metrics.clone(), note));
     ready(addresses);
     let graceful = GracefulShutdown::new();
     let mut accepting = Box::pin(accept(&listener, &config, &parts, &metrics, &graceful));
@@ -199,14 +199,14 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
             tokio::spawn(refuse(stream));
             continue;
         };
-        let mut stream = TimeoutStream::new(Wire::new(stream, parts.arena.clone()));
+        let mut stream = TimeoutStream::new(ZeroCopy::new(stream, parts.arena.clone()));
         stream.set_write_timeout(Some(config.idle));
-        let (front, metrics, watcher, idle) = (parts.front.clone(), metrics.clone(), graceful.watcher(), config.idle);
+        let (middleware, metrics, watcher, idle) = (parts.middleware.clone(), metrics.clone(), graceful.watcher(), config.idle);
         let acceptor = parts.certificates.as_ref().map(|certificates| certificates.acceptor());
         tokio::spawn(async move {
             let _open = Counted::begin(&metrics.connections);
             if let Some(stream) = begun(Box::pin(stream), acceptor).await {
-                converse(stream, peer, front, watcher, idle).await;
+                converse(stream, peer, middleware, watcher, idle).await;
             }
             drop(permit);
         });
@@ -229,8 +229,14 @@ async fn begun(stream: Stream, acceptor: Option<TlsAcceptor>) -> Option<Stream> 
 }
 
 /// Answer the requests of a connection.
-async fn converse(stream: Stream, peer: SocketAddr, front: Arc<Front>, watcher: hyper_util::server::graceful::Watcher, idle: Duration) {
-    let answer = service_fn(move |request: hyper::Request<Incoming>| front.clone().answer(peer, request));
+async fn converse(
+    stream: Stream,
+    peer: SocketAddr,
+    middleware: Arc<Middleware>,
+    watcher: hyper_util::server::graceful::Watcher,
+    idle: Duration,
+) {
+    let answer = service_fn(move |request: hyper::Request<Incoming>| middleware.clone().answer(peer, request));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle)
@@ -259,8 +265,8 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             Some(back)
         }
     };
-    let (memory, hot) = memory(config, note);
-    let arena = hot.as_ref().map(|hot| hot.arena().clone());
+    let (memory, memory_cache) = memory(config, note);
+    let arena = memory_cache.as_ref().map(|memory_cache| memory_cache.arena().clone());
     let is_folder = !config.cold.starts_with("s3://");
     let (blocks, trust) = match &config.cache {
         // It lets other servers of the store know that this one writes.
@@ -272,7 +278,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             }
             let immutable = Immutable::new(cold.clone(), config.marker_of, config.immutable.clone(), metrics.clone());
             let (revalidate, stale_if_error, states_bytes) = (config.revalidate, config.stale_if_error, config.memory_bytes / 8);
-            let reading = Reading { memory: memory.clone(), hot, states_bytes, revalidate, stale_if_error, immutable };
+            let reading = Reading { memory: memory.clone(), memory_cache, states_bytes, revalidate, stale_if_error, immutable };
             let blocks = Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())?;
             // What was acknowledged earlier is sent now. A server without the folder may have run meanwhile, and knows nothing of it.
             if back.as_ref().is_some_and(|back| back.pending_objects() > 0) {
@@ -297,18 +303,18 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
         (Some(_), true) => Taken::Both,
     };
     let gate = Gate { domains, taken, keys: keys.clone() };
-    let front = Arc::new(Front::new(service, metrics.clone(), log, limits, gate));
-    Ok(Parts { front, keys, certificates, sampler, blocks, back, arena })
+    let middleware = Arc::new(Middleware::new(service, metrics.clone(), log, limits, gate));
+    Ok(Parts { middleware, keys, certificates, sampler, blocks, back, arena })
 }
 
 /// Return the memory for bodies. Before a cache, a quarter of it holds what is read often, and an eighth what is known of objects.
-fn memory(config: &Config, note: fn(&str)) -> (Memory, Option<Hot>) {
+fn memory(config: &Config, note: fn(&str)) -> (Memory, Option<MemoryCache>) {
     if config.cache.is_none() {
         return (Memory::new(config.memory_bytes), None);
     }
     let bytes = config.memory_bytes - config.memory_bytes / 8;
-    match Hot::new(config.memory_bytes / 4) {
-        Ok(hot) => (Memory::new(bytes - config.memory_bytes / 4), Some(hot)),
+    match MemoryCache::new(config.memory_bytes / 4) {
+        Ok(memory_cache) => (Memory::new(bytes - config.memory_bytes / 4), Some(memory_cache)),
         Err(error) => {
             note(&format!("what is read often is not held in memory: {error}"));
             (Memory::new(bytes), None)
@@ -407,7 +413,7 @@ async fn sample_each_second(sampler: Arc<Sampler>) {
 async fn reload_on(
     mut hangup: Signal,
     (keys, certificates): (Option<Keys>, Option<Arc<Certificates>>),
-    front: Arc<Front>,
+    middleware: Arc<Middleware>,
     metrics: Arc<Metrics>,
     note: fn(&str),
 ) {
@@ -422,6 +428,6 @@ async fn reload_on(
             false => refused.iter().for_each(|why| note(&format!("{why}; it stays as it was"))),
         }
         certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
-        front.reopen_log();
+        middleware.reopen_log();
     }
 }

@@ -246,7 +246,7 @@ impl<'a> Fill<'a> {
                 return true;
             }
         }
-        if let Some(bytes) = self.cached.passing().find(key, begin) {
+        if let Some(bytes) = self.cached.prefetched().find(key, begin) {
             target.push(&bytes[..bytes.len().min((end - begin) as usize)]);
             return true;
         }

@@ -41,7 +41,7 @@ impl<'a> Fill<'a> {
     /// Hold the pages that were fetched ahead in memory, until the loader of a plan has read the steps below `until`.
     pub fn pass(mut self, plan: u64, until: u64) {
         for part in &mut self.parts {
-            self.cached.passing().add(plan, until, &part.key, std::mem::take(&mut part.ahead));
+            self.cached.prefetched().add(plan, until, &part.key, std::mem::take(&mut part.ahead));
         }
     }
 
@@ -57,8 +57,8 @@ impl<'a> Fill<'a> {
             let each = range.pieces.iter().zip(pieces);
             each.map(|(piece, (number, _, begin))| {
                 let part = &self.parts[fetches[*number].part];
-                let passing = || self.cached.passing().find(&part.key, *begin).filter(|bytes| bytes.len() >= piece.bytes);
-                part.held(*begin, piece.bytes).or_else(|| passing().map(|bytes| bytes.slice(..piece.bytes)))
+                let prefetched = || self.cached.prefetched().find(&part.key, *begin).filter(|bytes| bytes.len() >= piece.bytes);
+                part.held(*begin, piece.bytes).or_else(|| prefetched().map(|bytes| bytes.slice(..piece.bytes)))
             })
             .collect()
         };

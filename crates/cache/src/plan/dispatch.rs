@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
+use super::backpressure::Backpressure;
 use super::belady::Fetch;
-use super::company::{Company, Field};
-use super::line::{Fate, Line};
-use super::pace::Pace;
+use super::election::{Election, Field};
+use super::prefetch_queue::{Fate, PrefetchQueue};
 
 /// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
@@ -82,9 +82,9 @@ struct Behind {
 }
 
 pub struct Dispatch<'d, 'a> {
-    pace: &'d Pace,
-    company: Option<&'d mut Company>,
-    line: &'d Line<'a>,
+    backpressure: &'d Backpressure,
+    election: Option<&'d mut Election>,
+    queue: &'d PrefetchQueue<'a>,
     /// The plan is at most this far ahead of the loaders.
     ahead_steps: u64,
     behind: VecDeque<Behind>,
@@ -100,7 +100,7 @@ impl Carries for Dispatch<'_, '_> {
     /// Return whether a group may have units that stay in memory. Other processes would not find them, and the loader reads on its own what would
     /// be too much.
     fn may_pass(&self, group: &Group) -> bool {
-        let is_alone = self.company.as_ref().is_none_or(|company| company.is_alone());
+        let is_alone = self.election.as_ref().is_none_or(|election| election.is_alone());
         is_alone && self.passing_bytes() <= AHEAD_BYTES && group.pass_bytes <= AHEAD_BYTES
     }
 
@@ -110,16 +110,16 @@ impl Carries for Dispatch<'_, '_> {
         if !passes.is_empty() {
             self.passing.push((until, pass_bytes));
             // What is ready after it depends on the other units.
-            self.line.put(passes, self.ready, Fate::Pass(until));
+            self.queue.put(passes, self.ready, Fate::Pass(until));
         }
         self.ready = ready;
         self.look(self.behind.front().map_or(from, |group| group.from))?;
         // What fits needs no room. It is kept at once, under locks, so that processes with other plans do not fetch it as well.
-        let has_room = self.line.layout.fits || self.behind.is_empty() && self.may_evict(from, ready);
+        let has_room = self.queue.layout.fits || self.behind.is_empty() && self.may_evict(from, ready);
         if has_room {
             self.evict(&victims, from);
         }
-        let number = self.line.put(fetches, ready, if has_room { Fate::Keep } else { Fate::KeepLater });
+        let number = self.queue.put(fetches, ready, if has_room { Fate::Keep } else { Fate::KeepLater });
         if !has_room {
             self.behind.push_back(Behind { number, bytes: bytes - pass_bytes, victims, from, ready });
         }
@@ -134,7 +134,7 @@ impl Carries for Dispatch<'_, '_> {
 
     /// Return the step from which on no loader reads, as far as they know.
     fn until(&self) -> u64 {
-        self.company.as_ref().map_or_else(|| self.pace.until(), |company| company.until())
+        self.election.as_ref().map_or_else(|| self.backpressure.until(), |election| election.until())
     }
 
     /// Wait until a loader will read this step.
@@ -150,8 +150,14 @@ impl Carries for Dispatch<'_, '_> {
 }
 
 impl<'d, 'a> Dispatch<'d, 'a> {
-    pub fn new(pace: &'d Pace, company: Option<&'d mut Company>, line: &'d Line<'a>, begin: u64, ahead_steps: u64) -> Dispatch<'d, 'a> {
-        Dispatch { pace, company, line, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin, released: 0 }
+    pub fn new(
+        backpressure: &'d Backpressure,
+        election: Option<&'d mut Election>,
+        queue: &'d PrefetchQueue<'a>,
+        begin: u64,
+        ahead_steps: u64,
+    ) -> Dispatch<'d, 'a> {
+        Dispatch { backpressure, election, queue, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin, released: 0 }
     }
 
     fn passing_bytes(&self) -> u64 {
@@ -160,9 +166,9 @@ impl<'d, 'a> Dispatch<'d, 'a> {
 
     /// Wait for the loaders to read more than the steps below `read`, or to want those below `until`.
     fn wait(&mut self, read: u64, until: u64) -> Result<(), Ended> {
-        match &self.company {
-            Some(company) => self.pace.pause(company.waits()),
-            None => self.pace.wait_for(read + 1, until),
+        match &self.election {
+            Some(election) => self.backpressure.pause(election.waits()),
+            None => self.backpressure.wait_for(read + 1, until),
         }
         self.look(self.behind.front().map_or(0, |group| group.from))
     }
@@ -172,7 +178,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
         let read = self.read();
         if read > self.released {
             self.passing.retain(|(until, _)| *until > read);
-            self.line.release(read);
+            self.queue.release(read);
             self.released = read;
         }
         while let Some(Behind { from, ready, .. }) = self.behind.front() {
@@ -181,17 +187,17 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             }
             let Some(Behind { number, victims, from, .. }) = self.behind.pop_front() else { break };
             self.evict(&victims, from);
-            self.line.allow(number);
+            self.queue.allow(number);
         }
         read
     }
 
     /// Evict units that are not used in the steps from `from` on.
     fn evict(&self, victims: &[u32], from: u64) {
-        if let Some(company) = &self.company {
-            company.own.set(Field::Floor, from);
+        if let Some(election) = &self.election {
+            election.own.set(Field::Floor, from);
         }
-        victims.iter().for_each(|victim| self.line.layout.evict(*victim));
+        victims.iter().for_each(|victim| self.queue.layout.evict(*victim));
     }
 
     /// Return whether the plan must wait for the loaders, which have steps to read that are planned completely.
@@ -203,7 +209,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
 
     /// Return the step below which all loaders have read.
     fn read(&self) -> u64 {
-        self.company.as_ref().map_or_else(|| self.pace.read(), |company| company.floor())
+        self.election.as_ref().map_or_else(|| self.backpressure.read(), |election| election.floor())
     }
 
     /// Return whether all loaders have read the steps below `from`, and are at most `ahead_steps` behind `ready`.
@@ -213,13 +219,13 @@ impl<'d, 'a> Dispatch<'d, 'a> {
 
     /// Look at the loaders, of which those that have not read the steps below `wanted` may hold the others up.
     fn look(&mut self, wanted: u64) -> Result<(), Ended> {
-        if self.pace.is_stopped() {
+        if self.backpressure.is_stopped() {
             return Err(Ended::Stopped);
         }
-        let Some(company) = self.company.as_deref_mut() else { return Ok(()) };
-        match company.look(wanted) {
+        let Some(election) = self.election.as_deref_mut() else { return Ok(()) };
+        match election.look(wanted) {
             Ok(true) => Err(Ended::Changed),
-            Ok(false) if !company.is_left() => Ok(()),
+            Ok(false) if !election.is_left() => Ok(()),
             _ => Err(Ended::Left),
         }
     }

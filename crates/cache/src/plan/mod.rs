@@ -1,15 +1,15 @@
 //! A running plan of a loader whose order is known: pages are fetched before they are needed, and those that are needed last give way.
 //!
 //! One thread plans and fetches in the order of use (`planner`). The loader asks before it reads a step (`before`) and reports when it has read it
-//! (`after`). Plans of the same order share their fetches (`company`).
+//! (`after`). Plans of the same order share their fetches (`election`).
 
+mod backpressure;
 pub mod belady;
-mod company;
 mod dispatch;
+mod election;
 mod layout;
-mod line;
-mod pace;
 mod planner;
+mod prefetch_queue;
 pub mod units;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,14 +19,14 @@ use penstock_error::{Error, Result};
 use penstock_storage::process;
 
 use crate::cache::Cached;
-use pace::Pace;
+use backpressure::Backpressure;
 pub use planner::Foreseen;
 use planner::Planner;
 use units::Future;
 
 /// A plan that runs for a loader. It ends when this is dropped.
 pub struct Plan {
-    pace: Arc<Pace>,
+    backpressure: Arc<Backpressure>,
     thread: Mutex<Option<JoinHandle<()>>>,
     generation: u64,
 }
@@ -34,19 +34,19 @@ pub struct Plan {
 impl Plan {
     /// Start to plan, and to fetch for the steps below `until`.
     pub fn start(cached: Cached, future: Arc<dyn Future>, until: u64) -> Result<Plan> {
-        let pace = Arc::new(Pace::new(future.member(), until));
-        let own = pace.clone();
+        let backpressure = Arc::new(Backpressure::new(future.member(), until));
+        let own = backpressure.clone();
         let run = move || {
             process::heed(own.stop.clone());
             let planned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Planner::run(&own, &cached, future.as_ref())));
             // Without a plan, the loader reads on its own, and reports what fails.
             drop(planned);
             own.end();
-            cached.passing().end(own.number(), u64::MAX);
+            cached.prefetched().end(own.number(), u64::MAX);
         };
         let thread = std::thread::Builder::new().name("penstock-plan".into()).spawn(run);
         let thread = thread.map_err(|error| Error::new("storage-failed", format!("cannot start a thread: {error}")))?;
-        Ok(Plan { pace, thread: Mutex::new(Some(thread)), generation: process::generation() })
+        Ok(Plan { backpressure, thread: Mutex::new(Some(thread)), generation: process::generation() })
     }
 
     /// Return what a plan would find cached and what it would fetch in the first epoch, in bytes. Cost: reads the checksums of cached extents.
@@ -56,22 +56,22 @@ impl Plan {
 
     /// Return whether the plan knows the order, or has ended.
     pub fn has_started(&self) -> bool {
-        self.pace.has_started()
+        self.backpressure.has_started()
     }
 
     /// Fetch for the steps below `until`. Later ones are planned, so that what they need first is kept, but nothing is fetched for them.
     pub fn set_until(&self, until: u64) {
-        self.pace.set_until(until);
+        self.backpressure.set_until(until);
     }
 
     /// Wait until the pages that step `step` needs are cached, as far as the plan keeps them.
     pub fn before(&self, step: u64) {
-        self.pace.before(step);
+        self.backpressure.before(step);
     }
 
     /// Note that a step has been read, so that its pages may give way.
     pub fn after(&self, step: u64) {
-        self.pace.after(step);
+        self.backpressure.after(step);
     }
 }
 
@@ -80,7 +80,7 @@ impl Drop for Plan {
         if self.generation != process::generation() {
             return; // A forked process lacks its parent's thread, which may have held the lock.
         }
-        self.pace.stop();
+        self.backpressure.stop();
         if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join(); // A panic was caught.
         }

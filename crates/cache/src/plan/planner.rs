@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use penstock_error::Result;
 use penstock_storage::process;
 
+use super::backpressure::Backpressure;
 use super::belady::{Belady, NEVER};
-use super::company::{Company, Field};
 use super::dispatch::{Carries, Dispatch, Ended, Group};
+use super::election::{Election, Field};
 use super::layout::{Layout, Pages};
-use super::line::Line;
-use super::pace::Pace;
+use super::prefetch_queue::PrefetchQueue;
 use super::units::{Future, Member, Object, Unit, Units, Uses, order_of};
 use crate::cache::Cached;
 use crate::extent::Extent;
@@ -87,7 +87,7 @@ impl Planner<'_> {
     }
 
     /// Plan and fetch until the loader ends.
-    pub fn run(pace: &Pace, cached: &Cached, future: &dyn Future) -> Result<()> {
+    pub fn run(backpressure: &Backpressure, cached: &Cached, future: &dyn Future) -> Result<()> {
         let mut planner = Planner::new(cached, future)?;
         let drives = &cached.drives().drives;
         let plans = drives
@@ -96,51 +96,53 @@ impl Planner<'_> {
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
         if planner.layout.fits {
             // Nothing is evicted, and reads may keep what they fetch beside the plan.
-            return planner.lead(pace, future, None).map(drop);
+            return planner.lead(backpressure, future, None).map(drop);
         }
         let _planned = cached.planned();
         let folders: Vec<String> = drives.iter().map(|drive| drive.folder().display().to_string()).collect();
         let order = order_of(future, &planner.layout.objects, &planner.layout.units, &format!("{} {}", cached.store, folders.join(" ")));
         let mut first = 0;
         loop {
-            let joined = drives.first().map(|drive| Company::join(drive, order, future.member(), (pace.read(), pace.until()), first));
-            let Some(Ok(mut company)) = joined else { return planner.lead(pace, future, None).map(drop) };
-            pace.shown_in(Some(company.own.clone()));
+            let joined = drives
+                .first()
+                .map(|drive| Election::join(drive, order, future.member(), (backpressure.read(), backpressure.until()), first));
+            let Some(Ok(mut election)) = joined else { return planner.lead(backpressure, future, None).map(drop) };
+            backpressure.shown_in(Some(election.own.clone()));
             let ended = loop {
-                let ended = match company.leads() {
-                    Ok(true) => planner.lead(pace, future, Some(&mut company))?,
-                    Ok(false) => follow(pace, &mut company),
+                let ended = match election.leads() {
+                    Ok(true) => planner.lead(backpressure, future, Some(&mut election))?,
+                    Ok(false) => follow(backpressure, &mut election),
                     Err(_) => Ended::Left,
                 };
                 if ended != Ended::Changed {
                     break ended;
                 }
             };
-            pace.shown_in(None);
+            backpressure.shown_in(None);
             if ended == Ended::Stopped {
                 return Ok(());
             }
-            first = company.group + 1;
+            first = election.group + 1;
         }
     }
 
-    /// Plan one epoch after the other, and fetch what each one needs, for this loader or for all of a company.
-    fn lead(&mut self, pace: &Pace, future: &dyn Future, mut company: Option<&mut Company>) -> Result<Ended> {
+    /// Plan one epoch after the other, and fetch what each one needs, for this loader or for all of its group.
+    fn lead(&mut self, backpressure: &Backpressure, future: &dyn Future, mut election: Option<&mut Election>) -> Result<Ended> {
         let steps = self.steps_ahead;
         // Steps that the loader has begun on its own are left to it. If they were planned, their pages could be evicted before they are kept.
-        let own_begin = if pace.has_started() { 0 } else { pace.start() };
+        let own_begin = if backpressure.has_started() { 0 } else { backpressure.start() };
         if !self.layout.fits {
             self.layout.cached.settle(SETTLES);
         }
         // The loaders have gone on in the meantime.
-        let (begin, members) = match &mut company {
-            None => (pace.read().max(own_begin), vec![future.member()]),
-            Some(company) => {
-                if company.look(0).is_err() {
+        let (begin, members) = match &mut election {
+            None => (backpressure.read().max(own_begin), vec![future.member()]),
+            Some(election) => {
+                if election.look(0).is_err() {
                     return Ok(Ended::Left);
                 }
-                let begin = if company.is_alone() { company.floor().max(own_begin) } else { company.floor() };
-                (begin, company.members())
+                let begin = if election.is_alone() { election.floor().max(own_begin) } else { election.floor() };
+                (begin, election.members())
             }
         };
         // What is worth keeping is chosen for whole epochs.
@@ -150,41 +152,41 @@ impl Planner<'_> {
         for unit in self.find_cached(&current, &later, passing_steps) {
             self.layout.evict(unit);
         }
-        if company.as_ref().is_some_and(|company| company.include_all(begin).is_err()) {
+        if election.as_ref().is_some_and(|election| election.include_all(begin).is_err()) {
             return Ok(Ended::Left);
         }
-        pace.set_ready(begin);
-        let own = company.as_ref().map(|company| company.own.clone());
+        backpressure.set_ready(begin);
+        let own = election.as_ref().map(|election| election.own.clone());
         let announce = |ready| {
             if let Some(own) = &own {
                 own.set(Field::Ready, ready);
             }
-            pace.set_ready(ready);
+            backpressure.set_ready(ready);
         };
         let Planner { layout, caches, .. } = self;
-        let (layout, line) = (&*layout, Line::new(layout, pace.number(), &announce));
+        let (layout, queue) = (&*layout, PrefetchQueue::new(layout, backpressure.number(), &announce));
         let ended = std::thread::scope(|scope| {
             for _ in 0..FETCHES {
                 scope.spawn(|| {
-                    process::heed(pace.stop.clone());
-                    line.work();
+                    process::heed(backpressure.stop.clone());
+                    queue.work();
                 });
             }
             if let Some(own) = &own {
-                scope.spawn(|| line.each(PULSE, |count| own.set(Field::Pulse, count)));
+                scope.spawn(|| queue.each(PULSE, |count| own.set(Field::Pulse, count)));
             }
-            let _closes = line.closes();
-            let mut dispatch = Dispatch::new(pace, company, &line, begin, steps);
+            let _closes = queue.closes();
+            let mut dispatch = Dispatch::new(backpressure, election, &queue, begin, steps);
             let mut later_of = |begin| layout.uses(future, &members, begin..begin + steps);
             plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
-                line.wait_until_done();
-                pace.end();
-                pace.wait_for(u64::MAX, u64::MAX);
+                queue.wait_until_done();
+                backpressure.end();
+                backpressure.wait_for(u64::MAX, u64::MAX);
                 Ended::Stopped
             })
         });
-        line.hand_over();
+        queue.hand_over();
         Ok(ended)
     }
 
@@ -348,29 +350,29 @@ fn by_worth<'u>(layout: &Layout, caches: &[Belady], units: &[u32], next_uses: &m
     uses
 }
 
-/// Follow the leader of a company. A leader that shows no life while this loader waits, because it is stopped, is left alone.
-fn follow(pace: &Pace, company: &mut Company) -> Ended {
+/// Follow the leader of a group. A leader that shows no life while this loader waits, because it is stopped, is left alone.
+fn follow(backpressure: &Backpressure, election: &mut Election) -> Ended {
     let (mut seen, mut since) = (None, Instant::now());
     loop {
-        if pace.is_stopped() {
+        if backpressure.is_stopped() {
             return Ended::Stopped;
         }
-        let led_to = match (company.leads(), company.led_to()) {
+        let led_to = match (election.leads(), election.led_to()) {
             (Ok(true), _) => return Ended::Changed,
-            (Ok(false), Ok(Some(led))) if led.floor > pace.read() => return Ended::Left,
+            (Ok(false), Ok(Some(led))) if led.floor > backpressure.read() => return Ended::Left,
             (Ok(false), Ok(led_to)) => led_to,
             _ => return Ended::Left,
         };
-        if led_to != seen || !pace.waits() {
+        if led_to != seen || !backpressure.waits() {
             (seen, since) = (led_to, Instant::now());
         }
         if since.elapsed() > LEADER_PATIENCE {
             return Ended::Left;
         }
         if let Some(led) = led_to {
-            pace.set_ready(led.ready);
+            backpressure.set_ready(led.ready);
         }
-        pace.pause(false);
+        backpressure.pause(false);
     }
 }
 

@@ -404,7 +404,7 @@ fn settled(cached: &Cached) -> u64 {
 fn passes(cached: &Cached) -> usize {
     let here = |sample: &u32| {
         let (object, begin) = place(*sample);
-        cached.passing().find(&cached.key(&name(object), 0), begin).is_some()
+        cached.prefetched().find(&cached.key(&name(object), 0), begin).is_some()
     };
     (0..SAMPLES).filter(here).count()
 }

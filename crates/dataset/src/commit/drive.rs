@@ -14,11 +14,11 @@ use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Created, Store, process};
 
 use super::changes::{NewSchema, Proposal};
+use super::group_commit;
 use super::keys::Keys;
 use super::machine::{Event, Machine, Request, Taken};
 use super::manifest::layout::Layout;
 use super::manifest::root::write_root;
-use super::queue;
 use crate::config::now_us;
 use crate::log::newest::Seen;
 use crate::log::records::LogEntry;
@@ -48,7 +48,7 @@ pub fn held(base: &Arc<Snapshot>) -> Result<(Arc<Context>, Arc<Snapshot>)> {
 /// and gets those that are written now. After success, nothing can fail.
 pub fn commit(home: &Arc<Context>, base: &Arc<Snapshot>, puts: &mut Vec<String>, keys: &[Keys], proposal: Proposal) -> Result<Snapshot> {
     base.context.storage.prove()?;
-    let snapshot = queue::commit(base, proposal, |proposal| commit_now(home, base, puts, keys, proposal))?;
+    let snapshot = group_commit::commit(base, proposal, |proposal| commit_now(home, base, puts, keys, proposal))?;
     home.keep_files(snapshot.record());
     Ok(snapshot.within(home.clone()))
 }

@@ -101,7 +101,7 @@ impl Folder {
     /// Open the file of an object.
     fn find(&self, bucket: &str, key: &str) -> S3Result<(File, PathBuf)> {
         self.bucket(bucket)?;
-        // The front refuses it in paths, but not in the source of a copy.
+        // The middleware refuses it in paths, but not in the source of a copy.
         if key.contains('\0') {
             return Err(s3_error!(NoSuchKey, "no object has a name with the character U+0000"));
         }

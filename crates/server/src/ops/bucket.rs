@@ -3,7 +3,7 @@
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result};
 
-use crate::keys::rights;
+use crate::access_keys::rights;
 use crate::ops::tier::Tier;
 
 /// List the buckets that the key may know of.

@@ -4,8 +4,8 @@ use hyper::StatusCode;
 use s3s::dto::{CopyObjectInput, CopyObjectOutput, CopySource, HeadBucketInput, HeadObjectInput, HeadObjectOutput};
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
+use crate::access_keys::rights;
 use crate::cold::request as cold_request;
-use crate::keys::rights;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
 

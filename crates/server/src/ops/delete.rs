@@ -3,8 +3,8 @@
 use s3s::dto::{DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, Error, ObjectIdentifier};
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
+use crate::access_keys::rights;
 use crate::cold::may_be_there;
-use crate::keys::rights;
 use crate::meta::Object;
 use crate::ops::tier::Tier;
 use crate::read::conditions::not_checked;

@@ -10,7 +10,7 @@ use crate::ops::tier::Tier;
 use crate::read::conditions::conditions;
 use crate::read::current::with_age;
 
-/// Return the state of an object. A range is answered as in S3, with the length of the range, and with 206 (`front`).
+/// Return the state of an object. A range is answered as in S3, with the length of the range, and with 206 (`middleware`).
 pub async fn head(tier: &Tier, mut request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
     let range = request.input.range.take().filter(|_| !request.headers.contains_key(IF_RANGE));
     let mut response = whole(tier, request).await?;

@@ -22,7 +22,7 @@ use crate::memory::{Memory, Taken, overloaded};
 use crate::meta::{Meta, Object, Version};
 use crate::metrics::{Counted, Metrics};
 use crate::read::buffers::Buffers;
-use crate::read::hot::{Hot, PIECE_BYTES};
+use crate::read::memory_cache::{MemoryCache, PIECE_BYTES};
 
 /// The first cold request of an object is this long, so that its first bytes arrive soon.
 pub const FIRST_BYTES: u64 = 1 << 20;
@@ -46,7 +46,7 @@ type Question = (Object, u64, Option<(u64, u64)>);
 /// How a cold store is read through a cache.
 pub struct Reading {
     pub memory: Memory,
-    pub hot: Option<Hot>,
+    pub memory_cache: Option<MemoryCache>,
     /// The memory for states of objects.
     pub states_bytes: u64,
     pub revalidate: Revalidate,
@@ -66,7 +66,7 @@ pub struct Blocks {
     windows: Flights<(String, u64, u64), Bytes>,
     memory: Memory,
     buffers: Arc<Buffers>,
-    hot: Option<Hot>,
+    memory_cache: Option<MemoryCache>,
     pub(super) revalidate: Revalidate,
     pub(super) stale_if_error: Duration,
     pub(super) immutable: Immutable,
@@ -86,7 +86,7 @@ impl Blocks {
         let source = Source::new(cold.clone(), identity, tokio::runtime::Handle::current(), early.clone());
         let policy = Policy { keeps: |_| true, memory_bytes: || 0, changed: || {} };
         let cached = Cached::over(Arc::new(source), drives, None, policy).with_notes()?;
-        let Reading { memory, hot, states_bytes, revalidate, stale_if_error, immutable } = reading;
+        let Reading { memory, memory_cache, states_bytes, revalidate, stale_if_error, immutable } = reading;
         Ok(Blocks {
             cold,
             early,
@@ -97,7 +97,7 @@ impl Blocks {
             windows: Flights::default(),
             memory,
             buffers: Arc::default(),
-            hot,
+            memory_cache,
             revalidate,
             stale_if_error,
             immutable,
@@ -126,7 +126,7 @@ impl Blocks {
     pub fn purge(&self, prefix: &str) -> std::io::Result<u64> {
         let is_meant = |name: &str| Version::parse(name).is_some_and(|version| version.object.begins_with(prefix));
         self.states.purge(prefix, || {
-            self.hot.iter().for_each(|hot| hot.forget_all(is_meant));
+            self.memory_cache.iter().for_each(|memory_cache| memory_cache.forget_all(is_meant));
             self.cached.clear(is_meant)
         })
     }
@@ -143,8 +143,8 @@ impl Blocks {
         known: Option<Arc<Meta>>,
         then: impl FnOnce(&States, &Object) + Send + 'static,
     ) {
-        if let (Some(hot), Some(meta)) = (&self.hot, known) {
-            hot.forget(&Version::new(object, &meta).name());
+        if let (Some(memory_cache), Some(meta)) = (&self.memory_cache, known) {
+            memory_cache.forget(&Version::new(object, &meta).name());
         }
         let (blocks, object) = (self.clone(), object.clone());
         // A drive that hangs must not hold up the runtime.
@@ -231,7 +231,7 @@ impl Blocks {
     /// Return a part of one piece of a version, if it is cached, sound, and in memory.
     pub fn read_now(&self, name: &Arc<str>, object_bytes: u64, part: Range<u64>) -> Option<Bytes> {
         let touch = || self.cached.touch(name, object_bytes, part.start);
-        if let Some(bytes) = self.hot.as_ref().and_then(|hot| hot.get(name, &part, touch)) {
+        if let Some(bytes) = self.memory_cache.as_ref().and_then(|memory_cache| memory_cache.get(name, &part, touch)) {
             self.metrics.memory_hits.inc();
             return Some(bytes);
         }
@@ -243,15 +243,15 @@ impl Blocks {
         let bytes = self.buffers.freeze(memory).slice(inside);
         let piece = part.start / PIECE_BYTES;
         let is_whole = part.start.is_multiple_of(PIECE_BYTES) && part.end == object_bytes.min((piece + 1) * PIECE_BYTES);
-        if let Some(hot) = self.hot.as_ref().filter(|_| is_whole) {
-            hot.note(name, piece, &bytes);
+        if let Some(memory_cache) = self.memory_cache.as_ref().filter(|_| is_whole) {
+            memory_cache.note(name, piece, &bytes);
         }
         Some(bytes)
     }
 
     /// Return how many bytes are held in memory.
     pub fn held_bytes(&self) -> u64 {
-        self.hot.as_ref().map_or(0, |hot| hot.arena().held_bytes())
+        self.memory_cache.as_ref().map_or(0, |memory_cache| memory_cache.arena().held_bytes())
     }
 
     /// Read a part of a version through the cache, together with all others that want the same part.

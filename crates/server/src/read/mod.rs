@@ -6,11 +6,11 @@ pub mod buffers;
 pub mod conditions;
 pub mod current;
 pub mod flights;
-pub mod hot;
 pub mod immutable;
+pub mod memory_cache;
 #[cfg(target_os = "linux")]
 pub mod pages;
 pub mod ranges;
 pub mod reader;
 pub mod states;
-pub mod wire;
+pub mod zero_copy;

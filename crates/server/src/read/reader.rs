@@ -10,7 +10,7 @@ use s3s::dto::StreamingBlob;
 
 use super::blocks::{Blocks, FIRST_BYTES, Resolved};
 use super::flights::{Fetched, copy};
-use super::hot::PIECE_BYTES;
+use super::memory_cache::PIECE_BYTES;
 use crate::body::with_length;
 use crate::memory::overloaded;
 use crate::meta::{Object, Version};

@@ -8,9 +8,9 @@ use penstock_cache::{DriveSpec, Spec};
 use penstock_error::{Error, Result};
 use penstock_storage::Options;
 
+use crate::access_keys::Keys;
 use crate::cold::remote::bucket_of;
 use crate::hosts::Domains;
-use crate::keys::Keys;
 use crate::limits::quota::Limit;
 use crate::metrics::Metrics;
 use crate::read::immutable::MarkerOf;

@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 
 use super::connect::Client;
 use super::cost::Cost;
-use super::patience::Patience;
+use super::retry::Retry;
 use crate::process::{self, PerProcess};
 
 /// The runtime for all requests in this process.
@@ -44,7 +44,7 @@ pub fn wait<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 /// The state of a store in one process.
 pub struct Live {
     pub client: Client,
-    pub patience: Patience,
+    pub retry: Retry,
     /// How long the most recent ranges took, in seconds. Used for hedging.
     pub recent: Mutex<VecDeque<f64>>,
     pub cost: Cost,

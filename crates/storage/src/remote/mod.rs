@@ -5,10 +5,10 @@ mod connect;
 mod cost;
 mod level;
 mod live;
-mod patience;
 mod prove;
 mod ranges;
 mod receive;
+mod retry;
 mod store;
 mod upload;
 

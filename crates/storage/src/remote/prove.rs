@@ -10,7 +10,7 @@ use penstock_error::{Error, Kind, Result};
 use tokio::time::Instant;
 
 use super::live::{Live, wait};
-use super::patience::{self, Tries, Verdict, attempt};
+use super::retry::{self, Tries, Verdict, attempt};
 use super::store::Remote;
 use crate::process::PerProcess;
 use crate::read::Read as _;
@@ -29,14 +29,14 @@ impl Remote {
     /// Send one put that must not overwrite an object. Once sent, it is not repeated, because only the caller can interpret a second reply.
     pub(super) async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
         let (path, what) = (self.path(name), self.what("create", name));
-        let until = Instant::now() + live.patience.deadline;
-        let mut permit = live.patience.level.permit().await;
+        let until = Instant::now() + live.retry.deadline;
+        let mut permit = live.retry.level.permit().await;
         let mut tries = Tries::default();
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(body.clone());
             // Each attempt gets only part of the deadline, to leave time for a retry.
-            let patience = (live.patience.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
+            let patience = (live.retry.deadline / 4).clamp(Duration::from_secs(3), Duration::from_secs(15));
             let within = until.min(Instant::now() + patience);
             let (result, ending) = attempt(within, live.client.store.put_opts(&path, payload, options)).await;
             let error = match result {
@@ -44,13 +44,13 @@ impl Remote {
                 Err(object_store::Error::AlreadyExists { .. }) if ending.says_taken() => return Ok(Created::Exists),
                 Err(error) => error,
             };
-            permit = match live.patience.verdict(&what, &error, &ending) {
+            permit = match live.retry.verdict(&what, &error, &ending) {
                 Verdict::Final(error) => return Err(error),
                 Verdict::Again { sent: true, throttled, .. } => {
                     permit.throttled = throttled;
                     return Ok(Created::Unknown);
                 }
-                unsent => live.patience.again(&self.traffic.counters, unsent, &mut tries, until, permit).await?,
+                unsent => live.retry.again(&self.traffic.counters, unsent, &mut tries, until, permit).await?,
             };
         }
     }
@@ -60,13 +60,13 @@ impl Remote {
         let live = self.live()?;
         let bodies: Vec<Bytes> = (0..RACERS).map(|racer| Bytes::from(format!("penstock {racer}"))).collect();
         let racer = |body: Bytes| async move {
-            let until = Instant::now() + live.patience.deadline;
+            let until = Instant::now() + live.retry.deadline;
             let mut lost = 0;
             loop {
                 match self.create_once(live, name, body.clone()).await? {
                     Created::Unknown if Instant::now() < until => {
                         lost += 1;
-                        tokio::time::sleep(patience::wait(lost.min(8), false)).await;
+                        tokio::time::sleep(retry::wait(lost.min(8), false)).await;
                     }
                     Created::Unknown => {
                         let text = format!("cannot {}: no definite reply", self.what("create", name));

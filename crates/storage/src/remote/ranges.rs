@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::connect::service::chain;
 use super::level::Permit;
 use super::live::Live;
-use super::patience::{Tries, attempt, ended_well};
+use super::retry::{Tries, attempt, ended_well};
 use crate::Slot;
 use crate::counters::{Counters, add};
 use crate::ranges::{Piece, RangeRequest};
@@ -153,7 +153,7 @@ impl Live {
             filling.take(Bytes::new());
             return Ok(filling.done);
         }
-        let until = Instant::now() + self.patience.deadline;
+        let until = Instant::now() + self.retry.deadline;
         let mut tries = Tries::default();
         loop {
             let before = filling.taken;
@@ -169,8 +169,7 @@ impl Live {
             if filling.taken > before {
                 tries.count = 0; // The read is making progress, so wait only as long as after a first failure.
             }
-            permit =
-                self.patience.again(asked.counters, self.patience.verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
+            permit = self.retry.again(asked.counters, self.retry.verdict(&asked.what, &error, &ending), &mut tries, until, permit).await?;
         }
     }
 
@@ -235,7 +234,7 @@ impl Live {
                     Err(_) => {
                         add(&asked.counters.hedges, 1);
                         let second = async {
-                            let permit = self.patience.level.permit().await;
+                            let permit = self.retry.level.permit().await;
                             self.range(asked, twin, permit).await
                         };
                         tokio::pin!(second);

@@ -19,7 +19,7 @@ use super::connect::{Client, connect, credentials_hint};
 use super::cost::Cost;
 use super::level::Level;
 use super::live::{Live, runtime, wait};
-use super::patience::{self, Patience};
+use super::retry::{self, Retry};
 use super::upload::Upload;
 use crate::counters::{Counters, add};
 use crate::listing::{Entry, Page};
@@ -83,12 +83,7 @@ impl Remote {
                 let client = connect(&place, &options, traffic.clone())?;
                 Ok(Arc::new(Live {
                     client,
-                    patience: Patience {
-                        deadline,
-                        level: Level::new(),
-                        credentials_hint: credentials_hint(&place),
-                        traffic: traffic.clone(),
-                    },
+                    retry: Retry { deadline, level: Level::new(), credentials_hint: credentials_hint(&place), traffic: traffic.clone() },
                     recent: Mutex::default(),
                     cost: Cost::default(),
                 }))
@@ -122,13 +117,13 @@ impl Remote {
         format!("{verb} `{}/{name}`", self.place.uri)
     }
 
-    /// Send one request, and repeat it as `patience` allows.
+    /// Send one request, and repeat it as `retry` allows.
     fn ask<T, W>(&self, verb: &str, name: &str, work: impl Fn(Client, Path) -> W) -> Result<T>
     where
         W: Future<Output = object_store::Result<T>>,
     {
         let (live, path, what) = (self.live()?, self.path(name), self.what(verb, name));
-        wait(live.patience.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
+        wait(live.retry.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
     /// Return a page of a listing, and the token for the next page. The page is empty if the store cannot list.
@@ -303,7 +298,7 @@ impl Store for Remote {
         };
         if answer == Created::Unknown {
             let lost = self.lost.fetch_add(1, Relaxed) + 1;
-            std::thread::sleep(patience::wait(lost.min(8), false));
+            std::thread::sleep(retry::wait(lost.min(8), false));
         } else {
             self.lost.store(0, Relaxed);
         }

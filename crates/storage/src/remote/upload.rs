@@ -56,7 +56,7 @@ impl Upload {
                 let (store, path) = (store.clone(), self.path.clone());
                 async move { store.create_multipart(&path).await }
             };
-            let id = wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask))?;
+            let id = wait(self.live.retry.ask(&self.traffic.counters, &self.what, ask))?;
             self.multipart = Some(Multipart { id, parts: Vec::new(), travelling: Vec::new() });
         }
         let Some(multipart) = &mut self.multipart else { return Ok(()) };
@@ -77,7 +77,7 @@ impl Upload {
                 let (store, path, id, payload) = (store.clone(), path.clone(), id.clone(), PutPayload::from_bytes(body.clone()));
                 async move { store.put_part(&path, &id, index, payload).await }
             };
-            live.patience.ask(&traffic.counters, &what, ask).await
+            live.retry.ask(&traffic.counters, &what, ask).await
         });
         multipart.travelling.push((index, task));
         Ok(())
@@ -95,7 +95,7 @@ impl Upload {
             let (store, path, id, parts) = (store.clone(), path.clone(), id.clone(), parts.clone());
             async move { store.complete_multipart(&path, &id, parts).await.map(|_| ()) }
         };
-        let completed = wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask));
+        let completed = wait(self.live.retry.ask(&self.traffic.counters, &self.what, ask));
         match completed {
             Ok(()) => Ok(()),
             // If the reply to the first attempt was lost, a second attempt finds no such upload, but the object exists.
@@ -105,7 +105,7 @@ impl Upload {
                     let (client, path) = (client.clone(), self.path.clone());
                     async move { client.store.head(&path).await }
                 };
-                let found = wait(self.live.patience.ask(&self.traffic.counters, &self.what, look)).map_err(|_| error.clone())?;
+                let found = wait(self.live.retry.ask(&self.traffic.counters, &self.what, look)).map_err(|_| error.clone())?;
                 if found.size == self.bytes { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
@@ -145,7 +145,7 @@ impl ObjectWriter for Upload {
                 let (client, path, payload) = (client.clone(), path.clone(), PutPayload::from_bytes(body.clone()));
                 async move { client.store.put(&path, payload).await.map(|_| ()) }
             };
-            return wait(self.live.patience.ask(&self.traffic.counters, &self.what, ask));
+            return wait(self.live.retry.ask(&self.traffic.counters, &self.what, ask));
         }
         if !self.buffer.is_empty() {
             self.send_part()?;

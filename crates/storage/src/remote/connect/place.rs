@@ -63,7 +63,7 @@ pub fn own_option(place: &Place, name: &str, service: &str) -> Error {
         .hint("see help(ps.open) for the options of each store")
 }
 
-/// Disable retries in object_store, because `patience` retries requests instead.
+/// Disable retries in object_store, because `retry` retries requests instead.
 pub fn no_retry() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }

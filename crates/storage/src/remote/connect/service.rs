@@ -44,7 +44,7 @@ impl Ending {
 }
 
 tokio::task_local! {
-    /// Set by `patience` around each attempt.
+    /// Set by `retry` around each attempt.
     pub static ENDING: RefCell<Ending>;
 }
 

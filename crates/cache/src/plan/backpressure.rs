@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use penstock_storage::process;
 
-use super::company::{Entry, Field};
+use super::election::{Entry, Field};
 use super::units::Member;
 
 /// A loader does not wait longer than this for its plan. It then reads on its own.
@@ -48,17 +48,17 @@ impl State {
 }
 
 #[derive(Debug)]
-pub struct Pace {
+pub struct Backpressure {
     state: Mutex<State>,
     changed: Condvar,
     stride: u64,
     pub stop: Arc<AtomicBool>,
 }
 
-impl Pace {
-    pub fn new(member: Member, until: u64) -> Pace {
+impl Backpressure {
+    pub fn new(member: Member, until: u64) -> Backpressure {
         let state = Mutex::new(State { read: member.begin, until, ..State::default() });
-        Pace { state, changed: Condvar::new(), stride: member.stride.max(1), stop: Arc::default() }
+        Backpressure { state, changed: Condvar::new(), stride: member.stride.max(1), stop: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -207,21 +207,21 @@ mod tests {
 
     #[test]
     fn steps_that_a_loader_has_begun_are_left_to_it() {
-        let pace = Pace::new(Member { rank: 0, begin: 0, stride: 1 }, 100);
+        let backpressure = Backpressure::new(Member { rank: 0, begin: 0, stride: 1 }, 100);
         for step in [0, 1, 4] {
-            pace.before(step);
+            backpressure.before(step);
         }
-        pace.after(4);
-        assert_eq!((pace.start(), pace.read()), (5, 0));
+        backpressure.after(4);
+        assert_eq!((backpressure.start(), backpressure.read()), (5, 0));
         // Others wait from now on.
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| pace.before(5));
-            while !pace.waits() {
+            let next = scope.spawn(|| backpressure.before(5));
+            while !backpressure.waits() {
                 std::thread::yield_now();
             }
             assert!(!next.is_finished());
-            pace.set_ready(6);
+            backpressure.set_ready(6);
         });
-        assert_eq!(pace.start(), 6);
+        assert_eq!(backpressure.start(), 6);
     }
 }

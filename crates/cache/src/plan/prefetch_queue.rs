@@ -81,7 +81,7 @@ impl<'a> State<'a> {
 }
 
 /// The groups of one plan.
-pub struct Line<'a> {
+pub struct PrefetchQueue<'a> {
     state: Mutex<State<'a>>,
     changed: Condvar,
     pub layout: &'a Layout<'a>,
@@ -90,8 +90,8 @@ pub struct Line<'a> {
     announce: &'a (dyn Fn(u64) + Sync),
 }
 
-/// Closes the line when it is dropped, so that its threads end.
-pub struct Closes<'l, 'a>(&'l Line<'a>);
+/// Closes the queue when it is dropped, so that its threads end.
+pub struct Closes<'l, 'a>(&'l PrefetchQueue<'a>);
 
 impl Drop for Closes<'_, '_> {
     fn drop(&mut self) {
@@ -100,10 +100,10 @@ impl Drop for Closes<'_, '_> {
     }
 }
 
-impl<'a> Line<'a> {
-    /// Begin an empty line. `announce` is called with the step below which all is ready.
-    pub fn new(layout: &'a Layout<'a>, plan: u64, announce: &'a (dyn Fn(u64) + Sync)) -> Line<'a> {
-        Line { state: Mutex::default(), changed: Condvar::new(), layout, plan, announce }
+impl<'a> PrefetchQueue<'a> {
+    /// Begin an empty queue. `announce` is called with the step below which all is ready.
+    pub fn new(layout: &'a Layout<'a>, plan: u64, announce: &'a (dyn Fn(u64) + Sync)) -> PrefetchQueue<'a> {
+        PrefetchQueue { state: Mutex::default(), changed: Condvar::new(), layout, plan, announce }
     }
 
     pub fn closes(&self) -> Closes<'_, 'a> {
@@ -141,7 +141,7 @@ impl<'a> Line<'a> {
         self.changed.notify_all();
     }
 
-    /// Leave what is in memory to the next plan of the same loader. The line is closed.
+    /// Leave what is in memory to the next plan of the same loader. The queue is closed.
     pub fn hand_over(self) {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         for group in state.groups {
@@ -153,7 +153,7 @@ impl<'a> Line<'a> {
 
     /// Drop what is in memory for the steps below `read`.
     pub fn release(&self, read: u64) {
-        self.layout.cached.passing().end(self.plan, read);
+        self.layout.cached.prefetched().end(self.plan, read);
     }
 
     /// Announce what is ready, if the first groups are done.
@@ -169,7 +169,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Fetch groups until the line is closed.
+    /// Fetch groups until the queue is closed.
     pub fn work(&self) {
         let mut state = self.lock();
         while !state.closed {
@@ -200,7 +200,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Call `act` again and again, with the number of the call, until the line is closed.
+    /// Call `act` again and again, with the number of the call, until the queue is closed.
     pub fn each(&self, pause: Duration, act: impl Fn(u64)) {
         let mut state = self.lock();
         let mut next = Instant::now();

@@ -25,12 +25,12 @@ use s3s::service::S3Service;
 use s3s::{HttpError, StdError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::access_keys::Keys;
 use crate::authentication::again::mend_and_sign;
 use crate::authentication::chunks::{self, Signed};
 use crate::authentication::moved::move_to_headers;
 use crate::authentication::{self, Form, Refusal, Taken};
 use crate::hosts::Domains;
-use crate::keys::Keys;
 use crate::limits::rate::{Pace, Slot};
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
@@ -56,7 +56,7 @@ pub struct Limits {
 type Refused = (StatusCode, &'static str, String);
 
 /// What all connections share.
-pub struct Front {
+pub struct Middleware {
     service: S3Service,
     metrics: Arc<Metrics>,
     log: Option<AccessLog>,
@@ -76,13 +76,13 @@ pub struct Gate {
     pub keys: Option<Keys>,
 }
 
-impl Front {
-    pub fn new(service: S3Service, metrics: Arc<Metrics>, log: Option<AccessLog>, limits: Limits, gate: Gate) -> Front {
+impl Middleware {
+    pub fn new(service: S3Service, metrics: Arc<Metrics>, log: Option<AccessLog>, limits: Limits, gate: Gate) -> Middleware {
         let mut process = [0; 8];
         // Without random bytes, numbers of two processes may be equal.
         let _ = getrandom::fill(&mut process);
         let room = Arc::new(Semaphore::new(limits.requests));
-        Front { service, metrics, log, limits, room, gate, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
+        Middleware { service, metrics, log, limits, room, gate, process: u64::from_le_bytes(process), requests: AtomicU64::new(0) }
     }
 
     /// Open the access log again.
@@ -91,7 +91,7 @@ impl Front {
     }
 
     /// Answer a request.
-    pub async fn answer(self: Arc<Front>, peer: SocketAddr, mut request: Request<Incoming>) -> Result<Response<Answer>, HttpError> {
+    pub async fn answer(self: Arc<Middleware>, peer: SocketAddr, mut request: Request<Incoming>) -> Result<Response<Answer>, HttpError> {
         let began = Instant::now();
         let id = RequestId(format!("{:016X}", self.process ^ self.requests.fetch_add(1, Relaxed)).into());
         let operation = self.operation(&request);
@@ -142,11 +142,11 @@ impl Front {
             line.first_ms = began.elapsed().as_secs_f64() * 1e3;
         }
         let pace = slot.as_ref().and_then(Slot::of_response);
-        Ok(response.map(|body| Answer { body, front: self, pace, line, began, sent_bytes: 0, is_whole: false, _held: room }))
+        Ok(response.map(|body| Answer { body, middleware: self, pace, line, began, sent_bytes: 0, is_whole: false, _held: room }))
     }
 }
 
-impl Front {
+impl Middleware {
     /// Call the operation. A read that takes too long is answered with 503, and memory for the list of a POST is counted.
     async fn called(&self, mut request: Request<Incoming>, form: &Form, received: &Received) -> Result<s3s::HttpResponse, HttpError> {
         let (is_read, is_head) = (matches!(*request.method(), Method::GET | Method::HEAD), *request.method() == Method::HEAD);
@@ -299,7 +299,7 @@ fn host(request: &Request<Incoming>) -> &str {
 /// The body of a response. When it ends, its bytes are counted and logged.
 pub struct Answer {
     body: s3s::Body,
-    front: Arc<Front>,
+    middleware: Arc<Middleware>,
     pace: Option<Pace>,
     line: Option<Line>,
     began: Instant,
@@ -323,7 +323,7 @@ impl Body for Answer {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
                 self.pace.iter_mut().for_each(|pace| pace.took(bytes as usize));
                 self.sent_bytes += bytes;
-                self.front.metrics.sent_bytes.inc_by(bytes);
+                self.middleware.metrics.sent_bytes.inc_by(bytes);
                 self.is_whole = self.body.is_end_stream();
             }
             Poll::Ready(None) => self.is_whole = true,
@@ -343,7 +343,7 @@ impl Body for Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        if let (Some(mut line), Some(log)) = (self.line.take(), &self.front.log) {
+        if let (Some(mut line), Some(log)) = (self.line.take(), &self.middleware.log) {
             line.sent_bytes = self.sent_bytes;
             line.total_ms = self.began.elapsed().as_secs_f64() * 1e3;
             line.is_whole = self.is_whole || self.body.is_end_stream() || line.method == "HEAD";

@@ -47,7 +47,7 @@ const NO_STORE: &str = "the server's answers are not those of this kind of store
 
 /// State shared by all requests to one store.
 #[derive(Debug)]
-pub struct Patience {
+pub struct Retry {
     pub deadline: Duration,
     pub level: Level,
     /// What to do without credentials.
@@ -73,7 +73,7 @@ pub fn ended_well() -> bool {
     ENDING.with(|ending| matches!(*ending.borrow(), Ending::Success))
 }
 
-impl Patience {
+impl Retry {
     /// Repeat `work` until it succeeds, fails permanently, or reaches the deadline. `work` is called for each attempt, and
     /// repeating it must be harmless.
     /// `what` appears in messages, for example "read `name`".
@@ -260,7 +260,7 @@ mod tests {
     /// Return the error from a request whose first two attempts end with `ending` and whose third gets no reply.
     fn silent_after(ending: &Ending) -> Error {
         let traffic = Arc::new(Traffic::new());
-        let patience = Patience { deadline: Duration::from_millis(800), level: Level::new(), credentials_hint: "", traffic };
+        let retry = Retry { deadline: Duration::from_millis(800), level: Level::new(), credentials_hint: "", traffic };
         let (counters, mut tried) = (Counters::default(), 0);
         let work = || {
             tried += 1;
@@ -274,7 +274,7 @@ mod tests {
             }
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(patience.ask(&counters, "read `x`", work)).unwrap_err()
+        runtime.block_on(retry.ask(&counters, "read `x`", work)).unwrap_err()
     }
 
     #[test]

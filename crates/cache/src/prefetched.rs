@@ -19,13 +19,13 @@ struct Chunk {
 type Chunks = BTreeMap<(u64, u64), Chunk>;
 
 #[derive(Debug, Default)]
-pub struct Passing {
+pub struct Prefetched {
     extents: Mutex<HashMap<Key, Chunks>>,
     /// Number of extents, so that a read without running plans takes no lock.
     count: AtomicUsize,
 }
 
-impl Passing {
+impl Prefetched {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Chunks>> {
         self.extents.lock().unwrap_or_else(PoisonError::into_inner)
     }

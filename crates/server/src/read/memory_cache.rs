@@ -28,7 +28,7 @@ type Key = (Arc<str>, u64);
 /// Pieces in memory. A piece is held when it is read for the second time, some time after the first, and there is room. It replaces another piece only if that one was not
 /// read for twice the time between these two reads. So pieces do not replace each other in turn when not all of them fit.
 #[derive(Debug)]
-pub struct Hot {
+pub struct MemoryCache {
     arena: Arc<Arena>,
     held: RwLock<Held>,
     /// Pieces that were read lately and are not held: their lengths, and when they were read, in milliseconds since `opened`.
@@ -64,13 +64,13 @@ impl Weighter<Key, (u64, u64)> for Length {
     }
 }
 
-impl Hot {
+impl MemoryCache {
     /// Return an empty store for this many bytes. An eighth of them is left to pieces that are still being sent after they were replaced.
-    pub fn new(bytes: u64) -> io::Result<Hot> {
+    pub fn new(bytes: u64) -> io::Result<MemoryCache> {
         let most_bytes = bytes - bytes / 8;
         let held = Held { pieces: HashMap::new(), order: VecDeque::new(), bytes: 0, most_bytes };
         let seen = Cache::with_weighter((bytes / PIECE_BYTES) as usize, bytes, Length);
-        Ok(Hot { arena: Arena::new(bytes)?, held: RwLock::new(held), seen, opened: Instant::now() })
+        Ok(MemoryCache { arena: Arena::new(bytes)?, held: RwLock::new(held), seen, opened: Instant::now() })
     }
 
     pub fn arena(&self) -> &Arc<Arena> {
@@ -187,69 +187,69 @@ mod tests {
     }
 
     /// Let a piece be read twice, with time between.
-    fn hold(hot: &mut Hot, name: &Arc<str>, number: u64, bytes: &[u8]) {
-        hot.note(name, number, bytes);
-        hot.opened -= Duration::from_millis(APART_MS);
-        hot.note(name, number, bytes);
+    fn hold(memory_cache: &mut MemoryCache, name: &Arc<str>, number: u64, bytes: &[u8]) {
+        memory_cache.note(name, number, bytes);
+        memory_cache.opened -= Duration::from_millis(APART_MS);
+        memory_cache.note(name, number, bytes);
     }
 
     #[test]
     fn a_piece_is_held_when_it_is_read_again() {
-        let mut hot = Hot::new(8 * PIECE_BYTES).unwrap();
+        let mut memory_cache = MemoryCache::new(8 * PIECE_BYTES).unwrap();
         let (name, bytes): (Arc<str>, _) = ("version".into(), piece(3));
         let whole = PIECE_BYTES..2 * PIECE_BYTES;
-        (0..2).for_each(|_| hot.note(&name, 1, &bytes));
-        assert!(hot.get(&name, &whole, || ()).is_none());
-        hold(&mut hot, &name, 1, &bytes);
-        assert_eq!(hot.get(&name, &whole, || ()).unwrap(), bytes);
-        assert_eq!(hot.get(&name, &(PIECE_BYTES + 20_000..PIECE_BYTES + 70_001), || ()).unwrap(), bytes[20_000..70_001]);
-        assert!(hot.get(&name, &(0..PIECE_BYTES), || ()).is_none());
-        assert!(hot.get(&"other".into(), &whole, || ()).is_none());
-        hot.forget("version");
-        assert!(hot.get(&name, &whole, || ()).is_none());
-        assert_eq!(hot.arena.held_bytes(), 0);
+        (0..2).for_each(|_| memory_cache.note(&name, 1, &bytes));
+        assert!(memory_cache.get(&name, &whole, || ()).is_none());
+        hold(&mut memory_cache, &name, 1, &bytes);
+        assert_eq!(memory_cache.get(&name, &whole, || ()).unwrap(), bytes);
+        assert_eq!(memory_cache.get(&name, &(PIECE_BYTES + 20_000..PIECE_BYTES + 70_001), || ()).unwrap(), bytes[20_000..70_001]);
+        assert!(memory_cache.get(&name, &(0..PIECE_BYTES), || ()).is_none());
+        assert!(memory_cache.get(&"other".into(), &whole, || ()).is_none());
+        memory_cache.forget("version");
+        assert!(memory_cache.get(&name, &whole, || ()).is_none());
+        assert_eq!(memory_cache.arena.held_bytes(), 0);
     }
 
     #[test]
     fn a_flipped_bit_is_not_sent() {
-        let mut hot = Hot::new(8 * PIECE_BYTES).unwrap();
+        let mut memory_cache = MemoryCache::new(8 * PIECE_BYTES).unwrap();
         let (name, bytes): (Arc<str>, _) = ("version".into(), piece(3));
-        hold(&mut hot, &name, 0, &bytes);
-        let held = hot.get(&name, &(0..PIECE_BYTES), || ()).unwrap();
-        hot.arena.damage(&held[100_000..]);
+        hold(&mut memory_cache, &name, 0, &bytes);
+        let held = memory_cache.get(&name, &(0..PIECE_BYTES), || ()).unwrap();
+        memory_cache.arena.damage(&held[100_000..]);
         // Other parts of it are sound.
-        assert_eq!(hot.get(&name, &(0..50_000), || ()).unwrap(), bytes[..50_000]);
-        assert!(hot.get(&name, &(99_999..100_001), || ()).is_none());
-        assert!(hot.get(&name, &(0..50_000), || ()).is_none());
+        assert_eq!(memory_cache.get(&name, &(0..50_000), || ()).unwrap(), bytes[..50_000]);
+        assert!(memory_cache.get(&name, &(99_999..100_001), || ()).is_none());
+        assert!(memory_cache.get(&name, &(0..50_000), || ()).is_none());
     }
 
     /// Read a piece: from memory, or else as the cache would.
-    fn read(hot: &Hot, number: u64) -> Bytes {
+    fn read(memory_cache: &MemoryCache, number: u64) -> Bytes {
         let name: Arc<str> = "version".into();
         let wanted = number * PIECE_BYTES..(number + 1) * PIECE_BYTES;
-        hot.get(&name, &wanted, || ()).unwrap_or_else(|| {
-            hot.note(&name, number, &piece(number as u8));
+        memory_cache.get(&name, &wanted, || ()).unwrap_or_else(|| {
+            memory_cache.note(&name, number, &piece(number as u8));
             piece(number as u8).into()
         })
     }
 
-    fn held(hot: &Hot) -> Vec<u64> {
-        let mut numbers: Vec<u64> = hot.held.read().unwrap().pieces.keys().map(|(_, number)| *number).collect();
+    fn held(memory_cache: &MemoryCache) -> Vec<u64> {
+        let mut numbers: Vec<u64> = memory_cache.held.read().unwrap().pieces.keys().map(|(_, number)| *number).collect();
         numbers.sort_unstable();
         numbers
     }
 
     #[test]
     fn pieces_that_do_not_all_fit_do_not_replace_each_other() {
-        let mut hot = Hot::new(16 * PIECE_BYTES).unwrap();
+        let mut memory_cache = MemoryCache::new(16 * PIECE_BYTES).unwrap();
         let mut found = Vec::new();
         for _ in 0..10 {
             for number in 0..16 {
-                assert_eq!(read(&hot, number), piece(number as u8));
+                assert_eq!(read(&memory_cache, number), piece(number as u8));
                 // Each round takes 1.6 s.
-                hot.opened -= Duration::from_millis(100);
+                memory_cache.opened -= Duration::from_millis(100);
             }
-            found.push(held(&hot));
+            found.push(held(&memory_cache));
         }
         assert_eq!((found[0].len(), found[1].len()), (0, 14));
         assert!(found[2..].iter().all(|numbers| *numbers == found[1]), "{found:?}");
@@ -257,22 +257,22 @@ mod tests {
 
     #[test]
     fn pieces_that_are_not_read_any_more_are_replaced() {
-        let mut hot = Hot::new(16 * PIECE_BYTES).unwrap();
+        let mut memory_cache = MemoryCache::new(16 * PIECE_BYTES).unwrap();
         for _ in 0..2 {
-            (0..14).for_each(|number| drop(read(&hot, number)));
-            hot.opened -= Duration::from_millis(APART_MS);
+            (0..14).for_each(|number| drop(read(&memory_cache, number)));
+            memory_cache.opened -= Duration::from_millis(APART_MS);
         }
-        assert_eq!(held(&hot), (0..14).collect::<Vec<_>>());
-        hot.opened -= Duration::from_secs(10);
+        assert_eq!(held(&memory_cache), (0..14).collect::<Vec<_>>());
+        memory_cache.opened -= Duration::from_secs(10);
         // These are read now and then, and stay.
-        let stay = [read(&hot, 3), read(&hot, 7)];
-        let first = read(&hot, 0);
+        let stay = [read(&memory_cache, 3), read(&memory_cache, 7)];
+        let first = read(&memory_cache, 0);
         for _ in 0..3 {
-            hot.opened -= Duration::from_secs(4);
-            (0..8).for_each(|number| drop(read(&hot, 20 + number)));
-            (3..8).step_by(4).for_each(|number| drop(read(&hot, number)));
+            memory_cache.opened -= Duration::from_secs(4);
+            (0..8).for_each(|number| drop(read(&memory_cache, 20 + number)));
+            (3..8).step_by(4).for_each(|number| drop(read(&memory_cache, number)));
         }
-        let now = held(&hot);
+        let now = held(&memory_cache);
         assert_eq!(now.len(), 14);
         assert!([3, 7].into_iter().chain(20..28).all(|number| now.contains(&number)), "{now:?}");
         assert_eq!((&stay[0][..], &first[..]), (&piece(3)[..], &piece(0)[..]));
@@ -280,34 +280,34 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_while_pieces_are_sent() {
-        let mut hot = Hot::new(16 * PIECE_BYTES).unwrap();
+        let mut memory_cache = MemoryCache::new(16 * PIECE_BYTES).unwrap();
         let mut sent = Vec::new();
         for number in 0..200 {
-            hold(&mut hot, &"version".into(), number, &piece(number as u8));
+            hold(&mut memory_cache, &"version".into(), number, &piece(number as u8));
             // A slow client holds some of them.
-            let bytes = read(&hot, number);
+            let bytes = read(&memory_cache, number);
             sent.extend((number % 50 == 0).then_some((number, bytes)));
-            assert!(hot.arena.held_bytes() <= 16 * PIECE_BYTES);
-            hot.opened -= Duration::from_secs(1);
+            assert!(memory_cache.arena.held_bytes() <= 16 * PIECE_BYTES);
+            memory_cache.opened -= Duration::from_secs(1);
         }
         assert!(sent.iter().all(|(number, bytes)| *bytes == piece(*number as u8)));
-        let numbers = held(&hot);
+        let numbers = held(&memory_cache);
         assert!(numbers.len() >= 12 && numbers[0] > 180, "{numbers:?}");
         drop(sent);
-        hot.forget("version");
-        assert_eq!((hot.arena.held_bytes(), hot.held.read().unwrap().bytes), (0, 0));
+        memory_cache.forget("version");
+        assert_eq!((memory_cache.arena.held_bytes(), memory_cache.held.read().unwrap().bytes), (0, 0));
     }
 
     #[test]
     fn drives_learn_now_and_then_that_a_piece_is_used() {
-        let mut hot = Hot::new(8 * PIECE_BYTES).unwrap();
+        let mut memory_cache = MemoryCache::new(8 * PIECE_BYTES).unwrap();
         let (name, touches): (Arc<str>, _) = ("version".into(), Cell::new(0));
-        hold(&mut hot, &name, 0, &piece(1));
-        let read = |hot: &Hot| hot.get(&name, &(0..10), || touches.set(touches.get() + 1)).unwrap();
-        read(&hot);
+        hold(&mut memory_cache, &name, 0, &piece(1));
+        let read = |memory_cache: &MemoryCache| memory_cache.get(&name, &(0..10), || touches.set(touches.get() + 1)).unwrap();
+        read(&memory_cache);
         assert_eq!(touches.get(), 0);
-        hot.opened -= Duration::from_millis(TOUCH_MS);
-        (0..3).for_each(|_| drop(read(&hot)));
+        memory_cache.opened -= Duration::from_millis(TOUCH_MS);
+        (0..3).for_each(|_| drop(read(&memory_cache)));
         assert_eq!(touches.get(), 1);
     }
 }

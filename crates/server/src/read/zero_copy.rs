@@ -27,18 +27,18 @@ fn send_pages(_socket: &TcpStream, _content: &[u8]) -> Option<io::Result<usize>>
 }
 
 /// A connection.
-pub struct Wire {
+pub struct ZeroCopy {
     stream: TcpStream,
     arena: Option<Arc<Arena>>,
 }
 
-impl Wire {
-    pub fn new(stream: TcpStream, arena: Option<Arc<Arena>>) -> Wire {
+impl ZeroCopy {
+    pub fn new(stream: TcpStream, arena: Option<Arc<Arena>>) -> ZeroCopy {
         // Without these options it is slower, but works. Small responses would wait for more, and much would wait in the kernel.
         let _ = stream.set_nodelay(true);
         #[cfg(target_os = "linux")]
         let _ = SockRef::from(&stream).set_tcp_notsent_lowat(WAITING_BYTES);
-        Wire { stream, arena }
+        ZeroCopy { stream, arena }
     }
 
     /// Send the first of these parts: those in usual memory together, or one from the arena.
@@ -55,13 +55,13 @@ impl Wire {
     }
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for ZeroCopy {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, into)
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for ZeroCopy {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
@@ -102,7 +102,7 @@ mod tests {
     async fn sent(arena: &Arc<Arena>, parts: Vec<bytes::Bytes>) -> Vec<u8> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let mut wire = Wire::new(listener.accept().await.unwrap().0, Some(arena.clone()));
+        let mut wire = ZeroCopy::new(listener.accept().await.unwrap().0, Some(arena.clone()));
         let send = async move {
             let mut left: std::collections::VecDeque<bytes::Bytes> = parts.into();
             while !left.is_empty() {
@@ -151,7 +151,7 @@ mod tests {
         let held = arena.store(&vec![1; SLOT_BYTES as usize]).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let mut wire = Wire::new(listener.accept().await.unwrap().0, Some(arena));
+        let mut wire = ZeroCopy::new(listener.accept().await.unwrap().0, Some(arena));
         drop(client);
         let mut send = async || {
             let slices = [IoSlice::new(&held)];

@@ -111,7 +111,7 @@ struct Seen {
 
 /// The group of plans to which this one belongs.
 #[derive(Debug)]
-pub struct Company {
+pub struct Election {
     folder: PathBuf,
     locks: PathBuf,
     order: u64,
@@ -122,11 +122,11 @@ pub struct Company {
     members: HashMap<PathBuf, Seen>,
 }
 
-impl Company {
+impl Election {
     /// Join the first group, from `first` on, that has no leader or one that is near. This member has read the steps below `read`, and reads those below
     /// `until`. A leader is near at step `read`, or if it has just begun
     /// where this member begins.
-    pub fn join(drive: &Drive, order: u64, member: Member, (read, until): (u64, u64), first: u64) -> io::Result<Company> {
+    pub fn join(drive: &Drive, order: u64, member: Member, (read, until): (u64, u64), first: u64) -> io::Result<Election> {
         let (folder, locks) = (drive.orders_folder(), drive.leaders());
         let mut group = first;
         let near = |one: u64, other: u64| one.abs_diff(other) <= NEAR_STEPS.max(member.stride);
@@ -147,9 +147,9 @@ impl Company {
             numbers[Field::Joined as usize] = u64::from(now_seconds());
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let own = Arc::new(Entry(Registered::new(&folder, &bytes)?));
-            let mut company = Company { folder, locks, order, group, own, leads, members: HashMap::new() };
-            company.look(0)?;
-            return Ok(company);
+            let mut election = Election { folder, locks, order, group, own, leads, members: HashMap::new() };
+            election.look(0)?;
+            return Ok(election);
         }
     }
 
