@@ -79,6 +79,8 @@ pub struct Blocks {
 static FETCHES: Semaphore = Semaphore::const_new(256);
 /// The same for reads of what the cache has. They never ask a cold store, so that they do not wait behind one that is slow.
 static READS: Semaphore = Semaphore::const_new(128);
+/// States that are written beside their pages at once. A process that is stopped may hold the lock of a page.
+pub(super) static NOTES: Semaphore = Semaphore::const_new(64);
 
 impl Blocks {
     pub fn new(cold: Arc<dyn S3>, identity: String, drives: Drives, reading: Reading, metrics: Arc<Metrics>) -> Result<Blocks> {

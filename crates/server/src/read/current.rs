@@ -7,7 +7,7 @@ use hyper::header::{AGE, HeaderValue, WARNING};
 use s3s::dto::{ChecksumMode, HeadObjectInput, Range as HttpRange};
 use s3s::{S3Error, S3ErrorCode, S3Response, S3Result, s3_error};
 
-use super::blocks::{Blocks, Resolved, no_version};
+use super::blocks::{Blocks, NOTES, Resolved, no_version};
 use super::flights::copy;
 use super::states::Revalidate;
 use crate::cold::{check_is_object, is_failure, request};
@@ -165,10 +165,14 @@ impl Blocks {
         }
     }
 
-    /// Write a state beside its pages again. Nobody waits for it.
+    /// Write a state beside its pages again. Nobody waits for it. While many others wait for a drive, it is left for another time.
     fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
+        let Ok(turn) = NOTES.try_acquire() else { return };
         let (blocks, version) = (self.clone(), Version::new(object, meta));
-        drop(tokio::task::spawn_blocking(move || blocks.states.note(&version)));
+        drop(tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            blocks.states.note(&version);
+        }));
     }
 
     /// Ask the cold store for the state of an object.
