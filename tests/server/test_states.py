@@ -1,12 +1,15 @@
 """What `penstock serve` remembers of objects: over memory and restarts, when the cold store fails, and after writes."""
 
 import concurrent.futures
+import fcntl
 import functools
 import hashlib
 import http.client
+import pathlib
 import random
 import signal
 import stat
+import struct
 import threading
 import time
 import urllib.error
@@ -418,6 +421,31 @@ def test_a_state_that_was_not_kept_with_its_pages_is_kept_later(tmp_path):
         del node.state.asked[:]
         request("HEAD", "a")
         assert request("GET", "a") == node.state.objects["bucket/a"] and node.state.asked == []
+    finally:
+        node.stop()
+
+
+def test_states_that_wait_for_a_lock_hold_few_threads(tmp_path):
+    """A process that is stopped holds the locks of all cached objects. Each question finds a state that is not beside its pages."""
+    node = counting.Node(tmp_path / "node", "50MB", "--revalidate", "always")
+    try:
+        node.add("a", 5000)
+        node.state.hold = held = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            early = threads.submit(urllib.request.urlopen, f"{node.server.endpoint}/bucket/a", timeout=300)
+            until(lambda: len(node.state.asked) == 1, "the read has asked the cold store")
+            other = next(key for n in range(100_000) if stripe_of(key := f"b{n}") == stripe_of("a"))
+            urllib.request.urlopen(urllib.request.Request(f"{node.server.endpoint}/bucket/{other}", data=b"new", method="PUT")).close()
+            held.set()
+            early.result().close()
+        with (node.cache / "fetching").open("r+b") as locks:
+            fcntl.fcntl(locks, 37, struct.pack("hhqqi", fcntl.F_WRLCK, 0, 0, 1 << 62, 0))  # F_OFD_SETLK
+            connection = http.client.HTTPConnection("127.0.0.1", node.server.port, timeout=300)
+            for _ in range(300):
+                connection.request("HEAD", "/bucket/a")
+                assert connection.getresponse().read() == b""
+            connection.close()
+            assert len(list(pathlib.Path(f"/proc/{node.server.process.pid}/task").iterdir())) <= 64 + 40
     finally:
         node.stop()
 
