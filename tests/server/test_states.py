@@ -402,25 +402,15 @@ def test_a_version_whose_end_is_gone_breaks_off_once(serve):
 def test_a_state_that_was_not_kept_with_its_pages_is_kept_later(tmp_path):
     """What was read while another object was written is not known, if both share the count of writes. A HEAD finds the state again."""
     node = counting.Node(tmp_path / "node", "50MB")
-    request = lambda method, key, data=None: urllib.request.urlopen(  # noqa: E731
-        urllib.request.Request(f"{node.server.endpoint}/bucket/{key}", data=data, method=method), timeout=300
-    ).read()
     try:
-        node.add("a", 5000)
-        node.state.hold = held = threading.Event()
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            early = threads.submit(request, "GET", "a")
-            until(lambda: len(node.state.asked) == 1, "the read has asked the cold store")
-            request("PUT", next(key for n in range(100_000) if stripe_of(key := f"b{n}") == stripe_of("a")), b"new")
-            held.set()
-            assert early.result() == node.state.objects["bucket/a"]
+        body = read_beside_a_write(node)
         assert node.extent("a").note_bytes == 0
-        request("HEAD", "a")
+        asked(node, "HEAD", "a")
         until(lambda: node.extent("a").note_bytes > 0, "the state is beside the pages")
         node.restart()
         del node.state.asked[:]
-        request("HEAD", "a")
-        assert request("GET", "a") == node.state.objects["bucket/a"] and node.state.asked == []
+        asked(node, "HEAD", "a")
+        assert asked(node, "GET", "a") == body and node.state.asked == []
     finally:
         node.stop()
 
@@ -429,15 +419,7 @@ def test_states_that_wait_for_a_lock_hold_few_threads(tmp_path):
     """A process that is stopped holds the locks of all cached objects. Each question finds a state that is not beside its pages."""
     node = counting.Node(tmp_path / "node", "50MB", "--revalidate", "always")
     try:
-        node.add("a", 5000)
-        node.state.hold = held = threading.Event()
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            early = threads.submit(urllib.request.urlopen, f"{node.server.endpoint}/bucket/a", timeout=300)
-            until(lambda: len(node.state.asked) == 1, "the read has asked the cold store")
-            other = next(key for n in range(100_000) if stripe_of(key := f"b{n}") == stripe_of("a"))
-            urllib.request.urlopen(urllib.request.Request(f"{node.server.endpoint}/bucket/{other}", data=b"new", method="PUT")).close()
-            held.set()
-            early.result().close()
+        read_beside_a_write(node)
         with (node.cache / "fetching").open("r+b") as locks:
             fcntl.fcntl(locks, 37, struct.pack("hhqqi", fcntl.F_WRLCK, 0, 0, 1 << 62, 0))  # F_OFD_SETLK
             connection = http.client.HTTPConnection("127.0.0.1", node.server.port, timeout=300)
@@ -448,6 +430,25 @@ def test_states_that_wait_for_a_lock_hold_few_threads(tmp_path):
             assert len(list(pathlib.Path(f"/proc/{node.server.process.pid}/task").iterdir())) <= 64 + 40
     finally:
         node.stop()
+
+
+def asked(node, method, key, data=None):
+    request = urllib.request.Request(f"{node.server.endpoint}/bucket/{key}", data=data, method=method)
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return answer.read()
+
+
+def read_beside_a_write(node):
+    """Read the object `a` while another one with the same count of writes is written, so that its state is not kept. Return its bytes."""
+    node.add("a", 5000)
+    node.state.hold = held = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        early = threads.submit(asked, node, "GET", "a")
+        until(lambda: len(node.state.asked) == 1, "the read has asked the cold store")
+        asked(node, "PUT", next(key for n in range(100_000) if stripe_of(key := f"b{n}") == stripe_of("a")), b"new")
+        held.set()
+        assert early.result() == node.state.objects["bucket/a"]
+    return node.state.objects["bucket/a"]
 
 
 def stripe_of(key):
