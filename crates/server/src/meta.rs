@@ -23,6 +23,8 @@ pub struct Meta {
     seen: Option<Instant>,
     /// Whether all writes of the object through the server since then are known. A note on a drive may be older than the last one.
     pub is_believed: bool,
+    /// Whether a drive had it, instead of an answer of the cold store.
+    pub was_on_drive: bool,
     /// When it was written beside its pages, in seconds since 1970.
     noted: AtomicU64,
     /// Whether it was proven that the object never changes.
@@ -58,6 +60,7 @@ impl Meta {
             bytes,
             seen: Some(Instant::now()),
             is_believed: true,
+            was_on_drive: false,
             noted: NO_NOTE.into(),
             proven: false.into(),
             knows_sums: true,

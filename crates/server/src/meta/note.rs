@@ -105,6 +105,7 @@ impl Meta {
         Meta::of_head(head).map(|meta| Meta {
             seen,
             is_believed,
+            was_on_drive: true,
             noted: noted.into(),
             proven: note.immutable.into(),
             knows_sums: note.sums,

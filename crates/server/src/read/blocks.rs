@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use penstock_cache::{Cached, Drives, Policy};
@@ -159,11 +159,11 @@ impl Blocks {
         .await;
     }
 
-    /// Find the version of an object of which nothing was known at `began`, together with all others that ask for it now.
-    pub(super) async fn discovered(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>, began: Instant) -> S3Result<Discovered> {
+    /// Find the version of an object of which memory had nothing, together with all others that ask for it now.
+    pub(super) async fn discovered(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>) -> S3Result<Discovered> {
         let (generation, range) = (self.states.generation(object), first_range(wanted));
-        let is_new = |meta: &Arc<Meta>| meta.is_believed && meta.age().is_some_and(|age| age <= began.elapsed());
-        let known = || self.states.get(object).filter(is_new).map(|meta| (meta, None));
+        // What memory has by now was asked for since this reader looked there. That of a drive may be old.
+        let known = || self.states.get(object).filter(|meta| !meta.was_on_drive).map(|meta| (meta, None));
         let flight = self.resolving.join(&(object.clone(), generation, range), known, || {
             let (blocks, object) = (self.clone(), object.clone());
             async move { blocks.discover(&object, generation, range).await }
@@ -352,4 +352,64 @@ pub fn is_gone(error: &S3Error) -> bool {
 
 pub fn no_version() -> S3Error {
     s3_error!(NotImplemented, "the cold store sent no ETag or length for this object")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use penstock_cache::Spec;
+    use s3s::dto::{ETag, GetObjectOutput, StreamingBlob};
+    use s3s::{S3Request, S3Response};
+
+    use super::*;
+
+    /// A cold store of objects of four bytes, and how many reads it has answered.
+    struct Cold(AtomicUsize);
+
+    #[async_trait::async_trait]
+    impl S3 for Cold {
+        async fn get_object(&self, _: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(S3Response::new(GetObjectOutput {
+                body: Some(StreamingBlob::from(s3s::Body::from(Bytes::from_static(b"body")))),
+                content_length: Some(4),
+                content_range: Some("bytes 0-3/4".into()),
+                e_tag: Some(ETag::Strong("one".into())),
+                ..GetObjectOutput::default()
+            }))
+        }
+    }
+
+    fn blocks(cold: &Arc<Cold>, folder: &std::path::Path) -> Result<Arc<Blocks>> {
+        let metrics = Arc::new(Metrics::new());
+        let reading = Reading {
+            memory: Memory::new(1 << 26),
+            memory_cache: None,
+            states_bytes: 1 << 20,
+            revalidate: Revalidate::Always,
+            stale_if_error: Duration::ZERO,
+            immutable: Immutable::new(cold.clone(), |_| None, Vec::new(), metrics.clone()),
+        };
+        let drives = Drives::open(&Spec::parse(&format!("{}:50MB", folder.display()))?)?;
+        Ok(Arc::new(Blocks::new(cold.clone(), "s3://cold".into(), drives, reading, metrics)?))
+    }
+
+    /// A reader finds nothing in memory, and its drive is slow. Meanwhile another one asks the cold store, has the answer before this reader began, and
+    /// the bytes after that.
+    #[tokio::test]
+    async fn what_came_while_a_reader_looked_is_not_asked_for_again() -> Result<()> {
+        let (folder, cold, object) = (tempfile::tempdir().unwrap(), Arc::new(Cold(0.into())), Object::new("bucket", "key"));
+        let blocks = blocks(&cold, folder.path())?;
+        for _ in 0..3 {
+            let (meta, _) = blocks.discovered(&object, None).await.unwrap();
+            assert_eq!((meta.bytes, cold.0.load(SeqCst)), (4, 1));
+        }
+        // What a drive has may be old.
+        let noted = Arc::new(Meta::of_note(&blocks.states.get(&object).unwrap().note(), true).unwrap());
+        blocks.states.keep(&object, blocks.states.generation(&object), &noted);
+        blocks.discovered(&object, None).await.unwrap();
+        assert_eq!(cold.0.load(SeqCst), 2);
+        Ok(())
+    }
 }

@@ -1,7 +1,7 @@
 //! Which version of an object is current: what is known of it, and when the cold store is asked.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hyper::header::{AGE, HeaderValue, WARNING};
 use s3s::dto::{ChecksumMode, HeadObjectInput, Range as HttpRange};
@@ -69,12 +69,11 @@ impl Blocks {
     /// Return the current version of an object. Cost: nothing if it is known and fresh, otherwise one cold request, which also returns the first
     /// bytes of `wanted` if the version was not known.
     pub async fn resolve(self: &Arc<Self>, object: &Object, wanted: Option<HttpRange>) -> S3Result<Resolved> {
-        let began = Instant::now();
         let meta = match self.known(object).await {
             (Some(meta), true, _) => (meta, None),
             (Some(meta), false, is_immutable) => self.asked(object, Some((meta, is_immutable))).await?,
             (None, ..) => {
-                let (meta, early) = self.discovered(object, wanted, began).await?;
+                let (meta, early) = self.discovered(object, wanted).await?;
                 return Ok(Resolved { meta, early, age: None });
             }
         };
