@@ -163,7 +163,7 @@ impl Object {
 }
 
 /// A version of an object. Its bytes never change, so they can be cached.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Version {
     pub object: Object,
     etag: String,

@@ -58,10 +58,20 @@ impl Blocks {
     /// Return the state of an object that a drive has, and keep it in memory.
     async fn on_drive(self: &Arc<Self>, object: &Object) -> Option<Arc<Meta>> {
         let generation = self.states.generation(object);
-        let (blocks, own) = (self.clone(), object.clone());
-        // A drive that hangs must not hold up the runtime.
-        let meta = Arc::new(tokio::task::spawn_blocking(move || blocks.states.find(&own)).await.ok()??);
-        self.states.keep_noted(object, generation, &meta);
+        let known = || self.states.get(object).map(Some);
+        let flight = self.on_drive.join(&(object.clone(), generation), known, || {
+            let (blocks, object) = (self.clone(), object.clone());
+            async move {
+                // A drive that hangs must not hold up the runtime.
+                let looked = tokio::task::spawn_blocking(move || {
+                    let meta = Arc::new(blocks.states.find(&object)?);
+                    blocks.states.keep_noted(&object, generation, &meta);
+                    Some(meta)
+                });
+                looked.await.map_err(S3Error::internal_error)
+            }
+        });
+        let meta = flight.await.ok()??;
         // A write that began in the meantime has removed it.
         (self.states.generation(object) == generation).then(|| self.states.get(object).unwrap_or(meta))
     }
@@ -166,8 +176,11 @@ impl Blocks {
 
     /// Write a state beside its pages again. Nobody waits for it. While many others wait for a drive, it is left for another time.
     fn note_again(self: &Arc<Self>, object: &Object, meta: &Meta) {
-        let Ok(turn) = NOTES.try_acquire() else { return };
         let (blocks, version) = (self.clone(), Version::new(object, meta));
+        let Ok(turn) = NOTES.try_acquire() else { return };
+        if !self.states.will_note(&version) {
+            return;
+        }
         drop(tokio::task::spawn_blocking(move || {
             let _turn = turn;
             blocks.states.note(&version);

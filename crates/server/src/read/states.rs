@@ -1,7 +1,7 @@
 //! What is known of objects: in memory, and beside their pages on the drives. A state that is read from a drive was kept there by this server or an
 //! earlier one; whether it is still true is decided in `current`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -29,6 +29,8 @@ pub struct States {
     known: Cache<Object, Arc<Meta>, Bytes>,
     stripes: Vec<Stripe>,
     cached: Cached,
+    /// Versions whose states wait to be written beside their pages.
+    waiting: Mutex<HashSet<Version>>,
     /// Prefixes that are being purged.
     purged: Mutex<Vec<String>>,
     /// Until then, nothing is kept: an earlier server did not learn the outcome of a write.
@@ -78,7 +80,7 @@ impl States {
         let known = Cache::with_weighter((bytes / STATE_BYTES) as usize, bytes, Bytes);
         let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
         let uncertain_until = cached.trust().map(|trust| trust.uncertain_until).filter(|until| *until > SystemTime::now());
-        States { known, stripes, cached, purged: Mutex::default(), uncertain_until }
+        States { known, stripes, cached, waiting: Mutex::default(), purged: Mutex::default(), uncertain_until }
     }
 
     fn stripe(&self, object: &Object) -> &Stripe {
@@ -184,10 +186,20 @@ impl States {
         self.cached.forget(&object.name())
     }
 
+    fn waiting(&self) -> MutexGuard<'_, HashSet<Version>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Note that somebody will write the state of a version by `note`. Returns false if somebody is about to: what memory has by then is written.
+    pub fn will_note(&self, version: &Version) -> bool {
+        self.waiting().insert(version.clone())
+    }
+
     /// Write the state of a version beside its pages, if memory still has it. Waits for drives.
     pub fn note(&self, version: &Version) {
         let object = &version.object;
         let _alone = self.stripe(object).on_drive.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting().remove(version);
         let Some(meta) = self.get(object).filter(|meta| Version::new(object, meta) == *version) else { return };
         if self.cached.annotate(&version.name(), &meta.note()) {
             meta.was_noted();
