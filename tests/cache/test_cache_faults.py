@@ -202,9 +202,25 @@ def test_threads_may_open_a_new_folder_at_once(local, tmp_path):
 def test_a_folder_with_a_line_break_is_cached(local, tmp_path):
     uri, blobs = local
     shutil.copytree(uri, tmp_path / "two\nlines")
-    ds = ps.open(tmp_path / "two\nlines", cache=f"{tmp_path / 'cache'}:50MB")
-    check(ds, blobs)
-    assert counts(tmp_path / "cache")["bytes"] > SAMPLES * LENGTH
+    warmed = run("warm", tmp_path / "two\nlines", "--cache", f"{tmp_path / 'cache'}:50MB")
+    assert counts(tmp_path / "cache")["bytes"] > SAMPLES * LENGTH and warmed["data_bytes"] >= SAMPLES * LENGTH
+    check(ps.open(tmp_path / "two\nlines", cache=f"{tmp_path / 'cache'}"), blobs)
+    [store] = counts(tmp_path / "cache")["stores"]
+    assert "two lines" in store["store"]
+    run("evict", tmp_path / "two\nlines", "--cache", tmp_path / "cache")
+    assert counts(tmp_path / "cache")["bytes"] == 0
+
+
+def test_what_is_deleted_is_not_kept(local, tmp_path):
+    """A transaction reads what it has written, and is aborted."""
+    ds = ps.open(local[0], cache=f"{tmp_path / 'cache'}:50MB")
+    before = counts(tmp_path / "cache")["bytes"]
+    with ds.transaction() as tx:
+        ids = tx.append({"blob": [bytes(3_000_000)] * 3})
+        assert len(tx.take(ids)["blob"]) == 3
+        assert counts(tmp_path / "cache")["bytes"] > before + 9_000_000
+        tx.abort()
+    assert counts(tmp_path / "cache")["bytes"] == before
 
 
 def test_children_keep_what_they_read_while_a_plan_of_their_parent_runs(local, tmp_path):

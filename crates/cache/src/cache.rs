@@ -12,7 +12,7 @@ use penstock_storage::process::PerProcess;
 use crate::drive::Drive;
 use crate::drives::Drives;
 use crate::drives::trust::Trust;
-use crate::extent::Key;
+use crate::extent::{Key, store_key};
 use crate::prefetched::Prefetched;
 use crate::room;
 
@@ -91,8 +91,7 @@ impl Drop for Counting {
 impl Cached {
     /// Cache the objects of a store that `policy` allows. `dataset_bytes` limits what each drive keeps of this store.
     pub fn over(cold: Arc<dyn Read>, drives: Drives, dataset_bytes: Option<u64>, policy: Policy) -> Cached {
-        // Keys have their parts on a line each.
-        let store = cold.identity().replace('\n', " ");
+        let store = store_key(&cold.identity());
         for drive in drives.drives.iter().filter(|_| dataset_bytes.is_some()) {
             // A drive that cannot write its counts fails for reads, too, and is left alone then.
             let _ = room::limit_store(drive, &store, dataset_bytes.unwrap_or(0));

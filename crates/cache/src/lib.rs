@@ -31,7 +31,7 @@ pub use cached::Noted;
 pub use drive::Drive;
 pub use drives::Drives;
 pub use drives::trust::Trust;
-pub use extent::Key;
+pub use extent::{Key, store_key};
 pub use plan::belady::NEVER;
 pub use plan::units::{Future, Member, Need, Object, Uses};
 pub use plan::{Foreseen, Plan};

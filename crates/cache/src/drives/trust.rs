@@ -24,6 +24,7 @@ use penstock_error::{Error, Result};
 use penstock_storage::private;
 
 use crate::drive::{Drive, is_mine, store_name};
+use crate::extent::store_key;
 use crate::flight::Flight;
 
 /// Bytes of a token, which is a text.
@@ -65,7 +66,7 @@ struct Presence {
 impl Trust {
     /// Note that a server of a store runs that has no cache. Its writes remove no notes. Fails as `open` does.
     pub fn without_drives(store: &str) -> Result<Trust> {
-        Trust::open(&[], true, &store.replace('\n', " "))
+        Trust::open(&[], true, &store_key(store))
     }
 
     /// Take over the token of the last server of a store, or begin with another one. `is_whole` says that no drive fails. Fails if another server of

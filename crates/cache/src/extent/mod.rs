@@ -17,7 +17,7 @@ use crate::place::mix;
 
 mod tail;
 
-pub use tail::{BLOCK_BYTES, EXTENT_BYTES, Key, PAGE_BYTES, object_of};
+pub use tail::{BLOCK_BYTES, EXTENT_BYTES, Key, PAGE_BYTES, object_of, store_key};
 use tail::{FOOTER_BYTES, Layout, read_tail};
 
 pub const BLOCK_PAGES: u32 = (BLOCK_BYTES / PAGE_BYTES) as u32;

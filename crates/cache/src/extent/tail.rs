@@ -16,6 +16,11 @@ pub const FOOTER_BYTES: u64 = 32;
 /// Limit on an identity and a note: an S3 key has at most 1,024 bytes, and a store's root is a path or a URI.
 const MOST_TAIL_BYTES: u64 = 16 << 10;
 
+/// Return how caches name the store with this identity. Their keys have a line for each part.
+pub fn store_key(identity: &str) -> String {
+    identity.replace('\n', " ")
+}
+
 /// The identity of a part of an object: its store, name and version, and its place in the object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {

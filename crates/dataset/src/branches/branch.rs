@@ -35,7 +35,7 @@ pub fn create_branch(at: &Snapshot, name: &str, author: &str) -> Result<Snapshot
     let remove = |here: &Context, made: &mut Option<Snapshot>, puts: &mut Vec<String>| {
         puts.extend(made.take().map(|first| record_name(first.id().branch, 0)));
         for name in puts.drain(..).rev() {
-            let _ = here.storage.delete(&name);
+            let _ = here.delete(&name);
         }
     };
     let created = refs::create_name(context, NameKind::Branch, name, |here, number| {

@@ -11,7 +11,7 @@ use penstock_format::manifest::Root;
 use penstock_format::record::Record;
 use penstock_format::rows::RowSet;
 use penstock_format::schema::ColumnSpec;
-use penstock_storage::{Created, Store, process};
+use penstock_storage::{Created, process};
 
 use super::changes::{NewSchema, Proposal};
 use super::group_commit;
@@ -28,9 +28,9 @@ use crate::store::context::Context;
 
 /// Delete the last objects that were written, which belong to a root that no record refers to, because another commit was first. A
 /// leftover object is harmless.
-fn delete_last(store: &dyn Store, puts: &mut Vec<String>, count: usize) {
+fn delete_last(context: &Context, puts: &mut Vec<String>, count: usize) {
     for name in puts.drain(puts.len() - count..) {
-        let _ = store.delete(&name);
+        let _ = context.delete(&name);
     }
 }
 
@@ -173,7 +173,7 @@ impl Driver<'_> {
                 },
                 Request::Done(record) => {
                     if self.root.as_ref().is_some_and(|(object, _)| *object != record.root) {
-                        delete_last(store, self.puts, self.root_puts);
+                        delete_last(&self.base.context, self.puts, self.root_puts);
                     }
                     let next = self.next.take().filter(|next| next.id() == record.snapshot());
                     return next.ok_or_else(|| Error::new("internal", "the machine reported a commit that was never put"));
@@ -186,7 +186,7 @@ impl Driver<'_> {
     /// commit was first.
     fn write_root(&mut self, of: Option<Record>) -> Result<ObjectRef> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "a root was requested without a parent"))?;
-        delete_last(self.base.context.storage.as_ref(), self.puts, self.root_puts);
+        delete_last(&self.base.context, self.puts, self.root_puts);
         let before = self.puts.len();
         let of = match of.map(|record| LogEntry { record: Arc::new(record), crc: 0 }) {
             None => Ok(None),

@@ -442,7 +442,7 @@ impl Drop for Transaction {
             self.writer.delete();
             self.changed.iter_mut().for_each(|changed| changed.writer.delete());
             for name in self.puts.drain(..) {
-                let _ = self.base.context.storage.delete(&name); // A leftover object is harmless, because no snapshot refers to it.
+                let _ = self.base.context.delete(&name); // A leftover object is harmless, because no snapshot refers to it.
             }
         }
     }

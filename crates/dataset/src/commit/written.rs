@@ -80,9 +80,8 @@ impl Written {
         named.extend(root.overlays.iter().flat_map(|overlay| &overlay.files).map(|file| data_name(file.id)));
         named.extend(root.stages.iter().map(|stages| stages_name(stages.id)));
         named.extend(new.flat_map(|fragment| &fragment.files).map(|file| data_name(file.id)));
-        let storage = &self.base.context.storage;
         // One that cannot be deleted is harmless.
-        self.puts.retain(|name| named.contains(name) || storage.delete(name).is_err());
+        self.puts.retain(|name| named.contains(name) || self.base.context.delete(name).is_err());
     }
 
     /// Commit the proposal, and return the new snapshot.
@@ -99,7 +98,7 @@ impl Written {
 impl Drop for Written {
     fn drop(&mut self) {
         for name in self.puts.drain(..) {
-            let _ = self.base.context.storage.delete(&name); // A leftover object is harmless, because no snapshot refers to it.
+            let _ = self.base.context.delete(&name); // A leftover object is harmless, because no snapshot refers to it.
         }
     }
 }

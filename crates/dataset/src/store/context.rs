@@ -188,6 +188,14 @@ impl Context {
         }
     }
 
+    /// Delete an immutable object, and what the cache has of it.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        self.storage.delete(name)?;
+        // What a cache cannot forget is evicted some time.
+        let _ = self.cached.as_ref().map(|cached| cached.forget(name));
+        Ok(())
+    }
+
     /// Return a copy of this context that keeps its root open. All changes made through the copy go to one folder, even if the
     /// path is redirected in the meantime. Returns None if the root cannot move or cannot be kept open. Cost on local disk: one
     /// file descriptor.

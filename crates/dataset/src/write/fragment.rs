@@ -212,7 +212,7 @@ impl FragmentWriter {
                 Ok(done) => files.push(done),
                 Err(error) => {
                     for done in files {
-                        let _ = self.context.storage.delete(&data_name(done.id)); // An orphaned file is harmless.
+                        let _ = self.context.delete(&data_name(done.id)); // An orphaned file is harmless.
                     }
                     return Err(error);
                 }

@@ -153,7 +153,7 @@ impl FragmentsWriter {
     pub fn delete(&mut self) {
         for file in self.fragments.drain(..).flat_map(|fragment| fragment.files) {
             if file.is_object() && !self.linked.contains(&file.id) {
-                let _ = self.context.storage.delete(&data_name(file.id));
+                let _ = self.context.delete(&data_name(file.id));
             }
         }
     }

@@ -262,9 +262,9 @@ impl Snapshot {
         Log::new(self.inner.clone())
     }
 
-    /// Return the identity of the store in the keys of caches.
+    /// Return how caches name the store.
     fn identity(&self) -> String {
-        self.inner.context.storage.identity()
+        penstock_cache::store_key(&self.inner.context.storage.identity())
     }
 
     /// Read all data files, so that the cache has them. Calls `progress(data_files, data_bytes)` periodically. Returns the last counts.
