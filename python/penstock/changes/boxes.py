@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from penstock import _core
 from penstock.changes.checks import naming
-from penstock.columns.boxes import Boxes
-from penstock.columns.image import Image
-from penstock.columns.label import Labels
+from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.schema import BoxRule, Schema
@@ -48,26 +46,26 @@ def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int)
         return
     for name in made:
         kind = schema[name]
-        if isinstance(kind, Labels) and kind.of in made:
+        if (other := kind.one_for_each) is not None and other in made:
             with naming(name, first_row, verb):
-                _check_counts(made[name], made[kind.of], kind.of)
+                _check_counts(made[name], made[other], other)
     for name in list(made):
         kind = schema[name]
-        if not isinstance(kind, Boxes):
+        if kind.box_format is None:
             continue
         if rule.action == "clip":
-            if kind.of is None or kind.of not in made:
+            if kind.belongs_to is None or kind.belongs_to not in made:
                 raise without_images(name, kind)
-            image = schema[kind.of]
+            image = schema[kind.belongs_to]
             unknown: list[tuple[int, int] | None] = [None] * len(made[name][2])
-            sizes = _sizes_of(made[kind.of], image) if isinstance(image, Image) else unknown
-            made[name], count = _clipped(made[name], kind.format, sizes)
+            sizes = unknown if image.image_mode is None else _sizes_of(made[kind.belongs_to], image)
+            made[name], count = _clipped(made[name], kind.box_format, sizes)
             rule.changed += count
         with naming(name, first_row, verb):
-            bad = _wrong(made[name], kind, rule.action == "drop")
+            bad = _wrong(made[name], kind.box_format, rule.action == "drop")
         if bad is not None:
             rule.changed += int(bad.sum())
-            labels = [other for other in made if isinstance(its := schema[other], Labels) and its.of == name]
+            labels = [other for other in made if schema[other].one_for_each == name]
             for other in labels:
                 made[other] = _without(made[other], _of_labels(bad, made[name], made[other]))
             made[name] = _without(made[name], bad)
@@ -79,7 +77,7 @@ def apart(schema: Schema, given: Iterable[str]) -> list[tuple[str, str]]:
     Nothing is checked with the rule "keep".
     """
     names = set(given) if schema.boxes.action != "keep" else ()
-    pairs = [(name, kind.of) for name, kind in schema.items() if isinstance(kind, Labels) and kind.of is not None and kind.of in schema]
+    pairs = [(name, other) for name, kind in schema.items() if (other := kind.one_for_each) is not None and other in schema]
     return [pair if pair[0] in names else pair[::-1] for pair in pairs if (pair[0] in names) != (pair[1] in names)]
 
 
@@ -103,7 +101,7 @@ def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callabl
     number of the first row, for errors.
     """
     for name, other in apart(schema, made):
-        if schema.boxes.action == "drop" and isinstance(schema[name], Boxes):
+        if schema.boxes.action == "drop" and schema[name].box_format:
             check_given_together(schema, [name], "drop boxes of")
         stored, counts = other_of(other), np.asarray(made[name][3])[:, 0]
         there = _present(made[name]) if stored.nulls is None else _present(made[name]) & ~stored.nulls
@@ -115,12 +113,12 @@ def check_stored(schema: Schema, made: Mapping[str, Prepared], other_of: Callabl
                 raise fail(text, row, hint=_TOGETHER)
 
 
-def without_images(name: str, kind: Boxes) -> InvalidInputError:
+def without_images(name: str, kind: ColumnType) -> InvalidInputError:
     """Return the error for boxes that cannot be clipped."""
-    images = "it names no column of images" if kind.of is None else f"its images, in `{kind.of}`, are not given with it"
+    images = "it names no column of images" if kind.belongs_to is None else f"its images, in `{kind.belongs_to}`, are not given with it"
     return InvalidInputError(
         f'boxes="clip" cannot cut the boxes of `{name}`: {images}', code="invalid-argument",
-        hint='give both columns; or say boxes="drop" or "keep"' if kind.of else 'declare it with of="image"; or say boxes="drop" or "keep"',
+        hint='give both columns; or say boxes="drop" or "keep"' if kind.belongs_to else 'declare it with of="image"; or say boxes="drop" or "keep"',
     )  # fmt: skip
 
 
@@ -128,19 +126,19 @@ def _boxes_in(prepared: Prepared) -> npt.NDArray[np.float32]:
     return np.asarray(prepared[1]).view(np.float32).reshape(-1, 4)
 
 
-def _wrong(prepared: Prepared, kind: Boxes, may_be: bool) -> npt.NDArray[np.bool_] | None:
+def _wrong(prepared: Prepared, format: str, may_be: bool) -> npt.NDArray[np.bool_] | None:
     """Return which boxes are wrong, or None if none is. Raises the error for the first one, unless they may be."""
     boxes = _boxes_in(prepared)
-    sizes = boxes[:, 2:] >= (boxes[:, :2] if kind.format == "xyxy" else 0)
+    sizes = boxes[:, 2:] >= (boxes[:, :2] if format == "xyxy" else 0)
     if sizes.all() and np.isfinite(boxes).all():  # Much quicker than to find out which ones are good.
         return None
     good = np.asarray(np.isfinite(boxes).all(axis=1) & sizes.all(axis=1))
     if not may_be:
         place = int(np.argmin(good))
         row = int(np.searchsorted(np.asarray(prepared[2]), place * 16, side="right"))
-        wanted = "x2 ≥ x1 and y2 ≥ y1" if kind.format == "xyxy" else "no negative width or height"
+        wanted = "x2 ≥ x1 and y2 ≥ y1" if format == "xyxy" else "no negative width or height"
         found = ", ".join(f"{value:g}" for value in boxes[place].tolist())
-        raise fail(f"contains the {kind.format} box [{found}], expected finite numbers, {wanted}", row, hint=_HINT)
+        raise fail(f"contains the {format} box [{found}], expected finite numbers, {wanted}", row, hint=_HINT)
     return ~good
 
 
@@ -203,14 +201,14 @@ def _clipped(prepared: Prepared, form: str, sizes: list[tuple[int, int] | None])
     return (prepared[0], flat, *prepared[2:]), int((wrong & np.isfinite(boxes).all(axis=1)).sum())
 
 
-def _sizes_of(images: Prepared, kind: Image) -> list[tuple[int, int] | None]:
+def _sizes_of(images: Prepared, kind: ColumnType) -> list[tuple[int, int] | None]:
     """Return the height and width of each image as it is read. Returns None for one whose size is not known."""
     if images[0] == "items":
         items = [_bytes_of(item) for item in images[1]]
     else:
         flat, ends = np.asarray(images[1]), np.asarray(images[2])
         items = [flat[start:end].tobytes() for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)] if len(ends) else []
-    sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items], kind.exif_orientation)
+    sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items], kind.is_turned_by_exif)
     return [item[:2] if isinstance(item, tuple) else size for item, size in zip(items, sizes, strict=True)]
 
 

@@ -11,10 +11,7 @@ import numpy as np
 
 from penstock.changes.checks import naming
 from penstock.changes.slices import size_of
-from penstock.columns.boxes import Boxes
-from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
-from penstock.columns.json_text import Json, parsed
 from penstock.errors import InvalidInputError
 from penstock.schema import noted
 
@@ -108,11 +105,8 @@ def arrow_values(values: Any, field: Any, kind: ColumnType | None = None) -> Any
         each = (None if value is None else (value["bytes"], value["path"]) for value in values.to_pylist())
         return [None if one is None else one[0] if one[0] is not None else one[1] and pathlib.Path(one[1]) for one in each]
     before = noted(field)
-    if isinstance(before, Json):
-        return parsed(values.to_pylist())
-    if isinstance(kind, Boxes) and isinstance(before, Boxes):
-        return kind.of_arrow(values, before.format)
-    return values
+    values = values if before is None else before.from_scan(values)
+    return values if kind is None else kind.of_arrow(values, before)
 
 
 def _transposed(rows: list[Any], doing: str) -> dict[str, list[Any]]:
@@ -180,7 +174,7 @@ def _with_names(table: Any, features: Mapping[str, Any], schema: Mapping[str, Co
     for place, name in enumerate(table.column_names):
         feature = features.get(name)
         inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
-        if inner is None or not hasattr(inner, "str2int") or not isinstance(schema.get(name), Coded):
+        if inner is None or not hasattr(inner, "str2int") or not (name in schema and schema[name].is_coded):
             continue
 
         def word(code: Any, names: Sequence[str] = inner.names, column: str = name) -> Any:

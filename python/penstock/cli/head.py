@@ -36,14 +36,14 @@ def head(
     words, schema = words_of(dataset), dataset.schema
     table = show.table(f"{uri}: {len(dataset):,} samples", *names)
     for column, name in zip(table.columns, names, strict=True):
-        if name in schema and schema[name].type in ("image", "mask") and pictures.can_show(show.console):
+        if name in schema and schema[name].is_picture and pictures.can_show(show.console):
             column.min_width, column.no_wrap = pictures.SIDE, True  # A broken line would scramble a thumbnail.
     for sample in samples:
         cells: list[Any] = []
         for name in names:
-            value, kind = sample[name], schema[name].type if name in schema else ""
-            if kind in ("image", "mask") and value is not None and pictures.can_show(show.console):
-                cells.append(pictures.blocks(value, kind == "mask"))
+            value, kind = sample[name], schema.get(name)
+            if kind is not None and kind.is_picture and value is not None and pictures.can_show(show.console):
+                cells.append(pictures.blocks(value, kind.has_classes_as_pixels))
             else:
                 cells.append(show.cell(named(value, words[name]) if name in words and value is not None else value))
         table.add_row(*cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared, fail
@@ -11,6 +11,9 @@ from penstock.values.containers import items_of
 from penstock.values.from_arrow import flat_from_arrow
 from penstock.values.media import blob
 from penstock.values.streams import is_source, streamed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,18 @@ class Bytes(ColumnType):
     """
 
     type = "bytes"
+    takes_arrow = "plain"
+    may_be_file = True
 
     def check_whole(self, values: Any) -> None:
         if callable(getattr(values, "read", None)):
             raise fail(f"a single {type(values).__name__}, expected one value per sample", hint="write [file]")
+
+    def from_texts(self, texts: pa.Array, is_given: bool) -> tuple[Any, list[tuple[int, str]]]:
+        import pyarrow as pa
+
+        values, bad = super().from_texts(texts, is_given)
+        return values.cast(pa.binary()), bad
 
     def prepare(self, values: Any) -> Prepared:
         if flat := flat_from_arrow(values):

@@ -52,9 +52,16 @@ class Boxes(ColumnType):
     format: str = "xyxy"
     of: str | None = None
     type = "boxes"
+    takes_arrow = "any"
+    moves = True
+    is_array = True
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "format": self.format, "of": self.of}
+
+    @property
+    def box_format(self) -> str | None:
+        return self.format
 
     @property
     def rank(self) -> int | None:
@@ -80,17 +87,24 @@ class Boxes(ColumnType):
         return (None, 4)
 
     def arrow_type(self) -> pa.DataType:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return to_arrow.ragged_type("float32", 2)
 
-    def of_arrow(self, values: pa.Array | pa.ChunkedArray, format: str) -> pa.Array | pa.ChunkedArray:
-        """Convert Arrow values whose boxes have this format, which may be that of the column. Raises: InvalidInputError for values that are not
-        boxes, and for an unknown format.
-        """
-        from penstock.values import to_arrow
+    def with_box_format(self, format: str) -> Self:
+        return dataclasses.replace(self, format=format)
 
-        if format == self.format:
+    def from_noted(self, array: pa.Array, noted: ColumnType | None) -> Any:
+        return None if noted is None or noted.box_format in (None, self.format) else self.of_arrow(array, noted)
+
+    def of_arrow(self, values: pa.Array | pa.ChunkedArray, stored: ColumnType | None) -> pa.Array | pa.ChunkedArray:
+        """Convert Arrow values whose boxes have the format of `stored`. Raises: InvalidInputError for values that are not boxes, and for an unknown
+        format.
+        """
+        from penstock.values.arrow import to_arrow
+
+        format = None if stored is None else stored.box_format
+        if format is None or format == self.format:
             return values
         if format not in FORMATS:
             raise InvalidInputError(
@@ -105,7 +119,19 @@ class Boxes(ColumnType):
         nulls = None if validity is None else ~np.asarray(validity, bool)
         return to_arrow.ragged((np.ascontiguousarray(boxes).reshape(-1), offsets, shapes, nulls), "float32")
 
+    def of_batch(self, values: Any, stored: ColumnType | None) -> Any:
+        format = None if stored is None else stored.box_format
+        if format is None or format == self.format:
+            return values
+        made = converted(values.values, format, self.format)
+        return type(values)(made, values.offsets, values.shapes, values.nulls, values.form)
+
+    def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
+        from penstock.values import to_torchvision
+
+        return to_torchvision.boxes(value, format or self.format.upper(), size)
+
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return to_arrow.ragged(values, "float32")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
 from penstock.values.media import pictures, refuse_one_image
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
 
 MODES = ("RGB", "L", "RGBA", "I;16", "stored")
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
@@ -37,6 +41,9 @@ class Image(ColumnType):
     mode: str = "RGB"
     exif_orientation: bool = True
     type = "image"
+    takes_arrow = "plain"
+    is_picture = True
+    may_be_file = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -56,6 +63,27 @@ class Image(ColumnType):
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, None, _CHANNELS.get(self.mode))
+
+    def parquet_type(self, arrow: pa.DataType) -> pa.DataType:
+        import pyarrow as pa
+
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+    def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
+        from penstock.values import to_torchvision
+
+        return to_torchvision.image(value)
+
+    def from_torchvision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array.transpose(1, 2, 0) if array.ndim == 3 else array
+
+    @property
+    def is_turned_by_exif(self) -> bool:
+        return self.exif_orientation
+
+    @property
+    def image_mode(self) -> str | None:
+        return self.mode
 
     @property
     def rank(self) -> int | None:

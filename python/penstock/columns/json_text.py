@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared, fail, is_null
 from penstock.values.containers import items_of
@@ -58,6 +60,36 @@ class Json(ColumnType):
                 raise fail(f"is not JSON: {error}", row) from error
             items.append(text)
         return ("items", items)
+
+    @property
+    def has_groups(self) -> bool:
+        return True
+
+    @property
+    def has_text(self) -> bool:
+        return True
+
+    def from_arrow(self, array: pa.Array) -> Any:
+        from penstock.values.arrow import types as arrow_types
+
+        array = arrow_types.plain(array)
+        arrow_types.refuse(array.type, arrow_types.no_json(array.type))
+        return array.to_pylist()
+
+    def from_noted(self, array: pa.Array, noted: ColumnType | None) -> Any:
+        return None if noted is None or noted.type != self.type else self.from_scan(array)
+
+    def from_scan(self, values: pa.Array | pa.ChunkedArray) -> Any:
+        return parsed(values.to_pylist())
+
+    def from_texts(self, texts: pa.Array, is_given: bool) -> tuple[Any, list[tuple[int, str]]]:
+        from penstock.values.text import from_text
+
+        return from_text.parsed(from_text.nulled(texts))
+
+    def from_pandas(self, values: Any) -> Any:
+        # Lists of text are arrays there.
+        return [value.tolist() if isinstance(value, np.ndarray) else value for value in super().from_pandas(values)]
 
     def arrow_type(self) -> pa.DataType:
         import pyarrow as pa

@@ -25,9 +25,16 @@ class Keypoints(ColumnType):
     dimensions: int = 2
     of: str | None = None
     type = "keypoints"
+    takes_arrow = "any"
+    moves = True
+    is_array = True
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "points": self.points, "dimensions": self.dimensions, "of": self.of}
+
+    @property
+    def coordinates(self) -> int:
+        return self.dimensions
 
     @property
     def rank(self) -> int | None:
@@ -47,11 +54,16 @@ class Keypoints(ColumnType):
         return (None, self.points, self.dimensions)
 
     def arrow_type(self) -> pa.DataType:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return to_arrow.ragged_type("float32", 3)
 
+    def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
+        from penstock.values import to_torchvision
+
+        return to_torchvision.keypoints(value, size)
+
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return to_arrow.ragged(values, "float32")

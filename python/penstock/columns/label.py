@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from penstock.columns.coded import Coded
+from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared, fail, is_arrow, is_null
 from penstock.values.containers import container, rows_of
@@ -37,6 +38,13 @@ class Named(Coded):
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "names": list(self.names)}
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        return self.names
+
+    def with_classes(self, names: Sequence[str]) -> Self:
+        return dataclasses.replace(self, names=names)
 
     def words(self, view: View, column: str) -> list[str] | None:
         return list(self.names)
@@ -77,6 +85,9 @@ class Labels(Named):
 
     of: str | None = None
     type = "labels"
+    takes_arrow = "any"
+    has_words = False
+    has_codes = False
 
     def spec(self) -> dict[str, Any]:
         return super().spec() if self.of is None else {**super().spec(), "of": self.of}
@@ -87,6 +98,22 @@ class Labels(Named):
 
     def rows(self, values: Any) -> Any:
         return rows_of(values)
+
+    @property
+    def one_for_each(self) -> str | None:
+        return self.of
+
+    def from_noted(self, array: pa.Array, noted: ColumnType | None) -> Any:
+        import pyarrow as pa
+
+        from penstock.values.arrow import types as arrow_types
+
+        if noted is None or noted.classes is None or noted.rank != 1:
+            return None
+        if not (arrow_types.is_list(array.type) and pa.types.is_integer(array.type.value_type)):
+            return None
+        names = noted.classes
+        return [None if row is None else [names[code] if 0 <= code < len(names) else code for code in row] for row in array.to_pylist()]
 
     def prepare(self, values: Any) -> Prepared:
         found = codes_from_arrow(values, self.names) if is_arrow(values) else None
@@ -102,14 +129,14 @@ class Labels(Named):
     def arrow_type(self) -> pa.DataType:
         import pyarrow as pa
 
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return pa.large_list(to_arrow.words_type())
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
         import pyarrow as pa
 
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         codes, offsets, _, nulls = values
         mask = None if nulls is None else pa.array(nulls)

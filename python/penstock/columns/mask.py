@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.media import pictures
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,12 +23,21 @@ class Mask(ColumnType):
 
     of: str | None = None
     type = "mask"
+    is_picture = True
+    has_classes_as_pixels = True
+    moves = True
+    may_be_file = True
 
     def spec(self) -> dict[str, Any]:
         return {**super().spec(), "of": self.of}
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, None)
+
+    def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
+        from penstock.values import to_torchvision
+
+        return to_torchvision.mask(value)
 
     @property
     def rank(self) -> int | None:

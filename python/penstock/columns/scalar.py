@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,10 +12,11 @@ from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.containers import rows_of
 from penstock.values.dense import dense, is_plain
-from penstock.values.dtypes import dtype_name, numpy_dtype
+from penstock.values.dtypes import dtype_name, is_exact, numpy_dtype
 from penstock.values.scalars import plain_numbers
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow as pa
 
 
@@ -39,6 +40,9 @@ class Scalar(ColumnType):
 
     dtype: str
     type = "scalar"
+    takes_arrow = "plain"
+    has_codes = True
+    has_number = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -56,6 +60,22 @@ class Scalar(ColumnType):
     def row_bytes(self) -> int:
         return numpy_dtype(self.dtype).itemsize
 
+    @property
+    def is_comparable(self) -> bool:
+        return True
+
+    @property
+    def has_groups(self) -> bool:
+        return not self.dtype.startswith("complex")
+
+    @property
+    def is_key(self) -> bool:
+        return "int" in self.dtype
+
+    @property
+    def has_text(self) -> bool:
+        return not self.dtype.startswith("complex") and self.dtype != "duration"
+
     def fits(self, values: Any) -> bool:
         return is_plain(values, (), self.dtype)
 
@@ -70,14 +90,44 @@ class Scalar(ColumnType):
         return self.dtype
 
     def arrow_type(self) -> pa.DataType:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return to_arrow.element_type(self.dtype)
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         return to_arrow.elements(values[0], self.dtype, values[1])
+
+    def of_codes(self, values: npt.NDArray[Any], words: Sequence[str]) -> pa.Array:
+        dtype = numpy_dtype(self.dtype)
+        return self.to_arrow((values.astype(f"u{dtype.itemsize}").view(dtype), None), None)
+
+    def without_halves(self) -> Self:
+        return dataclasses.replace(self, dtype="float32") if self.dtype == "float16" else self
+
+    def from_texts(self, texts: pa.Array, is_given: bool) -> tuple[Any, list[tuple[int, str]]]:
+        from penstock.values.text import from_text
+
+        values, bad = from_text.converted(texts, self.dtype, is_given)
+        return values, [(row, from_text.unlike(texts[row].as_py(), self.dtype)) for row in bad]
+
+    def json_type(self) -> pa.DataType | None:
+        import pyarrow as pa
+
+        # float32 is read as float64. Later, appending refuses values that float32 cannot represent.
+        if self.dtype in ("float32", "float64"):
+            return pa.float64()
+        return self.arrow_type() if self.dtype in ("bool", "int8", "int16", "int32", "int64") else None
+
+    def from_json(self, value: Any) -> Any:
+        """Convert a whole number in a column of floats if it stays the same, because JSON writers write whole floats so."""
+        if self.dtype != "float64" or isinstance(value, bool) or not isinstance(value, int):
+            return value
+        return float(value) if abs(value) < 2**1023 and is_exact(value, "float64") else value
+
+    def from_pandas(self, values: Any) -> Any:
+        return self.rows(values)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

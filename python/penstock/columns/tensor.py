@@ -39,6 +39,8 @@ class Tensor(ColumnType):
     dtype: str
     tile: tuple[int, ...] | None = None
     type = "tensor"
+    takes_arrow = "any"
+    is_array = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, tuple | list):
@@ -72,6 +74,10 @@ class Tensor(ColumnType):
         return is_plain(values, self.shape, self.dtype)
 
     @property
+    def is_line(self) -> bool:
+        return len(self.shape) == 1
+
+    @property
     def rank(self) -> int | None:
         return len(self.shape)
 
@@ -99,13 +105,16 @@ class Tensor(ColumnType):
         return self.shape
 
     def arrow_type(self) -> pa.DataType:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         sizes = self._sizes()
         return to_arrow.ragged_type(self.dtype, len(self.shape)) if sizes is None else to_arrow.fixed_type(self.dtype, sizes)
 
+    def without_halves(self) -> Self:
+        return dataclasses.replace(self, dtype="float32") if self.dtype == "float16" else self
+
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values import to_arrow
+        from penstock.values.arrow import to_arrow
 
         sizes = self._sizes()
         return to_arrow.ragged(values, self.dtype) if sizes is None else to_arrow.fixed(values, self.dtype, sizes)

@@ -20,6 +20,7 @@ class Text(ColumnType):
     """Unicode text. Reads as str."""
 
     type = "text"
+    has_words = True
 
     def rows(self, values: Any) -> Any:
         values = text_from_pandas(values)
@@ -37,6 +38,18 @@ class Text(ColumnType):
                 if value is not None and not isinstance(value, str):
                     raise fail(f"is a {type(value).__name__}, expected str", row)
         return ("items", items)
+
+    @property
+    def is_key(self) -> bool:
+        return True
+
+    def from_arrow(self, array: pa.Array) -> Any:
+        from penstock.values.arrow import types as arrow_types
+
+        return arrow_types.text(arrow_types.plain(array))
+
+    def from_texts(self, texts: pa.Array, is_given: bool) -> tuple[Any, list[tuple[int, str]]]:
+        return texts, []
 
     def arrow_type(self) -> pa.DataType:
         import pyarrow as pa

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import dataclasses
 import itertools
 import json
 import os
@@ -22,9 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columns.boxes import Boxes
-from penstock.columns.scalar import Scalar
-from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.frameworks.ahead import Ahead
 from penstock.schema import COLUMN
@@ -42,14 +38,9 @@ Kinds = list[tuple[str, "ColumnType | None"]]
 
 def kinds_of(view: View | Concat, names: Sequence[str], halves: bool = True) -> Kinds:
     """Return the types of the named columns. Without `halves`, float16 becomes float32."""
-
-    def of(kind: ColumnType | None) -> ColumnType | None:
-        if not halves and isinstance(kind, Scalar | Tensor) and kind.dtype == "float16":
-            return dataclasses.replace(kind, dtype="float32")
-        return kind
-
     schema = view.schema
-    return [(name, of(schema.get(name))) for name in names]
+    each = [(name, schema.get(name)) for name in names]
+    return each if halves else [(name, kind and kind.without_halves()) for name, kind in each]
 
 
 def arrow_schema(kinds: Kinds) -> pa.Schema:
@@ -89,12 +80,9 @@ def reader(
 
 def _alike(batches: Iterator[pa.RecordBatch], kinds: Kinds, own: list[ColumnType | None], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the batches of one of several joined views with the schema of all, and its boxes in their format."""
-
-    def of(values: pa.Array, kind: ColumnType | None, stored: ColumnType | None) -> pa.Array:
-        return kind.of_arrow(values, stored.format) if isinstance(kind, Boxes) and isinstance(stored, Boxes) else values
-
     for batch in batches:
-        columns = [of(values, kind, stored) for values, (_, kind), stored in zip(batch.columns, kinds, own, strict=True)]
+        each = zip(batch.columns, kinds, own, strict=True)
+        columns = [values if kind is None else kind.of_arrow(values, stored) for values, (_, kind), stored in each]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

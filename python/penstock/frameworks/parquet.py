@@ -256,8 +256,8 @@ class _Stored:
 
 def listed(arrow: pa.DataType, kind: ColumnType | None) -> pa.DataType:
     """Return the type with nested lists instead of Arrow's tensors and of ragged tensors, and with Hugging Face's struct for images."""
-    if isinstance(kind, Image):
-        return _IMAGE
+    if kind is not None and (own := kind.parquet_type(arrow)) != arrow:
+        return own
     value, depth = arrow, 0
     if isinstance(arrow, pa.FixedShapeTensorType):
         value, depth = arrow.value_type, len(arrow.shape)

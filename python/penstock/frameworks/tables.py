@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,8 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
     names = list(schema) if columns is None else view._named(columns) or []
     if len(set(names)) != len(names):
         raise InvalidInputError("cannot make a frame in which two columns have the same name", hint="name each column once")
-    complex_numbers = [name for name in names if name in schema and getattr(schema[name], "dtype", "").startswith("complex")]
-    arrays = [
-        name for name in names if name in complex_numbers or (name in schema and schema[name].type in ("tensor", "boxes", "keypoints"))
-    ]
+    complex_numbers = [name for name in names if name in schema and (schema[name].read_dtype() or "").startswith("complex")]
+    arrays = [name for name in names if name in complex_numbers or (name in schema and schema[name].is_array)]
     table = view.to_arrow([name for name in names if name not in arrays])
     # Types that keep whole numbers, bools and floats with nulls exactly. pandas would make floats, objects and NaN of them.
     nullable: dict[Any, Any] = {
@@ -45,7 +42,7 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
     for name in names:
         if name in arrays:
             values = view[[name]][:][name]
-            if name in complex_numbers and schema[name].type == "scalar" and not isinstance(values, np.ma.MaskedArray):
+            if name in complex_numbers and not schema[name].is_array and not isinstance(values, np.ma.MaskedArray):
                 made[name] = pd.Series(values)
                 continue
             each = np.empty(len(view), object)
@@ -53,8 +50,9 @@ def to_pandas(view: View, columns: Sequence[str] | None) -> pd.DataFrame:
             made[name] = pd.Series(each)
         else:
             column = table.column(name)
-            if name in schema and schema[name].type == "json":
-                made[name] = pd.Series([None if text is None else json.loads(text) for text in column.to_pylist()], dtype=object)
+            objects = schema[name].from_scan(column) if name in schema else column
+            if objects is not column:
+                made[name] = pd.Series(objects, dtype=object)
                 continue
             made[name] = column.to_pandas(types_mapper=nullable.get if column.null_count else None)
     return pd.DataFrame(made)

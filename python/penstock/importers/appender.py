@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock import _core
-from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
-from penstock.columns.image import Image
-from penstock.columns.label import Named
-from penstock.columns.mask import Mask
 from penstock.errors import Error, InvalidInputError
-from penstock.importers.shared import tables
 from penstock.importers.shared.chunks import contents_of, picked
 from penstock.importers.shared.source import Chunk, Refusal
 from penstock.transaction import Transaction
-from penstock.values.checks import is_arrow, is_whole
+from penstock.values.arrow import types as arrow_types
+from penstock.values.checks import is_arrow
 from penstock.values.containers import container, items_of
 
 _SKIP = "pass --on-error skip to leave out such items"
@@ -50,7 +46,7 @@ class Appender:
         self.transaction, self.kinds, self.validate, self.on_error, self.refused = transaction, kinds, validate, on_error, refused
         # The known classes of label columns whose names come from the data.
         self.open: dict[str, set[str]] = {
-            name: set(kind.names) for name, kind in kinds.items() if name in opened and isinstance(kind, Named)
+            name: set(kind.classes) for name, kind in kinds.items() if name in opened and kind.classes is not None
         }
 
     def append(self, chunk: Chunk) -> int:
@@ -79,15 +75,15 @@ class Appender:
         found = {(row, column if each else ""): (row, column, refusal) for row, column, refusal in reversed(chunk.problems)}
         for name, values in list(columns.items()):
             kind = self.kinds[name]
-            for row, number in _numbers(values) if isinstance(kind, Category) else ():
+            for row, number in kind.codes_in(values):
                 refusal = Refusal.of_value(chunk.name(row), name, f"the value is {number}, expected a word: codes differ between datasets")
                 found.setdefault((row, name if each else ""), (row, name, refusal))
-            if not isinstance(kind, Image | Mask) or is_arrow(values):
+            if not kind.is_picture or is_arrow(values):
                 continue
             bodies = [_body(value) for value in values]
             if any(body is not None for body in bodies):
                 columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
-                errors = _core.check_media(bodies, kind.mode if isinstance(kind, Image) else None, self.validate)
+                errors = _core.check_media(bodies, kind.image_mode, self.validate)
                 for row, error in enumerate(errors):
                     if error is not None:
                         refusal = Refusal(chunk.name(row), error.code, error.message, error.hint)
@@ -122,7 +118,7 @@ class Appender:
                 self.transaction.add_classes(name, new)
                 known.update(new)
         # `_problems` has checked all media except Arrow arrays, which the transaction checks.
-        left = any(is_arrow(values) and isinstance(self.kinds[name], Image | Mask) for name, values in columns.items())
+        left = any(is_arrow(values) and self.kinds[name].is_picture for name, values in columns.items())
         before = self.transaction._boxes.changed
         try:
             self.transaction.append_slice(columns, 0, rows, self.validate if left else "header")
@@ -151,9 +147,9 @@ class Appender:
 def words_of(values: Any) -> set[str]:
     """Return the words among values, or in lists of them."""
     if is_arrow(values):
-        values = tables.decoded(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
+        values = arrow_types.decoded(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
         while pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
-            values = tables.decoded(values.flatten())
+            values = arrow_types.decoded(values.flatten())
         values = values.unique().to_pylist()
     found: set[str] = set()
     for value in values:
@@ -170,15 +166,6 @@ def _body(value: Any) -> bytes | None:
     """Return encoded media to check before appending, or None. Also returns None for an unreadable file, which is refused later."""
     found = contents_of(value)
     return bytes(found) if isinstance(found, bytes | bytearray) else None
-
-
-def _numbers(values: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each whole number among the values, with its row."""
-    if is_arrow(values) and not pa.types.is_integer(tables.storage(values.type)):
-        return
-    for row, value in enumerate(values.to_pylist() if is_arrow(values) else values):
-        if is_whole(value):
-            yield row, value
 
 
 def _is_null(values: Any, row: int) -> bool:

@@ -24,20 +24,16 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as pc
 
-from penstock.columns.blob import Bytes
-from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
-from penstock.columns.image import Image
-from penstock.columns.json_text import Json
-from penstock.columns.label import Label
-from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
-from penstock.importers.shared import from_text, tables
+from penstock.importers.shared import tables
 from penstock.importers.shared.encoding import recoded
 from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas
+from penstock.values.arrow import types as arrow_types
+from penstock.values.text import from_text
 
 BLOCK_BYTES = 4 << 20
 
@@ -274,7 +270,7 @@ def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) ->
     As floats, different whole numbers beyond 2^53 could become equal. Words such as `00501` and `0x7f` would lose their original spelling.
     After the first block, `from_text.converted` refuses such words and numbers. NaN beside whole numbers makes a column of floats.
     """
-    plain = {field.name for field in inferred if tables.is_number(field.type) or pa.types.is_null(field.type)}
+    plain = {field.name for field in inferred if arrow_types.is_number(field.type) or pa.types.is_null(field.type)}
     names = [name for name in inferred.names if name in plain and name not in options.types]
     first = _Reading(path, options, inferred.names, lambda _: None).next() if names else None
     if first is None:
@@ -290,7 +286,7 @@ def _no_numbers(path: pathlib.Path, options: CsvOptions, inferred: pa.Schema) ->
             yield name, Text() if from_text.rounded(texts, "float64") else Scalar("float64")
         if not pa.types.is_floating(kind) or not len(texts):
             continue
-        if not has_nan and compute.all(compute.match_substring_regex(texts, tables.WHOLE)).as_py():
+        if not has_nan and compute.all(compute.match_substring_regex(texts, from_text.WHOLE)).as_py():
             numbers = [int(text) for text in texts.to_pylist()]
             low, high = min(numbers), max(numbers)
             yield name, Scalar("int64") if -(2**63) <= low <= high < 2**63 else Scalar("uint64") if 0 <= low <= high < 2**64 else Text()
@@ -318,9 +314,7 @@ def _is_plain(kind: ColumnType) -> bool:
     """Return whether a CSV column can have this type, that is, whether its values can be represented as text. Images and masks are
     represented by the names of their files.
     """
-    return isinstance(kind, Text | Category | Label | Json | Bytes | Image | Mask) or (
-        isinstance(kind, Scalar) and not kind.dtype.startswith("complex") and kind.dtype != "duration"
-    )
+    return kind.has_text
 
 
 def _chunk(
@@ -333,17 +327,8 @@ def _chunk(
         texts, broken = from_text.texts_of(batch.column(column))
         why = "it is not UTF-8; if the whole file uses a different encoding, pass --encoding, for example latin-1"
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row in broken]
-        if isinstance(kind, Scalar):
-            converted, bad = from_text.converted(texts, kind, column in given)
-            problems += [(row, column, tables.unlike(name(row), column, texts[row], kind)) for row in bad]
-            columns[column] = tables.values(converted, kind)
-        elif isinstance(kind, Json):
-            columns[column], no_json = from_text.parsed(from_text.nulled(texts))
-            problems += [(row, column, Refusal.of_value(name(row), column, why)) for row, why in no_json]
-        elif isinstance(kind, Bytes):
-            columns[column] = from_text.nulled(texts).cast(pa.binary())
-        else:
-            columns[column] = texts if isinstance(kind, Text) else from_text.nulled(texts)
+        columns[column], bad = kind.from_texts(texts, column in given)
+        problems += [(row, column, Refusal.of_value(name(row), column, why)) for row, why in bad]
     return Chunk(columns, batch.num_rows, name, refused, problems)
 
 

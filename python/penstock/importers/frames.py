@@ -13,7 +13,6 @@ import pyarrow as pa
 from penstock.changes.checks import naming
 from penstock.changes.tables import arrow_values, check_objects, check_transform, columns_of, is_hugging_face
 from penstock.columns.column_type import ColumnType
-from penstock.columns.json_text import Json
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
@@ -22,6 +21,7 @@ from penstock.importers.shared import tables
 from penstock.importers.shared.content import Content
 from penstock.importers.shared.source import Chunk, OpenedSource, Options
 from penstock.importers.shared.unread import boxes_in_type, boxes_in_values, without_objects
+from penstock.values.arrow import types as arrow_types
 from penstock.values.checks import is_arrow
 from penstock.values.containers import container, rows_of, text_from_pandas
 from penstock.values.dtypes import dtype_name
@@ -166,10 +166,9 @@ def _row_name(first: int, row: int) -> str:
 def _kind(name: str, values: Any) -> ColumnType:
     """Choose the type of a column."""
     if is_arrow(values):
-        if tables.is_media(values.type):
-            return tables.media_type(next((body.as_py() for body in tables.media(values)[0].drop_null()), None))
-        found = tables.infer(values.type, name)
-        return Json() if isinstance(found, Tensor) and tables.has_nulls_within(values) else found
+        if arrow_types.is_media(values.type):
+            return tables.media_type(next((body.as_py() for body in arrow_types.media(values)[0].drop_null()), None))
+        return tables.without_nulls_within(tables.infer(values.type, name), [values])
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
         return Scalar(dtype_name(values.dtype)) if values.ndim == 1 else Tensor(values.shape[1:], dtype_name(values.dtype))
     if hasattr(values, "isna"):
@@ -180,17 +179,15 @@ def _kind(name: str, values: Any) -> ColumnType:
 
 def _values(name: str, values: Any, kind: ColumnType, noted: ColumnType | None) -> Any:
     if hasattr(values, "isna"):
-        found = kind.rows(values) if isinstance(kind, Scalar) else rows_of(text_from_pandas(values))
-        # Lists of text are arrays there.
-        return [value.tolist() if isinstance(value, np.ndarray) else value for value in found] if isinstance(kind, Json) else found
+        return kind.from_pandas(values)
     if not is_arrow(values):
         return values
-    plain = tables.as_noted(values, kind, noted)
+    plain = kind.from_noted(values, noted)
     if plain is not None:
         return plain
     if pa.types.is_dictionary(values.type) and not (
         pa.types.is_string(values.type.value_type) or pa.types.is_large_string(values.type.value_type)
     ):
-        values = tables.decoded(values)
+        values = arrow_types.decoded(values)
     found = arrow_values(values, pa.field(name, values.type))
     return tables.values(found, kind) if is_arrow(found) else found

@@ -15,7 +15,8 @@ import pyarrow as pa
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows
 from penstock.importers.shared.encoding import recoded
-from penstock.importers.shared.source import OpenedSource, TextOptions, import_pandas, json_options
+from penstock.importers.shared.source import OpenedSource, TextOptions, import_pandas
+from penstock.values.text.json_text import json_options
 
 PIECE_BYTES = 1 << 20
 # If an element is longer than this, the file is not a list of samples.

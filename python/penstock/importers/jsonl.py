@@ -18,19 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from penstock.columns.category import Category
-from penstock.columns.image import Image
-from penstock.columns.label import Label
-from penstock.columns.mask import Mask
-from penstock.columns.scalar import Scalar
-from penstock.columns.text import Text
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows
 from penstock.importers.shared import tables
 from penstock.importers.shared.encoding import recoded
-from penstock.importers.shared.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas, parse_json
+from penstock.importers.shared.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas
 from penstock.values.dtypes import whole_bits
-from penstock.values.to_arrow import element_type
+from penstock.values.text.json_text import parse_json
 
 # If a line is longer than this, the file is not JSON lines.
 LONGEST_LINE_BYTES = 256 << 20
@@ -132,13 +126,9 @@ def _table(block: bytes, columns: rows.Columns) -> pa.Table | None:
     """Read a block with pyarrow. Returns None if a column type is not plain, or if a line does not fit the columns."""
     fields = []
     for name, kind in columns.kinds.items():
-        if isinstance(kind, Text | Category | Label | Image | Mask):
-            fields.append(pa.field(name, pa.string()))
-        elif isinstance(kind, Scalar) and kind.dtype in ("bool", "int8", "int16", "int32", "int64", "float32", "float64"):
-            # float32 is read as float64. Later, appending refuses values that float32 cannot represent.
-            fields.append(pa.field(name, pa.float64() if kind.dtype == "float32" else element_type(kind.dtype)))
-        else:
+        if (arrow := kind.json_type()) is None:
             return None
+        fields.append(pa.field(name, arrow))
     try:
         table = pj.read_json(
             pa.BufferReader(block), read_options=pj.ReadOptions(use_threads=False, block_size=max(len(block), 1)),
@@ -149,13 +139,14 @@ def _table(block: bytes, columns: rows.Columns) -> pa.Table | None:
     if any(name not in columns.kinds and not columns.leaves_out(name) for name in table.column_names):
         return None
     table = table.select(list(columns.kinds))
-    scalars = [(name, kind.dtype) for name, kind in columns.kinds.items() if isinstance(kind, Scalar)]
-    return None if any(_may_be_rounded(table.column(name), dtype) for name, dtype in scalars) else table
+    return None if any(_may_be_rounded(table.column(name), kind.read_dtype()) for name, kind in columns.kinds.items()) else table
 
 
-def _may_be_rounded(numbers: pa.ChunkedArray, dtype: str) -> bool:
+def _may_be_rounded(numbers: pa.ChunkedArray, dtype: str | None) -> bool:
     """Return whether floats may be whole numbers that were rounded, or are out of range."""
-    return bool(pa.types.is_floating(numbers.type) and pc.any(pc.greater_equal(pc.abs(numbers), float(2 ** whole_bits(dtype)))).as_py())
+    return bool(
+        dtype and pa.types.is_floating(numbers.type) and pc.any(pc.greater_equal(pc.abs(numbers), float(2 ** whole_bits(dtype)))).as_py()
+    )
 
 
 def _object(line: bytes) -> Mapping[str, Any] | rows.BadRow:

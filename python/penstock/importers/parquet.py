@@ -15,15 +15,10 @@ import pyarrow.compute as compute
 import pyarrow.parquet as pq
 
 from penstock.changes.checks import naming
-from penstock.columns.blob import Bytes
 from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
-from penstock.columns.image import Image
-from penstock.columns.json_text import Json
-from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
-from penstock.columns.tensor import Tensor
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers.pictures.images import SPLITS
 from penstock.importers.shared import tables
@@ -31,6 +26,8 @@ from penstock.importers.shared.chunks import with_target
 from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
 from penstock.importers.shared.unread import boxes_in_type, without_objects
+from penstock.values.arrow import types as arrow_types
+from penstock.values.text import from_text
 from penstock.values.times import TIMES
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
@@ -78,8 +75,8 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
         _check_columns(file, found, files[0], (typed, named), options)
     for name, theirs in typed.items():
         if name in named:
-            _check_times(files[0], name, tables.storage(theirs), options.types.get(name) or options.defaults.get(name))
-    if not all(isinstance(kind, Bytes) for kind in kinds.values()):
+            _check_times(files[0], name, arrow_types.storage(theirs), options.types.get(name) or options.defaults.get(name))
+    if any(kind.read_dtype() or kind.has_words for kind in kinds.values()):
         import_pandas()
     progress = {"done": 0}
     wanted = options.split and "split" not in kinds and (not options.defaults or "split" in options.defaults)
@@ -167,11 +164,11 @@ def _check_columns(
             f"cannot import `{file}`: its columns are {schema.names}, expected {list(typed)} as in `{first}`", code="invalid-schema"
         )
     for name in named:
-        mine, theirs = tables.storage(schema.field(name).type), tables.storage(typed[name])
+        mine, theirs = arrow_types.storage(schema.field(name).type), arrow_types.storage(typed[name])
         if pa.types.is_null(mine) or pa.types.is_null(theirs) or mine == theirs:
             continue
-        counts = tables.time_dtype(mine) != tables.time_dtype(theirs)
-        mixed = tables.is_text(mine) != tables.is_text(theirs) and (tables.is_number(mine) or tables.is_number(theirs))
+        counts = arrow_types.time_dtype(mine) != arrow_types.time_dtype(theirs)
+        mixed = arrow_types.is_text(mine) != arrow_types.is_text(theirs) and (arrow_types.is_number(mine) or arrow_types.is_number(theirs))
         loses = name not in options.types and name not in options.defaults and (mixed or _loses(mine, theirs))
         if counts or loses:
             raise InvalidInputError(
@@ -184,23 +181,22 @@ def _check_columns(
 def _loses(mine: pa.DataType, theirs: pa.DataType) -> bool:
     """Return whether numbers of the type `mine`, or lists of them, would lose information when converted to `theirs`."""
     mine, theirs = (kind.value_type if hasattr(kind, "value_type") else kind for kind in (mine, theirs))
-    numbers = all(tables.is_number(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
+    numbers = all(arrow_types.is_number(kind) or pa.types.is_boolean(kind) for kind in (mine, theirs))
     return numbers and tables.wider(mine, theirs) != theirs
 
 
 def _check_times(file: pathlib.Path, name: str, theirs: pa.DataType, wanted: Any) -> None:
     """Refuse points in time, durations and times of day in scalar columns of other dtypes, and other values in theirs."""
-    dtype = tables.time_dtype(theirs)
-    if not isinstance(wanted, Scalar) or wanted.dtype == dtype or (dtype is None and wanted.dtype not in TIMES):
+    dtype = arrow_types.time_dtype(theirs)
+    own = None if wanted is None or not wanted.has_number else wanted.read_dtype()
+    if own is None or own == dtype or (dtype is None and own not in TIMES):
         return
-    if dtype is None and (
-        tables.is_text(theirs) or pa.types.is_null(theirs) or (wanted.dtype == "timestamp" and pa.types.is_integer(theirs))
-    ):
+    if dtype is None and (arrow_types.is_text(theirs) or pa.types.is_null(theirs) or (own == "timestamp" and pa.types.is_integer(theirs))):
         return
     what = {None: "not a time", "timestamp": "a point in time", "duration": "a length of time", "time": "a time of day"}[dtype]
-    unit = "; as a number, it needs a unit: cast it to one first" if wanted.dtype not in TIMES else ""
+    unit = "; as a number, it needs a unit: cast it to one first" if own not in TIMES else ""
     raise InvalidInputError(
-        f"cannot import `{file}`: its column `{name}` is {theirs}, which is {what}, expected {wanted.dtype}",
+        f"cannot import `{file}`: its column `{name}` is {theirs}, which is {what}, expected {own}",
         code="invalid-schema",
         hint=f"make the column {dtype}{unit}" if dtype else "cast it first",
     )
@@ -232,12 +228,10 @@ def _infer(files: list[pathlib.Path], schemas: list[pa.Schema], kind: pa.DataTyp
     # Values of extension types are not media, and have no nulls within.
     plain = (file for file, schema in zip(files, schemas, strict=True) if not isinstance(schema.field(name).type, pa.BaseExtensionType))
     batches = itertools.chain.from_iterable(_batches(file, [name]) for file in plain)
-    if not tables.is_media(kind):
-        found = tables.infer(kind, name)
-        has_nulls = isinstance(found, Tensor) and any(tables.has_nulls_within(batch.column(name)) for batch in batches)
-        return Json() if has_nulls else found
+    if not arrow_types.is_media(kind):
+        return tables.without_nulls_within(tables.infer(kind, name), (batch.column(name) for batch in batches))
     for batch in batches:
-        if tables.is_media(batch.column(name).type) and len(bodies := tables.media(batch.column(name))[0].drop_null()):
+        if arrow_types.is_media(batch.column(name).type) and len(bodies := arrow_types.media(batch.column(name))[0].drop_null()):
             return tables.media_type(bodies[0].as_py())
     return tables.media_type(None)
 
@@ -252,17 +246,17 @@ def _chunk(
     problems: list[tuple[int, str, Refusal]] = []
     for name, kind in kinds.items():
         array = batch.column(name)
-        if tables.is_media(array.type):
-            bodies, only_paths = _guard(file, partial(tables.media, array))
-            if only_paths and isinstance(kind, Image | Mask):  # Hugging Face stores images of local files so, unless they are embedded.
+        if arrow_types.is_media(array.type):
+            bodies, only_paths = _guard(file, partial(arrow_types.media, array))
+            if only_paths and kind.is_picture:  # Hugging Face stores images of local files so, unless they are embedded.
                 columns[name] = tables.with_paths(array, bodies, (row for row, _ in only_paths))
                 continue
             array = bodies
             problems += [(row, name, Refusal.of_value(named(row), name, why)) for row, why in only_paths]
-        if kind == Scalar("timestamp") and tables.is_text(tables.storage(array.type)):
-            texts = tables.decoded(array).cast(pa.string())
-            array, bad = tables.timestamps(texts)
-            problems += [(row, name, tables.unlike(named(row), name, texts[row], kind)) for row in bad]
+        if kind == Scalar("timestamp") and arrow_types.is_text(arrow_types.storage(array.type)):
+            texts = arrow_types.decoded(array).cast(pa.string())
+            array, bad = from_text.timestamps(texts)
+            problems += [(row, name, Refusal.of_value(named(row), name, from_text.unlike(texts[row].as_py(), "timestamp"))) for row in bad]
         if f"{_FINE}{name}" in batch.schema.names:
             fine = batch.column(f"{_FINE}{name}")
             why = "has digits below a microsecond: cut them off first"
@@ -270,7 +264,7 @@ def _chunk(
             array = compute.if_else(fine, pa.scalar(None, array.type), array)
         try:
             with naming(name, first, "import"):
-                plain = tables.as_noted(array, kind, noted.get(name) or tables.restored([batch.schema.field(name)]))
+                plain = kind.from_noted(array, noted.get(name) or tables.restored([batch.schema.field(name)]))
         except InvalidInputError as error:
             error._within(f"cannot import `{file}`")
             raise

@@ -141,7 +141,7 @@ def _chunk(group: list[Any], columns: Columns, first: int, name: Callable[[int],
             )  # fmt: skip
         else:
             places.append(place)
-    values = {key: [_fitted(group[place].get(key), kind) for place in places] for key, kind in columns.kinds.items()}
+    values = {key: [kind.from_json(group[place].get(key)) for place in places] for key, kind in columns.kinds.items()}
     return Chunk(values, len(places), lambda row: name(first + places[row]), refused)
 
 
@@ -151,13 +151,6 @@ def _named(row: Any) -> Any:
         return row
     named = {str(key): row[key] for key in row}
     return named if len(named) == len(row) else BadRow("two of its keys convert to the same string")
-
-
-def _fitted(value: Any, kind: ColumnType) -> Any:
-    """Convert an int in a float64 column to float if it stays the same, because JSON writers write whole floats as ints."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    fits = isinstance(kind, Scalar) and kind.dtype == "float64" and whole and abs(value) < 2**1023 and is_exact(value, "float64")
-    return float(value) if fits else value
 
 
 def infer(values: list[Any], name: str) -> ColumnType:

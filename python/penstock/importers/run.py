@@ -15,14 +15,7 @@ from typing import Any
 from penstock import _core
 from penstock.changes.boxes import rule_of, without_images
 from penstock.changes.tables import is_table
-from penstock.columns.blob import Bytes
-from penstock.columns.boxes import Boxes
 from penstock.columns.column_type import ColumnType
-from penstock.columns.image import Image
-from penstock.columns.label import Named
-from penstock.columns.mask import Mask
-from penstock.columns.scalar import Scalar
-from penstock.columns.text import Text
 from penstock.dataset import Dataset, create, open
 from penstock.errors import AlreadyExistsError, ConflictError, Error, InvalidInputError, NotFoundError
 from penstock.importers import earlier
@@ -194,13 +187,11 @@ class _Wanted:
         kinds = {**opened.schema, **common.defaults}
         if common.boxes == "clip":
             for column in opened.schema:
-                if isinstance(kind := kinds[column], Boxes) and kind.of not in opened.schema:
+                if (kind := kinds[column]).box_format and kind.belongs_to not in opened.schema:
                     raise without_images(column, kind)
         always = _columns_in(self.files, kinds)
         key = _key_in(self.key, opened, kinds)
-        note = self._note(
-            opened, name, opened.root if any(isinstance(kind, Image | Mask) for kind in kinds.values()) or self.files else None
-        )
+        note = self._note(opened, name, opened.root if any(kind.is_picture for kind in kinds.values()) or self.files else None)
         if note and there is not None and self.mode != "append":
             before = earlier.find(there, note, self.limit, opened.content)
             if before is not None and (skipped := self._skipped(name, before, key, opened)) is not None:
@@ -264,9 +255,9 @@ class _Wanted:
         """Append the samples of an opened source, and commit. `key` is the column that identifies them."""
         report = Report(0, [], None, opened.left_out)
         kinds, on_error = dataset.schema, self.common.on_error
-        image = "image" if isinstance(kinds.get("image"), Image | Mask | Bytes) else None
+        image = "image" if "image" in kinds and kinds["image"].may_be_file else None
         known = earlier.Known(dataset, key, image, self.key is not None) if key is not None else None
-        named = [column for column, kind in kinds.items() if isinstance(kind, Image | Mask)]
+        named = [column for column, kind in kinds.items() if kind.is_picture]
         read = functools.partial(with_files, kinds=named, always=always, folder=opened.root or pathlib.Path())
         with (
             contextlib.closing(_offered(opened.chunks, read, known, self.mode == "skip-existing", self.limit, report)) as chunks,
@@ -275,7 +266,7 @@ class _Wanted:
             if self.mode != "append":
                 transaction._core.begin_import(key, note.get("digest"))
             # A label type without names takes them from the data.
-            opened_labels = [column for column, kind in self.common.types.items() if isinstance(kind, Named) and not kind.names]
+            opened_labels = [column for column, kind in self.common.types.items() if kind.classes is not None and not kind.classes]
             appender = Appender(transaction, kinds, self.validate, on_error, report.refused, opened_labels)
             for chunk in chunks:
                 report.refused.extend(chunk.refused)
@@ -348,11 +339,11 @@ def _beside(source: Any) -> pathlib.Path:
 def _key_in(given: str | None, opened: OpenedSource, kinds: Mapping[str, ColumnType]) -> str | None:
     """Return the column that identifies samples: the one that was given, or the paths of images."""
     if given is None:
-        return earlier.PATH if opened.by_path and isinstance(kinds.get(earlier.PATH), Text) else None
+        return earlier.PATH if opened.by_path and earlier.PATH in kinds and kinds[earlier.PATH].has_words else None
     if given not in opened.schema:
         raise InvalidInputError(f"key={given!r}: the source has no such column", hint=f"columns: {', '.join(opened.schema)}")
     kind = kinds[given]
-    if not (isinstance(kind, Text) or (isinstance(kind, Scalar) and kind.dtype in WHOLE)):
+    if not kind.is_key:
         raise InvalidInputError(f"key={given!r}: this column is {kind.describe()}, expected text or whole numbers")
     return given
 
@@ -360,7 +351,7 @@ def _key_in(given: str | None, opened: OpenedSource, kinds: Mapping[str, ColumnT
 def _columns_in(files: Sequence[str], kinds: Mapping[str, ColumnType]) -> Sequence[str]:
     """Check the columns that name files."""
     for name in files:
-        if not isinstance(kinds.get(name), Image | Mask | Bytes):
+        if name not in kinds or not kinds[name].may_be_file:
             found = f"is {kinds[name].describe()}" if name in kinds else "does not exist"
             raise InvalidInputError(
                 f"files={name!r}: this column {found}, expected bytes, an image or a mask", hint=f'pass its type: --type "{name}=bytes"'

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from penstock import _core
-from penstock.columns.coded import Coded
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.loader.options import Ints
 from penstock.loader.order import JOINED, checked_mix
@@ -100,10 +99,12 @@ class Recipe:
         found: list[list[tuple[str, list[int]]]] = [[] for _ in self.sources]
         schema = self.sources[0].view.schema
         for column in dict.fromkeys(self.outputs.values()) if len(self.sources) > 1 else ():
-            if isinstance(schema.get(column), Coded):
+            if column in schema and schema[column].is_coded:
                 vocabularies = [source.view.vocabulary(column) for source in self.sources if column in source.view.schema]
                 _, codes = union_of(vocabularies)
-                belong = {getattr(source.view.schema.get(column), "of", None) for source in self.sources}  # Does not matter to a reader.
+                belong = {
+                    source.view.schema[column].belongs_to for source in self.sources if column in source.view.schema
+                }  # Does not matter to a reader.
                 differ = len(belong) > 1 or any(own != vocabularies[0] for own in vocabularies)
                 if len(vocabularies) == len(self.sources) and differ:
                     for own, known in zip(found, codes, strict=True):

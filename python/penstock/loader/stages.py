@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.columns.boxes import Boxes
-from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
-from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError
 from penstock.loader.results.kinds import collated, formed
 from penstock.loader.results.nulls import fill, has_nulls, nulls_of
@@ -172,13 +169,13 @@ def stages_of(
 
 def _in_format(kinds: Mapping[str, ColumnType], on: Sequence[str], format: str) -> dict[str, ColumnType]:
     """Return the types of boxes after `ConvertBoxes`."""
-    return {name: dataclasses.replace(kind, format=format) for name in on if isinstance(kind := kinds.get(name), Boxes)}
+    return {name: kind.with_box_format(format) for name in on if (kind := kinds.get(name)) is not None and kind.box_format}
 
 
 def _words(outputs: Mapping[str, str], views: Sequence[View], name: str) -> list[str] | None:
     """Return the words of a result, or None if it has none."""
     column = outputs.get(name, name)
-    coded = all(isinstance(view.schema.get(column), Coded) for view in views)
+    coded = all(column in view.schema and view.schema[column].is_coded for view in views)
     return union_of([view.vocabulary(column) for view in views])[0] if coded else None
 
 
@@ -187,7 +184,7 @@ def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], v
     is the side of a square.
     """
     kinds = [view.schema.get(outputs.get(name, name)) for name in on]
-    lines = all(isinstance(kind, Tensor) and len(kind.shape) == 1 for kind in kinds)
+    lines = all(kind is not None and kind.is_line for kind in kinds)
     size = stage.declared().get("size") if lines and isinstance(stage, CenterCrop | RandomCrop) else None
     return {} if size is None or len(np.atleast_1d(getattr(stage, "size", ()))) != 1 else {"size": size[:1]}
 
@@ -200,10 +197,10 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
             raise InvalidInputError(f"on={on!r}, expected a name or a list of names", code="invalid-argument")
         return names
     if isinstance(stage, ConvertBoxes):
-        if boxes := [name for name, column in outputs.items() if isinstance(view.schema.get(column), Boxes)]:
+        if boxes := [name for name, column in outputs.items() if column in view.schema and view.schema[column].box_format]:
             return boxes
         raise InvalidInputError("ConvertBoxes: the loader returns no boxes", code="invalid-argument", hint="declare them as ps.Boxes")
-    images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].type == "image"]
+    images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].image_mode]
     if len(images) != 1:
         raise InvalidInputError(
             f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", code="invalid-argument", hint="write on=…"

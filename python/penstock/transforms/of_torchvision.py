@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.columns.boxes import Boxes
 from penstock.columns.column_type import ColumnType
-from penstock.columns.keypoints import Keypoints
 from penstock.errors import InvalidInputError
 from penstock.transforms.base import On
 
@@ -44,14 +42,14 @@ def followers_of(image: str, outputs: Mapping[str, str], kinds: Mapping[str, Col
 
     `kinds` has the type of each result.
     """
-    alone = [name for name, kind in kinds.items() if kind.type in ("boxes", "mask", "keypoints") and getattr(kind, "of", None) is None]
+    alone = [name for name, kind in kinds.items() if kind.moves and kind.belongs_to is None]
     if alone:
         raise InvalidInputError(
             f"{transform} moves `{image}`, and nothing says whether `{alone[0]}` moves with it",
             code="invalid-argument",
             hint=f'name what moves: on=("{image}", "{alone[0]}"); or declare the column with of="{outputs[image]}"',
         )
-    return [name for name, kind in kinds.items() if getattr(kind, "of", None) == outputs[image]]
+    return [name for name, kind in kinds.items() if kind.belongs_to == outputs[image]]
 
 
 class Torchvision:
@@ -83,11 +81,11 @@ class Torchvision:
         return f"Torchvision({name})"
 
     def _images(self, given: Mapping[str, Any]) -> list[str]:
-        return [name for name in given if self._kinds[name].type == "image"]
+        return [name for name in given if self._kinds[name].image_mode]
 
     def bound(self, outputs: Mapping[str, str], kinds: Mapping[str, ColumnType]) -> Torchvision:
         """Return the same transform for the results of a loader, which have these types."""
-        images = [name for name, kind in kinds.items() if kind.type == "image"]
+        images = [name for name, kind in kinds.items() if kind.image_mode]
         if self.on is None:
             if len(images) != 1:
                 raise InvalidInputError(
@@ -104,7 +102,7 @@ class Torchvision:
                 code="invalid-argument",
                 hint=f"the loader returns {', '.join(outputs)}",
             )
-        if not self._takes_samples and (others := [name for name in names if kinds[name].type != "image"]):
+        if not self._takes_samples and (others := [name for name in names if not kinds[name].image_mode]):
             raise InvalidInputError(
                 f"{self!r} takes one image, so `{others[0]}` cannot follow it",
                 code="invalid-argument",
@@ -112,7 +110,7 @@ class Torchvision:
             )
         made = Torchvision(self.fn, names)
         # The image comes first, because boxes need its size.
-        made._kinds = {name: kinds[name] for name in sorted(names, key=lambda name: kinds[name].type != "image")}
+        made._kinds = {name: kinds[name] for name in sorted(names, key=lambda name: not kinds[name].image_mode)}
         return made
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -123,18 +121,18 @@ class Torchvision:
         more: dict[str, Any] = {}
         # A transform before this one may have converted the boxes to another form.
         formats = rng.formats if isinstance(rng, SampleGenerator) else {}
-        leads = [name for name, kind in self._kinds.items() if kind.type in ("image", "mask")]
+        leads = [name for name, kind in self._kinds.items() if kind.is_picture]
         if leads and all(sample[name] is None for name in leads):
             # Without their image, boxes and keypoints cannot be moved, so none are left.
-            follow = [name for name, kind in self._kinds.items() if kind.type in ("boxes", "keypoints") and sample[name] is not None]
+            follow = [name for name, kind in self._kinds.items() if kind.moves and not kind.is_picture and sample[name] is not None]
             return {**sample, **{name: sample[name][:0] for name in follow}}
         for name, kind in self._kinds.items():
             if sample[name] is not None:
                 value = sample[name]
-                if isinstance(kind, Keypoints) and kind.dimensions > 2:  # torchvision moves x and y; what follows them stays.
+                if kind.coordinates > 2:  # torchvision moves x and y; what follows them stays.
                     value, more[name] = value[..., :2], value[..., 2:]
-                given[name] = _to_torch(value, kind, size, formats.get(name))
-                size = sample[name].shape[:2] if kind.type in ("image", "mask") else size
+                given[name] = kind.to_torchvision(value, size, formats.get(name))
+                size = sample[name].shape[:2] if kind.is_picture else size
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.integers(2**63)))  # `torch.manual_seed` would also seed the generators of GPUs.
             found = self.fn(given) if self._takes_samples else given | {name: self.fn(given[name]) for name in self._images(given)}
@@ -161,46 +159,8 @@ def _check(transform: Any) -> None:
     raise InvalidInputError(f"{name} of torchvision {wrong}", code="invalid-argument", hint=hint)
 
 
-def _to_torch(value: Any, kind: ColumnType, size: tuple[int, int] | None, form: str | None) -> Any:
-    """Convert a value of a sample to what torchvision calls it. `size` is that of the image, and `form` that of boxes, if it has changed."""
-    import torch
-    from torchvision import tv_tensors
-
-    if kind.type in ("image", "mask") and not isinstance(value, np.ndarray):
-        raise InvalidInputError(
-            f"the {kind.type} is {type(value).__name__}, expected an array",
-            code="invalid-argument",
-            hint="leave out decode=False and ToPILImage: transforms of v2 take tensors",
-        )
-    if not isinstance(value, np.ndarray | np.generic) or kind.type not in (
-        "image",
-        "mask",
-        "boxes",
-        "keypoints",
-        "tensor",
-        "label",
-        "labels",
-    ):
-        return value
-    tensor = torch.from_numpy(np.array(value))
-    if kind.type == "image":
-        return tv_tensors.Image(tensor.permute(2, 0, 1))
-    if kind.type == "mask":
-        return tv_tensors.Mask(tensor)
-    if kind.type in ("boxes", "keypoints") and size is None:
-        raise InvalidInputError(
-            f"{kind.type} need their image: name both in on=", code="invalid-argument", hint='write on=("image", "boxes")'
-        )
-    if isinstance(kind, Boxes):
-        return tv_tensors.BoundingBoxes(tensor, format=form or kind.format.upper(), canvas_size=size)
-    if isinstance(kind, Keypoints):
-        return tv_tensors.KeyPoints(tensor, canvas_size=size)
-    return tensor
-
-
 def _from_torch(value: Any, kind: ColumnType | None) -> Any:
     if not hasattr(value, "detach"):
         return value
     array = value.detach().numpy()
-    is_picture = kind is not None and kind.type == "image" and array.ndim == 3
-    return np.ascontiguousarray(array.transpose(1, 2, 0) if is_picture else array)
+    return np.ascontiguousarray(array if kind is None else kind.from_torchvision(array))

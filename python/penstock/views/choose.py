@@ -18,7 +18,6 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.values.checks import whole, whole_seed
-from penstock.values.dtypes import numpy_dtype
 from penstock.views.keys import names_of
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ _CODED = 1 << 20
 # A part is far from its wanted size if it differs by more than this share of all samples.
 _FAR = 0.1
 # Column types whose values can form groups.
-_GROUPS = ("scalar", "text", "label", "category", "json")
 
 
 def sample(view: View, count: int, seed: int) -> View:
@@ -131,16 +129,11 @@ def _codes(view: View, column: str, doing: str) -> _Coded:
         raise InvalidInputError(f"cannot {doing} {column!r}: expected the name of a column")
     view._named([column])
     kind = view.schema.get(column)
-    if kind is not None and (kind.type not in _GROUPS or "complex" in getattr(kind, "dtype", "")):
+    if kind is not None and not kind.has_groups:
         raise InvalidInputError(f"cannot {doing} column `{column}`: it is {kind.describe()}", hint="use a label, category, text or scalar")
-    if kind is not None and kind.type == "scalar":
+    if kind is not None and kind.has_codes:
         codes, values = view._view.codes(column)
-        dtype = numpy_dtype(kind.read_dtype() or "")
-        return _Coded.of(codes, kind.to_arrow((values.astype(f"u{dtype.itemsize}").view(dtype), None), None))
-    if kind is not None and kind.type in ("label", "category"):
-        codes, values = view._view.codes(column)
-        words = view.vocabulary(column)
-        return _Coded.of(codes, pa.array([words[value] for value in values.tolist()], pa.string()))
+        return _Coded.of(codes, kind.of_codes(values, view.vocabulary(column) if kind.is_coded else ()))
     held: npt.NDArray[np.unsignedinteger] = np.zeros(len(view), np.uint8)
     start, known = 0, pa.array([], pa.null() if kind is None else kind.arrow_type())
     for batch in view.scan([column], batch_size=_CODED):
@@ -303,7 +296,7 @@ def filtered(
         )
     names = view.columns if columns is None else names_of(columns)
     view.take(range(0), columns=names)  # Raises an error if a column is missing.
-    media = any(kind.type in ("image", "mask") for name, kind in view.schema.items() if name in (names or ()))
+    media = any(kind.is_picture for name, kind in view.schema.items() if name in (names or ()))
     kept = np.zeros(len(view), bool)
     with _progress(progress, len(view)) as report:
         for start in range(0, len(view), size := 16 if media else 256):

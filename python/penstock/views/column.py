@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
@@ -136,7 +135,7 @@ class Column:
     def _given(self, sign: str, other: object) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], bool]:
         """Return what to compare with as an array, which of it is null, and whether it has words."""
         kind = self.type
-        if kind.type not in ("scalar", "text", "label", "category"):
+        if not kind.is_comparable:
             raise InvalidInputError(
                 f"cannot compare column `{self.name}` with {sign}: it is {kind.describe()}",
                 hint=f'compare its values one by one: [… for value in ds["{self.name}"]]',
@@ -145,7 +144,7 @@ class Column:
             raise self._incomparable(sign, other, f'for nulls: [value is None for value in ds["{self.name}"]]')
         others = np.zeros((), bool)
         if isinstance(other, Column):
-            worded = other.type.type in ("text", "label", "category")
+            worded = other.type.has_words
             given, others = other._plain(worded)
         else:
             words = _words(other)
@@ -154,12 +153,12 @@ class Column:
             if dtype in TIMES and (times := words if worded else _times(other)) is not None:
                 times, worded = [one_time(time, dtype, row) for row, time in enumerate(times)], False
                 other = np.array(times) if isinstance(other, list | tuple | np.ndarray) else times[0]
-            elif worded and kind.type == "label" and (unknown := set(words or []) - set(names := self._view.vocabulary(self.name))):
+            elif worded and kind.classes is not None and (unknown := set(words or []) - set(names := self._view.vocabulary(self.name))):
                 raise InvalidInputError(
                     f"cannot compare column `{self.name}` with {min(unknown)!r}: it is not one of its labels",
                     hint=f"labels: {', '.join(names[:20])}",
                 )
-            elif kind.type == "label" and type(other) is int and not 0 <= other < len(self._view.vocabulary(self.name)):
+            elif kind.classes is not None and type(other) is int and not 0 <= other < len(self._view.vocabulary(self.name)):
                 raise InvalidInputError(
                     f"cannot compare column `{self.name}` with {other}: it is not the code of a label",
                     hint=f"compare with a word: {', '.join(self._view.vocabulary(self.name)[:20])}",
@@ -219,12 +218,12 @@ class Column:
         [True, False, False, True]
         """
         kind = self.type
-        if kind.sample_shape() != (None,) or kind.type not in ("labels", "tensor"):
-            hint = f"{self.name} LIKE '%part%'" if kind.type == "text" else f"list_contains({self.name}, 1)"
+        if kind.sample_shape() != (None,):
+            hint = f"{self.name} LIKE '%part%'" if kind.has_words else f"list_contains({self.name}, 1)"
             raise InvalidInputError(
                 f"cannot look into column `{self.name}`: it is {kind.describe()}, expected lists", hint=f'write ds.filter("{hint}")'
             )
-        if kind.type == "labels" and isinstance(value, str):
+        if kind.classes is not None and isinstance(value, str):
             if value not in (names := self._view.vocabulary(self.name)):
                 raise InvalidInputError(
                     f"cannot look for {value!r} in column `{self.name}`: it is not one of its labels",
@@ -260,7 +259,7 @@ class Column:
         if isinstance(values, list):
             missing = np.array([value is None for value in values], bool)
             return np.array(["" if value is None else value for value in values], object), missing
-        if worded and isinstance(self.type, Coded):
+        if worded and self.type.is_coded:
             return np.array([*self._view.vocabulary(self.name), ""], object)[np.ma.filled(values, -1)], np.ma.getmaskarray(values)
         return np.ma.getdata(values), np.ma.getmaskarray(values)
 

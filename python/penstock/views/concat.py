@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.columns.boxes import Boxes, converted
-from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
-from penstock.columns.label import Named
 from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
 from penstock.ragged import Ragged
 from penstock.schema import Schema
@@ -63,8 +59,8 @@ class Concat(Exports):
         """The column types by name: those of the first view, with the labels of all."""
         made = Schema(self.parts[0].schema)
         for name, kind in made.items():
-            if isinstance(kind, Named):
-                made[name] = dataclasses.replace(kind, names=self.vocabulary(name))
+            if kind.classes is not None:
+                made[name] = kind.with_classes(self.vocabulary(name))
         return made
 
     @property
@@ -160,10 +156,8 @@ class Concat(Exports):
     def _matched(self, name: str, values: Any, part: int) -> Any:
         """Convert the codes of one view to those of all views, and its boxes to the format of the first view."""
         kind, own = self.parts[0].schema.get(name), self.parts[part].schema.get(name)
-        if isinstance(kind, Boxes) and isinstance(own, Boxes) and own.format != kind.format:
-            return Ragged(converted(values.values, own.format, kind.format), values.offsets, values.shapes, values.nulls, values.form)
-        if not isinstance(kind, Coded):
-            return values
+        if kind is None or not kind.is_coded:
+            return values if kind is None else kind.of_batch(values, own)
         codes = np.array([*self._union(name)[1][part], 0], np.int64)
         if isinstance(values, Ragged):
             return Ragged(codes[values.values], values.offsets, values.shapes, values.nulls, values.form)

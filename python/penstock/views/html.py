@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.columns.boxes import Boxes
-from penstock.columns.coded import Coded
 from penstock.columns.column_type import ColumnType
 from penstock.views.sample import brief, unwrap
 
@@ -49,7 +47,7 @@ def page(view: View | Concat, samples: int = SAMPLES) -> str:
 
 def words_of(view: View | Concat) -> dict[str, list[str]]:
     """Return the words of each label and category column."""
-    return {name: view.vocabulary(name) for name, kind in view.schema.items() if isinstance(kind, Coded)}
+    return {name: view.vocabulary(name) for name, kind in view.schema.items() if kind.is_coded}
 
 
 def named(codes: Any, words: list[str]) -> str:
@@ -66,9 +64,9 @@ def _cell(name: str, sample: Mapping[str, Any], schema: Mapping[str, ColumnType]
     value, kind = sample[name], schema[name]
     if value is None:
         return "<i>null</i>"
-    if kind.type in ("image", "mask") and isinstance(value, np.ndarray):
-        boxes = [(other, sample[other]) for other, its in schema.items() if isinstance(its, Boxes) and its.of == name]
-        return _picture(value, [(schema[other], boxes) for other, boxes in boxes if boxes is not None], kind.type == "mask")
+    if kind.is_picture and isinstance(value, np.ndarray):
+        boxes = [(its.box_format, sample[other]) for other, its in schema.items() if its.box_format and its.belongs_to == name]
+        return _picture(value, [(form, each) for form, each in boxes if each is not None], kind.has_classes_as_pixels)
     if name in words:
         return html.escape(named(value, words[name]))
     if isinstance(value, str):
@@ -103,7 +101,7 @@ def _picture(image: npt.NDArray[Any], boxes: list[tuple[Any, npt.NDArray[np.floa
     small = thumbnail(image, SIDE, mask)
     encoded = base64.b64encode(_core.encode_png(tuple(small.shape), np.ascontiguousarray(small).reshape(-1))).decode()
     scale = min(1.0, SIDE / max(height, width))
-    drawn = "".join(_rectangle(box, kind.format, width / SIDE) for kind, each in boxes for box in each[:BOXES].tolist())
+    drawn = "".join(_rectangle(box, form, width / SIDE) for form, each in boxes for box in each[:BOXES].tolist())
     return (
         f'<svg width="{max(1, round(width * scale))}" height="{max(1, round(height * scale))}" viewBox="0 0 {width} {height}">'
         f'<title>{image.dtype} {image.shape}</title><image width="{width}" height="{height}" href="data:image/png;base64,{encoded}"/>{drawn}</svg>'

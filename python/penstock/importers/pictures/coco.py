@@ -361,9 +361,9 @@ class _Images:
         # The destination may have other codes for the names, and another form of boxes.
         kinds = {**self.schema, **options.defaults}
         labels, boxes = kinds.get("labels"), kinds.get("boxes")
-        self.as_texts = isinstance(kinds.get("image_id"), Text)
-        self.codes = {name: code for code, name in enumerate(labels.names)} if isinstance(labels, Labels) else {}
-        self.form = boxes.format if isinstance(boxes, Boxes) else "xywh"
+        self.as_texts = "image_id" in kinds and kinds["image_id"].has_words
+        self.codes = {name: code for code, name in enumerate(labels.classes or ())} if labels else {}
+        self.form = (boxes and boxes.box_format) or "xywh"
 
     def chunks(self, root: pathlib.Path) -> Generator[Chunk, None, None]:
         """Yield the images with their annotations, after a comparison of their sizes with those in the file."""

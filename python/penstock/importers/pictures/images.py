@@ -19,7 +19,6 @@ from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
 from penstock.columns.label import Label
-from penstock.columns.mask import Mask
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError
 from penstock.importers.pictures.beside import masks_among, unread_of
@@ -57,7 +56,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     schema: dict[str, ColumnType] = {"image": options.types.get("image", Image()), "path": options.types.get("path", Text())}
     if split:
         schema["split"] = options.types.get("split", Category())
-    decoded = isinstance(schema["image"], Image | Mask)
+    decoded = schema["image"].is_picture
     classes = _classes(folder, files, split, schema["image"] if options.on_error == "skip" and decoded else None)
     unknown = [name for name in options.types if name not in (*schema, "label")]
     if unknown:

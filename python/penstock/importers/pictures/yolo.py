@@ -100,7 +100,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         return {"split": [splits[file] for file in group]} if split else {}
 
     done, chunks = image_chunks(folder, files, columns_of)
-    form = boxes.format if isinstance(boxes, Boxes) else "cxcywh"
+    form = boxes.box_format or "cxcywh"
     points = max(map(_keypoint_numbers, [own] if own else sorted(folder.glob("*.y*ml"))), default=0)
     lines = _Lines(names, points, options.boxes)
     annotated = (_annotated(folder, chunk, known, lines, form) for chunk in chunks)
@@ -300,8 +300,9 @@ def _names(folder: pathlib.Path, options: ImageOptions) -> Sequence[str]:
         if (folder / name).is_file():
             return _lines_of(folder / name)
     given = options.types.get("labels") or options.defaults.get("labels")
-    if isinstance(given, Labels):
-        return given.names
+    classes: Sequence[str] | None = None if given is None or given.rank != 1 else given.classes
+    if classes is not None:
+        return classes
     raise InvalidInputError(
         f"cannot import `{folder}`: the names of its classes are neither in a .yaml file nor in {' or '.join(_NAME_FILES[:2])}",
         hint="pass them: --type labels=labels:cat,dog",

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from penstock import _core
 from penstock.errors import InvalidInputError
-from penstock.importers.shared import tables
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal
+from penstock.values.arrow import types as arrow_types
 from penstock.values.checks import is_arrow, is_utf8
 
 Item = TypeVar("Item")
@@ -116,10 +116,10 @@ def with_files(
 def _names(values: Any, always: bool) -> list[Any]:
     """Return the values as a list in which names of files are text. Returns an empty list if there are none."""
     if is_arrow(values):
-        kind = tables.storage(values.type)
-        if always and tables.is_binary(kind):
+        kind = arrow_types.storage(values.type)
+        if always and arrow_types.is_binary(kind):
             return [None if value is None else os.fsdecode(value) for value in values.to_pylist()]
-        elif not tables.is_text(kind) and not pa.types.is_dictionary(kind):
+        elif not arrow_types.is_text(kind) and not pa.types.is_dictionary(kind):
             return []
         return list(values.to_pylist())
     return [os.fsdecode(value) if always and isinstance(value, bytes) else value for value in values]

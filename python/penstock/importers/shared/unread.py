@@ -63,7 +63,7 @@ def without_objects(
     these if they are ignored. `field_of` returns the field of a column that has boxes, and `rows` says of how many rows.
     """
     given = {**options.defaults, **options.types}
-    found = {name: field for name, kind in kinds.items() if isinstance(kind, Json) and name not in given and (field := field_of(name))}
+    found = {name: field for name, kind in kinds.items() if kind == Json() and name not in given and (field := field_of(name))}
     unread = []
     for name, field in found.items():
         what = f"column `{name}` of {rows}" + (f" with the field `{field}`" if field != name else ", which is a list of boxes")

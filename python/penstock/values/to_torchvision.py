@@ -1,0 +1,58 @@
+"""Converts values of samples to what torchvision calls them. Imports torch, so column types import this module only when needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from penstock.errors import InvalidInputError
+
+Size = tuple[int, int] | None
+
+
+def tensor(value: Any) -> Any:
+    """Convert an array. Other values stay."""
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def image(value: Any) -> Any:
+    """Convert an image (H, W, C)."""
+    return tv_tensors.Image(_pixels(value, "image").permute(2, 0, 1))
+
+
+def mask(value: Any) -> Any:
+    """Convert a mask (H, W)."""
+    return tv_tensors.Mask(_pixels(value, "mask"))
+
+
+def _pixels(value: Any, what: str) -> torch.Tensor:
+    if not isinstance(value, np.ndarray):
+        raise InvalidInputError(
+            f"the {what} is {type(value).__name__}, expected an array",
+            code="invalid-argument",
+            hint="leave out decode=False and ToPILImage: transforms of v2 take tensors",
+        )
+    return torch.from_numpy(np.array(value))
+
+
+def boxes(value: Any, format: str, size: Size) -> Any:
+    """Convert boxes (N, 4) in an image of this height and width."""
+    return tv_tensors.BoundingBoxes(_places(value, size, "boxes"), format=format, canvas_size=size) if _is_array(value) else value
+
+
+def keypoints(value: Any, size: Size) -> Any:
+    """Convert keypoints (N, points, 2) in an image of this height and width."""
+    return tv_tensors.KeyPoints(_places(value, size, "keypoints"), canvas_size=size) if _is_array(value) else value
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def _places(value: Any, size: Size, what: str) -> torch.Tensor:
+    if size is None:
+        raise InvalidInputError(f"{what} need their image: name both in on=", code="invalid-argument", hint='write on=("image", "boxes")')
+    return torch.from_numpy(np.array(value))
