@@ -21,95 +21,53 @@ if TYPE_CHECKING:
     from penstock import torch as torch
     from penstock import transforms as transforms
     from penstock._core import VERSION as __version__
-    from penstock.changes.receipt import Receipt
-    from penstock.changes.stage import Stage
-    from penstock.columns.blob import Bytes
-    from penstock.columns.boxes import Boxes
-    from penstock.columns.category import Category
-    from penstock.columns.image import Image
-    from penstock.columns.json_text import Json
-    from penstock.columns.keypoints import Keypoints
-    from penstock.columns.label import Label, Labels
-    from penstock.columns.mask import Mask
-    from penstock.columns.scalar import Scalar
-    from penstock.columns.tensor import Tensor
-    from penstock.columns.text import Text
-    from penstock.dataset import Dataset, configure, create, open
-    from penstock.errors import (
-        AlreadyExistsError,
-        ClosedError,
-        ConflictError,
-        CorruptError,
-        Error,
-        InternalError,
-        InvalidInputError,
-        NotFoundError,
-        OutOfRangeError,
-        PermissionDeniedError,
-        UnavailableError,
-        UnsupportedError,
-    )
-    from penstock.history.log import Commit, Compaction, Difference, Log
-    from penstock.loader import Loader
-    from penstock.loader.files import Files, files
-    from penstock.loader.mixture import Mix, mix
-    from penstock.loader.order import Replacement, Window
-    from penstock.ragged import Ragged
-    from penstock.transaction import Transaction
-    from penstock.views.column import Column
-    from penstock.views.concat import Concat, concat
-    from penstock.views.view import View
-
-__all__ = [
-    "AlreadyExistsError",
-    "Boxes",
-    "Bytes",
-    "Category",
-    "ClosedError",
-    "Column",
-    "Commit",
-    "Compaction",
-    "Concat",
-    "ConflictError",
-    "CorruptError",
-    "Dataset",
-    "Difference",
-    "Error",
-    "Files",
-    "Image",
-    "InternalError",
-    "InvalidInputError",
-    "Json",
-    "Keypoints",
-    "Label",
-    "Labels",
-    "Loader",
-    "Log",
-    "Mask",
-    "Mix",
-    "NotFoundError",
-    "OutOfRangeError",
-    "PermissionDeniedError",
-    "Ragged",
-    "Receipt",
-    "Replacement",
-    "Scalar",
-    "Stage",
-    "Tensor",
-    "Text",
-    "Transaction",
-    "UnavailableError",
-    "UnsupportedError",
-    "View",
-    "Window",
-    "__version__",
-    "concat",
-    "configure",
-    "create",
-    "files",
-    "mix",
-    "open",
-]
+    from penstock.changes.receipt import Receipt as Receipt
+    from penstock.changes.stage import Stage as Stage
+    from penstock.columns.blob import Bytes as Bytes
+    from penstock.columns.boxes import Boxes as Boxes
+    from penstock.columns.category import Category as Category
+    from penstock.columns.image import Image as Image
+    from penstock.columns.json_text import Json as Json
+    from penstock.columns.keypoints import Keypoints as Keypoints
+    from penstock.columns.label import Label as Label
+    from penstock.columns.label import Labels as Labels
+    from penstock.columns.mask import Mask as Mask
+    from penstock.columns.scalar import Scalar as Scalar
+    from penstock.columns.tensor import Tensor as Tensor
+    from penstock.columns.text import Text as Text
+    from penstock.dataset import Dataset as Dataset
+    from penstock.dataset import configure as configure
+    from penstock.dataset import create as create
+    from penstock.dataset import open as open
+    from penstock.errors import AlreadyExistsError as AlreadyExistsError
+    from penstock.errors import ClosedError as ClosedError
+    from penstock.errors import ConflictError as ConflictError
+    from penstock.errors import CorruptError as CorruptError
+    from penstock.errors import Error as Error
+    from penstock.errors import InternalError as InternalError
+    from penstock.errors import InvalidInputError as InvalidInputError
+    from penstock.errors import NotFoundError as NotFoundError
+    from penstock.errors import OutOfRangeError as OutOfRangeError
+    from penstock.errors import PermissionDeniedError as PermissionDeniedError
+    from penstock.errors import UnavailableError as UnavailableError
+    from penstock.errors import UnsupportedError as UnsupportedError
+    from penstock.history.log import Commit as Commit
+    from penstock.history.log import Compaction as Compaction
+    from penstock.history.log import Difference as Difference
+    from penstock.history.log import Log as Log
+    from penstock.loader import Loader as Loader
+    from penstock.loader.files import Files as Files
+    from penstock.loader.files import files as files
+    from penstock.loader.mixture import Mix as Mix
+    from penstock.loader.mixture import mix as mix
+    from penstock.loader.order import Replacement as Replacement
+    from penstock.loader.order import Window as Window
+    from penstock.ragged import Ragged as Ragged
+    from penstock.transaction import Transaction as Transaction
+    from penstock.views.column import Column as Column
+    from penstock.views.concat import Concat as Concat
+    from penstock.views.concat import concat as concat
+    from penstock.views.view import View as View
 
 # Maps each module to its public names. Names are imported on first use, so that `import penstock` and `penstock --help` are fast.
 _NAMES = {
@@ -140,6 +98,7 @@ _NAMES = {
     "penstock.views.view": "View",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["__version__", *_PLACES]  # noqa: PLE0604
 # Leaf modules: `ps.torch` needs PyTorch and `ps.importers` needs pyarrow, so `from penstock import *` leaves them out.
 _MODULES = ("torch", "importers", "transforms")
 

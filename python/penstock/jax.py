@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.errors import InvalidInputError
-from penstock.views.view import Batch
+from penstock.views.readable import Batch
 
 
 def arrays(batch: Batch) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Never
 
@@ -70,33 +71,9 @@ class Loadable:
         >>> [batch["number"].tolist() for batch in ds.loader(batch_size=2)]
         [[0, 1], [2, 3], [4]]
         """
+        given = dict(locals())
         from penstock.loader import Loader, LoaderOptions, unknown_option
 
         if others:
             raise unknown_option(next(iter(others)))
-        return Loader(
-            self,
-            LoaderOptions(
-                batch_size=batch_size,
-                global_batch_size=global_batch_size,
-                shuffle=shuffle,
-                seed=seed,
-                columns=columns,
-                transform=transform,
-                outputs=outputs,
-                output=output,
-                decode=decode,
-                last_batch=last_batch,
-                rank=rank,
-                world_size=world_size,
-                on_corrupt=on_corrupt,
-                nulls=nulls,
-                ragged=ragged,
-                order_block_samples=order_block_samples,
-                memory_bytes=memory_bytes,
-                threads=threads,
-                python_workers=python_workers,
-                progress=progress,
-                pin=pin,
-            ),
-        )
+        return Loader(self, LoaderOptions(**{field.name: given[field.name] for field in dataclasses.fields(LoaderOptions)}))

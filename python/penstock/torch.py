@@ -20,8 +20,9 @@ from penstock.errors import InvalidInputError, unpicklable
 from penstock.loadable import LastBatch
 from penstock.ragged import Ragged
 from penstock.views.concat import Concat
+from penstock.views.readable import Batch
 from penstock.views.sample import Sample, unwrap
-from penstock.views.view import Batch, View
+from penstock.views.view import View
 
 
 class TorchDataset(torch.utils.data.Dataset[Any]):  # type: ignore[misc]

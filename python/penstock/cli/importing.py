@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,19 +126,7 @@ def _print(report: Report, console: Console, as_json: bool) -> None:
     from penstock.cli.terminal import show
 
     if as_json:
-        refused = [vars(refusal) for refusal in report.refused]
-        show.print_json(
-            {
-                "samples": report.samples,
-                "refused": refused,
-                "left_out": report.left_out,
-                "left_out_kinds": report.left_out_kinds,
-                "renamed": report.renamed,
-                "corrected_boxes": report.corrected_boxes,
-                "skipped": report.skipped,
-                "snapshot": report.snapshot,
-            }
-        )
+        show.print_json(dataclasses.asdict(report))
         return
     print(show.done, flush=True)
     for old, new in report.renamed.items():

@@ -28,7 +28,8 @@ from penstock.loader.stages import Stages, stages_of
 from penstock.loader.totals import Totals, sums
 from penstock.values.checks import whole
 from penstock.views.concat import Concat, union_of
-from penstock.views.view import Batch, View
+from penstock.views.readable import Batch
+from penstock.views.view import View
 
 if TYPE_CHECKING:
     from penstock.loader.workers import Pool

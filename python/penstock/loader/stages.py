@@ -20,7 +20,8 @@ from penstock.transforms import CenterCrop, ConvertBoxes, PerBatch, RandomCrop, 
 from penstock.transforms.batch import Mixing
 from penstock.transforms.of_torchvision import SampleGenerator, followers_of, of_torchvision
 from penstock.views.concat import union_of
-from penstock.views.view import Batch, View
+from penstock.views.readable import Batch
+from penstock.views.view import View
 
 
 @dataclasses.dataclass

@@ -30,7 +30,7 @@ from typing import Any
 from penstock import _core
 from penstock.errors import ClosedError, InternalError, InvalidInputError
 from penstock.loader.recipe import Recipe
-from penstock.views.view import Batch
+from penstock.views.readable import Batch
 
 # How many finished batches may be queued by a worker, in addition to the batch in progress.
 WAITING = 2

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.columns.column_type import ColumnType
-from penstock.errors import InvalidInputError, NotFoundError, OutOfRangeError
+from penstock.errors import InvalidInputError, OutOfRangeError
 from penstock.ragged import Ragged
 from penstock.schema import Schema
 from penstock.values.checks import whole
 from penstock.views import choose
 from penstock.views.column import JoinedColumn
-from penstock.views.exports import Exports
-from penstock.views.keys import chosen_of, names_of, one_position, positions_of
-from penstock.views.sample import Sample
-from penstock.views.view import EXTRAS, Batch, View
-
-if TYPE_CHECKING:
-    pass
+from penstock.views.keys import chosen_of, positions_of
+from penstock.views.readable import Batch, Readable
+from penstock.views.view import View
 
 
 def union_of(vocabularies: Sequence[Sequence[str]]) -> tuple[list[str], list[list[int]]]:
@@ -41,7 +37,7 @@ Shares = list[tuple[npt.NDArray[np.int64], Batch]]
 _RUNS = 4096
 
 
-class Concat(Exports):
+class Concat(Readable):
     """Views that `ps.concat` joined. Reads like a view, and its loaders shuffle the samples of all of them together.
 
     `select`, `split`, `filter` and `head` choose samples. `_row_id` is the one in each sample's own dataset, and `_position` the place
@@ -63,19 +59,8 @@ class Concat(Exports):
                 made[name] = kind.with_classes(self.vocabulary(name))
         return made
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.parts[0].schema)
-
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.parts[0]
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return self.columns
 
     def _as_it_is(self) -> Concat:
         return self
@@ -84,15 +69,7 @@ class Concat(Exports):
         return self.parts
 
     def _named(self, columns: Sequence[str] | None) -> list[str]:
-        names = self.columns if columns is None else names_of(columns) or []
-        for name in names:
-            if name not in self.parts[0].schema and name not in EXTRAS:
-                raise NotFoundError(
-                    f"cannot read column `{name}`: the views have no such column",
-                    code="column-not-found",
-                    hint=f"columns: {', '.join(self.columns)}",
-                )
-        return names
+        return self._checked(columns, list(self.parts[0].schema))
 
     def vocabulary(self, column: str) -> list[str]:
         """List the words of a label or category column of all views in code order: those of the first view, then others."""
@@ -164,30 +141,14 @@ class Concat(Exports):
         made = codes[np.ma.filled(values, -1)]
         return np.ma.MaskedArray(made, np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else made
 
-    def __getitem__(self, key: Any) -> Any:
-        """Read a sample (`both[5]`) or a batch (`both[5:10]`, `both[[9, 2]]`, a mask), or return a `Concat` with some columns
-        (`both[["image", "label"]]`), or one column (`both["label"]`).
-        """
-        if isinstance(key, str):
-            return JoinedColumn(self, key)
-        if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
-            return self.select_columns(key)
-        position = None if isinstance(key, slice) else one_position(key)
-        if position is None:
-            return self.take(key)
-        return self._sample(self.take([position]), 0)
+    def _one(self, position: int) -> Batch:
+        return self.take([position])
 
-    def _sample(self, batch: Batch, index: int) -> Sample:
-        return Sample.of(batch, index, self._forms)
+    def _column(self, name: str) -> JoinedColumn:
+        return JoinedColumn(self, name)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.batches(64):
-            yield from (self._sample(batch, index) for index in range(len(next(iter(batch.values())))))
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Read all samples in order, as batches of `batch_size` samples; the last one may be shorter."""
-        size = whole(batch_size, "batch_size", 1)
-        return (self[start : start + size] for start in range(0, len(self), size))
+    def _read(self, key: Any) -> Batch:
+        return self.take(key)
 
     def select_columns(self, columns: Sequence[str]) -> Concat:
         """Choose the columns that reads, loaders and Arrow streams have; see `View.select_columns`."""
@@ -263,12 +224,6 @@ class Concat(Exports):
     def uri(self) -> str:
         """The places of the datasets, for messages and tables."""
         return ", ".join(dict.fromkeys(part.uri for part in self.parts))
-
-    def _repr_html_(self) -> str:
-        """Show the first samples in a notebook, as a view does."""
-        from penstock.views import html
-
-        return html.page(self)
 
     def __repr__(self) -> str:
         return f"<penstock.Concat of {len(self.parts)} views: {len(self)} samples, {len(self.columns)} columns>"

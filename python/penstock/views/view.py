@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,8 @@ from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
 from penstock.schema import TYPES, Schema, from_json
 from penstock.values.checks import whole
 from penstock.views.column import Column
-from penstock.views.exports import Exports
-from penstock.views.keys import chosen_of, names_of, one_position, positions_of, row_ids_of, span_of
-from penstock.views.sample import Sample
-
-Batch = dict[str, Any]
-# Columns that every view has, in addition to those of its schema.
-EXTRAS = ("_row_id", "_position")
+from penstock.views.keys import chosen_of, names_of, positions_of, row_ids_of, span_of
+from penstock.views.readable import EXTRAS, Batch, Readable
 
 
 @functools.lru_cache(maxsize=64)
@@ -30,7 +25,7 @@ def _forms_of(columns: str) -> Mapping[str, str]:
     return {column["name"]: TYPES[column["type"]].form_of(column) for column in json.loads(columns)}
 
 
-class View(Exports):
+class View(Readable):
     """Samples from one snapshot, in the chosen order. Picklable, and safe after fork and across threads.
 
     >>> import penstock as ps
@@ -71,11 +66,6 @@ class View(Exports):
         return schema if self._chosen is None else Schema({name: schema[name] for name in self._chosen})
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.schema)
-
-    @property
     def _identity(self) -> str:
         """The id by which loader states identify the dataset."""
         return self._snapshot.dataset_id
@@ -85,7 +75,6 @@ class View(Exports):
         return (self,)
 
     def _as_it_is(self) -> View:
-        """Return a view that stays at its snapshot."""
         return self
 
     def _pin(self, name: str) -> None:
@@ -157,72 +146,17 @@ class View(Exports):
         """Return the columns to read, or None for all. Refuses columns that this view does not have."""
         if self._chosen is None:
             return names_of(columns)
-        names = list(self._chosen) if columns is None else names_of(columns) or []
-        for name in names:
-            if name not in self._chosen and name not in EXTRAS:
-                raise NotFoundError(
-                    f"cannot read column `{name}`: the view has no such column",
-                    code="column-not-found",
-                    hint=f"columns: {', '.join(self._chosen)}",
-                )
-        return names
+        return self._checked(columns, self._chosen)
 
-    def __getitem__(self, key: Any) -> Any:
-        """Read a sample (`ds[5]`) or a batch (`ds[5:10]`, `ds[[9, 2]]`, a mask), or return a column (`ds["image"]`, see `Column`) or a view
-        with some columns (`ds[["image", "label"]]`, see `select_columns`).
-        """
-        if isinstance(key, str):
-            return Column(self, key)
-        if isinstance(key, slice):
-            return self._view.take(span_of(key, len(self)), self._named(None))
-        if isinstance(key, list) and key and all(isinstance(name, str) for name in key):
-            return self.select_columns(key)
-        position = one_position(key)
-        if position is None:
-            return self._view.take(positions_of(key, len(self)), self._named(None))
-        return self._sample(self._view.take(np.array([position], dtype=np.int64), self._named(None)), 0)
+    def _one(self, position: int) -> Batch:
+        return self._view.take(np.array([position], dtype=np.int64), self._named(None))
 
-    def __contains__(self, name: object) -> bool:
-        """Return whether the view has a column with this name.
+    def _column(self, name: str) -> Column:
+        return Column(self, name)
 
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://contains", {"year": "int32"})
-        >>> "year" in ds, "month" in ds
-        (True, False)
-        """
-        if not isinstance(name, str):
-            raise InvalidInputError(
-                f"cannot search for a {type(name).__name__}: expected the name of a column",
-                hint='to search for a value, compare a column: (ds["year"] == 1999).any()',
-            )
-        return name in self.schema
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return self.columns
-
-    def _sample(self, batch: Batch, index: int) -> Sample:
-        return Sample.of(batch, index, self._forms)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._as_it_is()._samples()
-
-    def _samples(self) -> Iterator[dict[str, Any]]:
-        for start in range(0, len(self), 64):
-            batch = self[start : start + 64]
-            for index in range(min(64, len(self) - start)):
-                yield self._sample(batch, index)
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        """Read all samples in order, as batches of `batch_size` samples; the last one may be shorter. For training, use `loader`.
-
-        >>> import penstock as ps
-        >>> ds = ps.create("memory://batches", {"number": "int32"})
-        >>> receipt = ds.append({"number": range(5)})
-        >>> [batch["number"].tolist() for batch in ds.batches(2)]
-        [[0, 1], [2, 3], [4]]
-        """
-        size, view = whole(batch_size, "batch_size", 1), self._as_it_is()
-        return (view[start : start + size] for start in range(0, len(view), size))
+    def _read(self, key: Any) -> Batch:
+        wanted = span_of(key, len(self)) if isinstance(key, slice) else positions_of(key, len(self))
+        return self._view.take(wanted, self._named(None))
 
     def select(self, positions: npt.ArrayLike | slice) -> View:
         """Select positions of this view, in the given order: a list, array, range, slice or mask. Duplicates are allowed.
@@ -375,12 +309,6 @@ class View(Exports):
             raise UnsupportedError(f"cannot pickle `{self.uri}`: memory:// exists in only one process", code="unsupported-storage")
         description = None if self._view.is_all() else self._view.description(True)
         return (_reopen, (self.uri, self.snapshot, self._snapshot.options(), description, self._chosen))
-
-    def _repr_html_(self) -> str:
-        """Show the first samples in a notebook. Samples that cannot be read are shown as null."""
-        from penstock.views import html
-
-        return html.page(self)
 
     def __repr__(self) -> str:
         return f"<penstock.{type(self).__name__} {self.uri!r}: {len(self)} samples, {len(self.schema)} columns, snapshot {self.snapshot}>"

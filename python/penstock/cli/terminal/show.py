@@ -155,3 +155,16 @@ def printable(text: str) -> str:
     """Escape control characters and lone surrogates."""
     shown = "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
     return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def names(known: dict[str, str], name: str, done: str, as_json: bool, titles: tuple[str, str, str]) -> None:
+    """Print the names of snapshots: as JSON, what was `done` with one of them, or all as a table, with the titles of it and its columns."""
+    if as_json:
+        print_json(known)
+    elif name:
+        print(done + known.get(name, ""))
+    else:
+        names = table(*titles)
+        for own, snapshot in known.items():
+            names.add_row(plain(own), snapshot)
+        console.print(names)

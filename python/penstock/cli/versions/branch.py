@@ -28,13 +28,5 @@ def branch(
         dataset.delete_branch(name)
     elif name:
         dataset.create_branch(name, start or None)
-    branches = dataset.branches()
-    if as_json:
-        show.print_json(branches)
-    elif name:
-        print(f"deleted branch {show.plain(name)}" if delete else f"branch {show.plain(name)} begins with snapshot {branches[name]}")
-    else:
-        table = show.table(str(uri), "branch", "newest snapshot")
-        for known, newest in branches.items():
-            table.add_row(show.plain(known), newest)
-        show.console.print(table)
+    text = f"deleted branch {show.plain(name)}" if delete else f"branch {show.plain(name)} begins with snapshot "
+    show.names(dataset.branches(), name, text, as_json, (uri, "branch", "newest snapshot"))

@@ -29,13 +29,5 @@ def tag(
         dataset.delete_tag(name)
     elif name:
         dataset.create_tag(name)
-    tags = dataset.tags()
-    if as_json:
-        show.print_json(tags)
-    elif name:
-        print(f"deleted tag {show.plain(name)}" if delete else f"{show.plain(name)} names snapshot {tags[name]}")
-    else:
-        table = show.table(str(uri), "tag", "snapshot")
-        for known, target in tags.items():
-            table.add_row(show.plain(known), target)
-        show.console.print(table)
+    text = f"deleted tag {show.plain(name)}" if delete else f"{show.plain(name)} names snapshot "
+    show.names(dataset.tags(), name, text, as_json, (uri, "tag", "snapshot"))

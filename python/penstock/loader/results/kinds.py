@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
-from penstock.views.view import Batch
+from penstock.views.readable import Batch
 
 Positions = npt.NDArray[np.int64]
 Results = Sequence[tuple[str, str, list[int | None], bool]]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.values.dtypes import filler
-from penstock.views.view import Batch
+from penstock.views.readable import Batch
 
 
 def nulls_of(values: Any) -> int:
