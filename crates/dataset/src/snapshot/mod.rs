@@ -43,6 +43,7 @@ use crate::store::context::Context;
 
 // Cycle with `live.rs`: a snapshot owns these tables, and the other files in this folder add the methods that use them.
 
+#[derive(Clone)]
 pub struct Snapshot {
     pub context: Arc<Context>,
     pub entry: LogEntry,
@@ -148,41 +149,25 @@ impl Snapshot {
 
     /// Return this snapshot with a different context of the same dataset, without reading any object.
     pub fn within(&self, context: Arc<Context>) -> Snapshot {
-        Snapshot {
-            context,
-            entry: self.entry.clone(),
-            root: self.root.clone(),
-            schema: self.schema.clone(),
-            parts: self.parts.clone(),
-            overlays: self.overlays.clone(),
-            stages: self.stages.clone(),
-            attachments: self.attachments.clone(),
-            words: self.words.clone(),
-            tables: self.tables.clone(),
-        }
+        Snapshot { context, ..self.clone() }
+    }
+
+    /// Return a copy that has found out nothing yet, because it will be changed.
+    fn anew(&self) -> Snapshot {
+        Snapshot { tables: Arc::new(PerProcess::new(tables)), ..self.clone() }
     }
 
     /// Return a snapshot of `samples` samples whose values are in these files, with this snapshot's schema and words.
     pub fn of_files(&self, files: Vec<FileRef>, samples: u64) -> Snapshot {
-        let mut entry = self.entry.clone();
-        let record = Arc::make_mut(&mut entry.record);
+        let mut made = self.anew();
+        let record = Arc::make_mut(&mut made.entry.record);
         (record.samples, record.live) = (samples, samples);
         let fragment = Fragment { samples, is_stage: false, runs: vec![Run { first: 0, count: samples }], files };
         // A column that the files lack is null, whatever it is in fragments.
-        let mut without_fills = Schema::clone(&self.schema);
-        without_fills.columns.iter_mut().for_each(|column| column.fill = None);
-        Snapshot {
-            context: self.context.clone(),
-            entry,
-            root: self.root.clone(),
-            schema: Arc::new(without_fills),
-            parts: Arc::new(vec![Part::Fragment(Arc::new(fragment))]),
-            overlays: Arc::default(),
-            stages: Vec::new(),
-            attachments: Vec::new(),
-            words: self.words.clone(),
-            tables: Arc::new(PerProcess::new(tables)),
-        }
+        Arc::make_mut(&mut made.schema).columns.iter_mut().for_each(|column| column.fill = None);
+        made.parts = Arc::new(vec![Part::Fragment(Arc::new(fragment))]);
+        (made.overlays, made.stages, made.attachments) = Default::default();
+        made
     }
 
     /// Return what a transaction on this snapshot sees: the snapshot with more fragments, overlays and vocabularies. Their row ids are
@@ -194,32 +179,22 @@ impl Snapshot {
         overlays: Vec<Overlay>,
         words: Vec<(u64, Arc<Vocabulary>)>,
     ) -> Snapshot {
-        let mut entry = self.entry.clone();
+        let mut made = self.anew();
         let samples: u64 = new.iter().map(|fragment| fragment.samples).sum();
         let deleted: u64 = overlays.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| overlay.rows.ids()).sum();
-        let record = Arc::make_mut(&mut entry.record);
+        let record = Arc::make_mut(&mut made.entry.record);
         record.samples += samples;
         record.live = (record.live + samples).saturating_sub(deleted);
         record.features_read |= FEATURE_TILED; // The new fragments may have tiles.
-        let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
-        let mut attachments = self.attachments.clone();
-        overlays.iter().for_each(|overlay| note_changed(&mut attachments, overlay));
-        let tables = PerProcess::new(tables as fn() -> Tables);
-        tables.get().codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
+        overlays.iter().for_each(|overlay| note_changed(&mut made.attachments, overlay));
+        let tables = made.tables.get();
+        tables.codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
         let kept = before.and_then(|before| before.tables.get().kept.get().cloned());
-        let _ = tables.get().kept.set(kept.unwrap_or_else(|| Arc::new(KeptPatches::new(self.parts.len()))));
-        Snapshot {
-            context: self.context.clone(),
-            entry,
-            root: self.root.clone(),
-            schema: self.schema.clone(),
-            parts: Arc::new(self.parts.iter().cloned().chain(new).collect()),
-            overlays: Arc::new(Overlays::new(self.overlays.all().iter().cloned().chain(overlays).collect())),
-            stages: self.stages.clone(),
-            attachments,
-            words: self.words.clone(),
-            tables: Arc::new(tables),
-        }
+        let _ = tables.kept.set(kept.unwrap_or_else(|| Arc::new(KeptPatches::new(self.parts.len()))));
+        let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
+        made.parts = Arc::new(self.parts.iter().cloned().chain(new).collect());
+        made.overlays = Arc::new(Overlays::new(self.overlays.all().iter().cloned().chain(overlays).collect()));
+        made
     }
 
     /// Return this snapshot with more parts and words, and with these overlays instead of its own. All row ids are final.
@@ -229,28 +204,18 @@ impl Snapshot {
 
     /// Return this snapshot with these parts and overlays instead of its own, and with more words. All row ids are final.
     pub fn replaced(&self, parts: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
-        let mut entry = self.entry.clone();
+        let mut made = self.anew();
         let hidden: u64 = overlays.iter().filter(|overlay| overlay.hides()).map(|overlay| overlay.rows.ids()).sum();
-        let record = Arc::make_mut(&mut entry.record);
+        let record = Arc::make_mut(&mut made.entry.record);
         record.samples = parts.iter().map(Part::samples).sum::<u64>();
         record.live = record.samples.saturating_sub(hidden);
-        let mut segments = self.words.clone();
         for segment in words {
             let first_code = self.word_count(segment.column);
-            segments.entry(segment.column).or_default().push(WordsSegment { first_code, ..*segment });
+            made.words.entry(segment.column).or_default().push(WordsSegment { first_code, ..*segment });
         }
-        Snapshot {
-            context: self.context.clone(),
-            entry,
-            root: self.root.clone(),
-            schema: self.schema.clone(),
-            parts: Arc::new(parts),
-            overlays: Arc::new(Overlays::new(overlays)),
-            stages: self.stages.clone(),
-            attachments: self.attachments.clone(),
-            words: segments,
-            tables: Arc::new(PerProcess::new(tables)),
-        }
+        made.parts = Arc::new(parts);
+        made.overlays = Arc::new(Overlays::new(overlays));
+        made
     }
 
     /// Return this snapshot with the samples that are deleted or absent. Their values are those before the deletion.
@@ -260,15 +225,15 @@ impl Snapshot {
 
     /// Return this snapshot with another schema. `others` have the words of category columns that this snapshot lacks.
     pub fn with_schema(&self, schema: Arc<Schema>, others: &[&Snapshot]) -> Snapshot {
-        let mut words = self.words.clone();
+        let mut made = self.anew();
         let before: HashSet<u64> = self.schema.columns.iter().map(|spec| spec.id).collect();
         for spec in schema.columns.iter().filter(|spec| !before.contains(&spec.id)) {
             let known = others.iter().find_map(|other| other.words.get(&spec.id));
-            words.extend(known.map(|segments| (spec.id, segments.clone())));
+            made.words.extend(known.map(|segments| (spec.id, segments.clone())));
         }
-        let mut attachments = self.attachments.clone();
-        attachments.retain(|attachment| attachment.columns.iter().all(|column| schema.columns.iter().any(|spec| spec.id == *column)));
-        Snapshot { schema, words, attachments, tables: Arc::new(PerProcess::new(tables)), ..self.within(self.context.clone()) }
+        made.attachments.retain(|attachment| attachment.columns.iter().all(|column| schema.columns.iter().any(|spec| spec.id == *column)));
+        made.schema = schema;
+        made
     }
 
     /// Return the fill values of columns.
