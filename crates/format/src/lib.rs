@@ -13,6 +13,7 @@ pub mod files;
 pub mod id;
 pub mod ids;
 pub mod ints;
+pub mod kinds;
 pub mod manifest;
 pub mod names;
 pub mod overlay;

@@ -1,14 +1,14 @@
 //! The schema of spec section 8: the columns of a dataset and how data files store each one.
 
 use penstock_error::{Error, Result};
-use penstock_tensor::{Dtype, MAX_DIMENSIONS, Shape};
+use penstock_tensor::{Dtype, MAX_DIMENSIONS};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::classes::Classes;
 use crate::datafile::Codec;
 use crate::files::{FileRef, Place};
 use crate::id::Id;
+pub use crate::kinds::{ColumnKind, ImageMode};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schema {
@@ -63,127 +63,6 @@ impl<'de> Deserialize<'de> for Fill {
     }
 }
 
-/// The pixel format in which reads return an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum ImageMode {
-    #[default]
-    #[serde(rename = "RGB")]
-    Rgb,
-    #[serde(rename = "L")]
-    Grey,
-    #[serde(rename = "RGBA")]
-    Rgba,
-    #[serde(rename = "I;16")]
-    Deep,
-    #[serde(rename = "stored")]
-    Stored,
-}
-
-impl ImageMode {
-    fn is_default(&self) -> bool {
-        *self == ImageMode::default()
-    }
-}
-
-/// The type of a column. Readers reject unknown types.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum ColumnKind {
-    Scalar {
-        dtype: String,
-    },
-    Text,
-    Bytes,
-    Json,
-    Label(Classes),
-    /// A list of labels for each sample. `of` names the boxes or keypoints that have one label each.
-    Labels {
-        #[serde(flatten)]
-        classes: Classes,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        of: Option<String>,
-    },
-    Category,
-    Tensor {
-        dtype: String,
-        shape: Vec<Option<u64>>,
-        /// Side lengths of the tiles. If None, the writer tiles large samples and chooses the side lengths.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        tile: Option<Vec<u64>>,
-    },
-    Image {
-        #[serde(default = "yes")]
-        exif_orientation: bool,
-        /// The pixel format in which loaders return images.
-        #[serde(default, skip_serializing_if = "ImageMode::is_default")]
-        mode: ImageMode,
-    },
-    Boxes {
-        format: String,
-        of: Option<String>,
-    },
-    Mask {
-        of: Option<String>,
-    },
-    Keypoints {
-        points: Option<u64>,
-        dimensions: u64,
-        of: Option<String>,
-    },
-}
-
-impl ColumnKind {
-    /// Return the type's name, as shown in messages and tables.
-    pub fn name(&self) -> &'static str {
-        match self {
-            ColumnKind::Scalar { .. } => "scalar",
-            ColumnKind::Text => "text",
-            ColumnKind::Bytes => "bytes",
-            ColumnKind::Json => "json",
-            ColumnKind::Label { .. } => "label",
-            ColumnKind::Labels { .. } => "labels",
-            ColumnKind::Category => "category",
-            ColumnKind::Tensor { .. } => "tensor",
-            ColumnKind::Image { .. } => "image",
-            ColumnKind::Boxes { .. } => "boxes",
-            ColumnKind::Mask { .. } => "mask",
-            ColumnKind::Keypoints { .. } => "keypoints",
-        }
-    }
-
-    /// Return whether values are arrays whose shapes may differ between samples.
-    pub fn is_array(&self) -> bool {
-        matches!(self, ColumnKind::Tensor { .. } | ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. } | ColumnKind::Labels { .. })
-    }
-
-    /// Return the element type and the shape that data files store.
-    pub fn stored(&self) -> Result<(Dtype, Shape)> {
-        Ok(match self {
-            ColumnKind::Scalar { dtype } => (dtype_of(dtype)?, Shape::scalar()),
-            ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Json | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
-                (Dtype::Bytes, Shape::free())
-            }
-            ColumnKind::Label(classes) => (classes.dtype(), Shape::scalar()),
-            ColumnKind::Labels { .. } => (Dtype::Int64, Shape::free()),
-            ColumnKind::Category => (Dtype::Uint32, Shape::scalar()),
-            ColumnKind::Tensor { dtype, shape, .. } => (dtype_of(dtype)?, Shape(shape.clone())),
-            ColumnKind::Boxes { .. } => (Dtype::Float32, Shape(vec![None, Some(4)])),
-            ColumnKind::Keypoints { points, dimensions, .. } => (Dtype::Float32, Shape(vec![None, *points, Some(*dimensions)])),
-        })
-    }
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn dtype_of(name: &str) -> Result<Dtype> {
-    Dtype::from_name(name).ok_or_else(|| {
-        Error::new("invalid-schema", format!("unknown dtype `{name}`"))
-            .hint("use one of bool, int8…int64, uint8…uint64, float16, bfloat16, float32, float64, complex64, complex128, timestamp, duration, time")
-    })
-}
-
 /// Ids from here on belong to columns that were added after `create`.
 const FIRST_ADDED: u64 = 1 << 32;
 
@@ -227,7 +106,7 @@ impl Schema {
         if self.columns.len() > 10_000 {
             return invalid(format!("cannot create {} columns: at most 10,000 are supported", self.columns.len()));
         }
-        let categories = self.columns.iter().filter(|column| matches!(column.kind, ColumnKind::Category)).count();
+        let categories = self.columns.iter().filter(|column| column.kind.is_category()).count();
         if categories > MAX_CATEGORIES {
             return invalid(format!(
                 "cannot create {categories} category columns: at most {MAX_CATEGORIES} are supported, because their new words must fit in one record"

@@ -116,12 +116,12 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     let specs: Vec<Vec<ColumnSpec>> = specs.collect::<penstock_error::Result<_>>()?;
     for (index, own) in specs.iter().enumerate().skip(1) {
         for (one, other) in specs[0].iter().zip(own) {
-            let words = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Category | ColumnKind::Label { .. });
-            let lists = |spec: &ColumnSpec| matches!(spec.kind, ColumnKind::Labels { .. });
-            let same = (words(one) && words(other)) || (lists(one) && lists(other));
+            let [are_words, are_lists] = [ColumnKind::has_codes, |kind: &ColumnKind| kind.listed_classes().is_some()]
+                .map(|test| test(&one.kind) && test(&other.kind));
+            let same = are_words || are_lists;
             let by_word = same && sources[index].codes_of(other).is_some();
-            let converted =
-                matches!((&one.kind, &other.kind), (ColumnKind::Boxes { of: a, .. }, ColumnKind::Boxes { of: b, .. }) if a == b);
+            let are_boxes = one.kind.box_format().and(other.kind.box_format()).is_some();
+            let converted = are_boxes && one.kind.of() == other.kind.of();
             if !one.kind.reads_as(&other.kind) && !by_word && !converted {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
@@ -176,11 +176,11 @@ fn with_formats(transforms: &[Transform], outputs: &[(String, usize)], specs: &[
     for (name, column) in outputs {
         let kind = &specs[0][*column].kind;
         let converts = |earlier: &Transform| matches!(earlier.operation, Operation::ConvertBoxes { .. }) && earlier.on.contains(name);
-        if let ColumnKind::Boxes { format, .. } = kind
+        if let Some(format) = kind.box_format()
             && specs.iter().any(|own| own[*column].kind != *kind)
             && !transforms.iter().any(converts)
         {
-            all.push(Transform { on: vec![name.clone()], operation: Operation::ConvertBoxes { format: format.clone() } });
+            all.push(Transform { on: vec![name.clone()], operation: Operation::ConvertBoxes { format: format.to_owned() } });
         }
     }
     all

@@ -150,9 +150,9 @@ impl Request<'_> {
 
     fn column<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
         let (dtype, shape) = spec.kind.stored().or_raise(py)?;
-        match &spec.kind {
-            ColumnKind::Label { .. } | ColumnKind::Category => self.codes(py, spec),
-            _ if shape.is_fixed() => self.fixed(py, index, spec, dtype, &shape),
+        match () {
+            () if spec.kind.has_codes() => self.codes(py, spec),
+            () if shape.is_fixed() => self.fixed(py, index, spec, dtype, &shape),
             _ => {
                 if let Some(parts) = self.tiled(py, spec, dtype)? {
                     return self.ragged_array(py, parts, &shape);
@@ -177,7 +177,7 @@ impl Request<'_> {
             (self.reader.on_corrupt == OnCorrupt::Raise).then(|| raise(py, error))
         };
         if self.form == Form::Flat {
-            if matches!(spec.kind, ColumnKind::Text | ColumnKind::Json) {
+            if spec.kind.is_utf8() {
                 let bad = |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
                 if let Some(index) = py.detach(|| (0..values.len()).find(bad)) {
                     let text = "it is not UTF-8";
@@ -208,7 +208,7 @@ impl Request<'_> {
     /// Works like `flat`, for ragged samples that are all tiled. Their sizes are known in advance, so they are read directly
     /// into one array. Returns None if any sample is not tiled.
     fn tiled<'py>(&self, py: Python<'py>, spec: &ColumnSpec, dtype: Dtype) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if dtype == Dtype::Bytes || matches!(spec.kind, ColumnKind::Labels { .. }) || !self.reader.has_tiles() {
+        if dtype == Dtype::Bytes || spec.kind.listed_classes().is_some() || !self.reader.has_tiles() {
             return Ok(None); // Bytes are never tiled, but a column of nulls would look tiled. `ragged` checks labels.
         }
         let Some(shapes) = py.detach(|| self.reader.shapes(spec, true)).or_raise(py)? else { return Ok(None) };
@@ -331,7 +331,7 @@ impl Request<'_> {
         let mut refused: Vec<(usize, Error)> = Vec::new();
         for (index, picture) in decoded.into_iter().enumerate() {
             match picture {
-                Ok(Some(picture)) => list.append(pixels(py, picture, matches!(spec.kind, ColumnKind::Mask { .. }))?)?,
+                Ok(Some(picture)) => list.append(pixels(py, picture, spec.kind.is_mask())?)?,
                 Ok(None) => list.append(py.None())?,
                 Err(error) if self.reader.on_corrupt == OnCorrupt::Null && error.kind() == Kind::Corrupt => list.append(py.None())?,
                 Err(error) => refused.push((index, error)),

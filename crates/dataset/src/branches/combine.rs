@@ -12,7 +12,7 @@ use penstock_format::manifest::{Fragment, PageRef, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Delta;
 use penstock_format::rows::{RowIds, RowSet};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 
 use crate::commit::manifest::objects::{INLINE_BYTES, write_pages, write_rows, write_words};
 use crate::commit::manifest::overlays::write_values;
@@ -224,8 +224,7 @@ pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> 
     let mut added = Vec::new();
     let known: HashSet<ObjectRef> = ours.words_segments().map(|segment| segment.object).collect();
     let with_new = |spec: &&ColumnSpec| {
-        matches!(spec.kind, ColumnKind::Category)
-            && theirs.words_segments().any(|segment| segment.column == spec.id && !known.contains(&segment.object))
+        spec.kind.is_category() && theirs.words_segments().any(|segment| segment.column == spec.id && !known.contains(&segment.object))
     };
     for spec in ours.schema.columns.iter().filter(with_new) {
         let (own, other) = (ours.vocabulary(spec.id)?, theirs.vocabulary(spec.id)?);

@@ -9,7 +9,7 @@ use penstock_format::files::FileRef;
 use penstock_format::ids::{PROVISIONAL, row_id};
 use penstock_format::manifest::Fragment;
 use penstock_format::record::{Delta, FEATURE_INLINE, FEATURE_OVERLAYS, RecordKind};
-use penstock_format::schema::{ColumnKind, ColumnSpec, Schema};
+use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_format::transit::journal::Verb;
 use penstock_format::{Id, SnapshotId};
 use penstock_storage::process;
@@ -425,9 +425,9 @@ impl Transaction {
 
 /// Check the values of a column and convert them to their stored form.
 pub(super) fn prepare(words: &mut Words, base: &Snapshot, spec: &ColumnSpec, input: Input, validate: Validate) -> Result<Stored> {
-    let column = match &spec.kind {
-        ColumnKind::Category => words.category(base, spec, input.column, input.words)?,
-        kind => check::stored(kind, input.column, input.words, validate)?,
+    let column = match spec.kind.is_category() {
+        true => words.category(base, spec, input.column, input.words)?,
+        false => check::stored(&spec.kind, input.column, input.words, validate)?,
     };
     Ok(Stored { column, words: None })
 }

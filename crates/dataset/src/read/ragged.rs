@@ -6,7 +6,7 @@ use penstock_error::Result;
 use penstock_format::classes::{Classes, Places};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Codec, Layout, Packed};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Frozen, Slot};
 use penstock_tensor::slice::elements;
 
@@ -212,7 +212,7 @@ impl Reader {
             let sizes = values.free[place * free_count..].iter_mut().zip(value.free);
             sizes.for_each(|(free, size)| *free = *size);
         }
-        if let ColumnKind::Labels { classes, .. } = &column.kind {
+        if let Some(classes) = column.kind.listed_classes() {
             self.check_labels(column, classes, &mut values)?;
         }
         Ok(values)

@@ -187,7 +187,7 @@ impl Scan {
 
 /// Return the size in bytes of each value in a batch, including nulls. Returns None if the size depends on the value.
 fn bytes_of_each(kind: &ColumnKind) -> Result<Option<u64>> {
-    if matches!(kind, ColumnKind::Label { .. } | ColumnKind::Category) {
+    if kind.has_codes() {
         return Ok(Some(CODE_BYTES));
     }
     let (dtype, shape) = kind.stored()?;

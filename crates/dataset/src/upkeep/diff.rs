@@ -262,7 +262,7 @@ impl Values {
         let mut words = WordList::default();
         let column = reader.stored(spec, &mut words)?;
         let dtype = spec.kind.stored().ok().map(|(dtype, _)| dtype);
-        Ok(Values { column, words, category: matches!(spec.kind, penstock_format::schema::ColumnKind::Category), dtype })
+        Ok(Values { column, words, category: spec.kind.is_category(), dtype })
     }
 
     /// Return whether a value is the same in both. Numbers of different dtypes are compared exactly.

@@ -259,7 +259,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
         }
         let Some(spec) = spec else { continue };
         check_stored_as(&file, chunk, spec)?;
-        if matches!(spec.kind, ColumnKind::Category) {
+        if spec.kind.is_category() {
             let vocabulary = match snapshot.vocabulary(chunk.column) {
                 Err(error) if is_damage(&error) => continue, // `check_words` reports it. The file itself may be intact.
                 other => other?,
@@ -389,7 +389,7 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
 }
 
 fn is_text(spec: &ColumnSpec) -> bool {
-    matches!(spec.kind, ColumnKind::Text | ColumnKind::Json)
+    spec.kind.is_utf8()
 }
 
 /// Check a value of a text or JSON column. Values of other columns are always accepted.
@@ -398,7 +398,7 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
         return Ok(());
     }
     let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a value is not UTF-8: {error}")))?;
-    if matches!(spec.kind, ColumnKind::Json) && !text.is_empty() {
+    if spec.kind.is_json() && !text.is_empty() {
         serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value is not JSON: {error}")))?;
     }
     Ok(())

@@ -28,13 +28,9 @@ pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, val
         ColumnKind::Text | ColumnKind::Json => check_text(column),
         ColumnKind::Image { mode, .. } => check_media(column, Media::Image(mode_of(*mode)), validate),
         ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),
-        ColumnKind::Tensor { tile, .. } => {
-            let (dtype, shape) = kind.stored()?;
-            check_values(column, dtype, &shape, tile.as_deref())
-        }
         _ => {
             let (dtype, shape) = kind.stored()?;
-            check_values(column, dtype, &shape, None)
+            check_values(column, dtype, &shape, kind.tile())
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::datafile::{Bounds, ChunkBuilder, Class, Codec, Layout, SINGLE_BYTES, UNIT_BYTES};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::datafile::{Bounds, ChunkBuilder, Codec, Layout, SINGLE_BYTES, UNIT_BYTES};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::slice::{Grid, SAMPLE_TILES, default_tile, elements, whole};
 use penstock_tensor::{Column, Dtype, Ragged, Shape};
 
@@ -50,10 +50,7 @@ pub struct ColumnWriter {
 impl ColumnWriter {
     pub fn new(spec: &ColumnSpec) -> Result<ColumnWriter> {
         let (dtype, shape) = spec.kind.stored()?;
-        let tile = match &spec.kind {
-            ColumnKind::Tensor { tile, .. } => tile.clone(),
-            _ => None,
-        };
+        let tile = spec.kind.tile().map(<[u64]>::to_vec);
         Ok(ColumnWriter {
             spec: spec.clone(),
             dtype,
@@ -68,7 +65,7 @@ impl ColumnWriter {
             words_bytes: 0,
             samples: 0,
             validity: None,
-            bounds: has_bounds(&spec.kind).then(Bounds::default),
+            bounds: spec.kind.has_bounds().then(Bounds::default),
         })
     }
 
@@ -307,15 +304,6 @@ impl ColumnWriter {
         chunk.bounds = self.bounds.take();
         chunk.dictionary = (!self.words.is_empty()).then(|| std::mem::take(&mut self.words));
         Some(chunk)
-    }
-}
-
-/// Return whether tails have the bounds of a column's values. Those of a category are in its dictionary.
-fn has_bounds(kind: &ColumnKind) -> bool {
-    match kind {
-        ColumnKind::Scalar { dtype } => Dtype::from_name(dtype).is_some_and(|dtype| Class::of(dtype, &Shape::scalar()).is_some()),
-        ColumnKind::Label(_) | ColumnKind::Text => true,
-        _ => false,
     }
 }
 

@@ -74,34 +74,6 @@ fn conflict(name: &str, what: &str) -> Error {
     Error::new("conflict", text).column(name).hint("rename one of the classes, then merge again")
 }
 
-impl ColumnKind {
-    /// Return the classes of a label column.
-    pub fn classes(&self) -> Option<&Classes> {
-        match self {
-            ColumnKind::Label(classes) | ColumnKind::Labels { classes, .. } => Some(classes),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn classes_mut(&mut self) -> Option<&mut Classes> {
-        match self {
-            ColumnKind::Label(classes) | ColumnKind::Labels { classes, .. } => Some(classes),
-            _ => None,
-        }
-    }
-
-    /// Return whether values of both kinds mean the same when they are read, however they are stored.
-    pub fn reads_as(&self, other: &ColumnKind) -> bool {
-        match (self, other) {
-            (ColumnKind::Label(one), ColumnKind::Label(two)) => one.names == two.names,
-            (ColumnKind::Labels { classes: one, of }, ColumnKind::Labels { classes: two, of: other }) => {
-                one.names == two.names && of == other
-            }
-            _ => self == other,
-        }
-    }
-}
-
 impl ColumnSpec {
     /// Refuse classes of the same name, which two sides added.
     pub(crate) fn check_classes(&self) -> Result<()> {

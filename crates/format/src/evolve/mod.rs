@@ -249,55 +249,6 @@ impl ColumnSpec {
     }
 }
 
-impl ColumnKind {
-    /// Return the dtype that the schema gives to numbers.
-    pub fn dtype(&self) -> Option<&str> {
-        match self {
-            ColumnKind::Scalar { dtype } | ColumnKind::Tensor { dtype, .. } => Some(dtype),
-            _ => None,
-        }
-    }
-
-    /// Return the name of the column that this column belongs to: an image, or for labels, boxes or keypoints.
-    pub fn of(&self) -> Option<&str> {
-        match self {
-            ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } => {
-                of.as_deref()
-            }
-            _ => None,
-        }
-    }
-
-    /// Follow the column that this column belongs to to a new name.
-    fn follow(&mut self, old: &str, new: &str) {
-        if let ColumnKind::Boxes { of: Some(of), .. }
-        | ColumnKind::Mask { of: Some(of) }
-        | ColumnKind::Keypoints { of: Some(of), .. }
-        | ColumnKind::Labels { of: Some(of), .. } = self
-            && of == old
-        {
-            *of = new.to_owned();
-        }
-    }
-
-    fn without_classes(mut self) -> ColumnKind {
-        if let Some(classes) = self.classes_mut() {
-            *classes = Default::default();
-        }
-        self
-    }
-
-    fn without_of(&self) -> ColumnKind {
-        let mut kind = self.clone();
-        if let ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } =
-            &mut kind
-        {
-            *of = of.as_ref().map(|_| String::new());
-        }
-        kind
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use penstock_dataset::{Extent, Held};
 use penstock_error::Result;
 use penstock_format::datafile::UNIT_BYTES;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::slice::{Slice, elements};
 
 // Cycle with `recipe.rs`: a recipe reads parts, and its methods for them are here.
@@ -71,7 +71,7 @@ pub fn results_in_parts(pipeline: &Pipeline, specs: &[Vec<ColumnSpec>], sources:
     for group in &pipeline.groups {
         for (place, at) in group.outputs.iter().enumerate() {
             let output = &pipeline.outputs[*at];
-            let is_tensor = matches!(specs[0][output.column].kind, ColumnKind::Tensor { .. });
+            let is_tensor = specs[0][output.column].kind.is_tensor();
             found[*at] = is_tensor && pipeline.begins_with_crop(group, place) && is_large(output) && !in_files(output.column);
         }
     }

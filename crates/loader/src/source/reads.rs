@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_dataset::{Extent, Foresight, Held, OnCorrupt, Purpose, Reader};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 use penstock_tensor::slice::Slice;
 
@@ -171,19 +171,17 @@ impl Reads {
             if let Some(files) = sources[share.source].files_of(spec) {
                 return files.fixed(&share.reader.plan.positions, cell, out).map(|()| None);
             }
-            match &spec.kind {
-                ColumnKind::Label { .. } | ColumnKind::Category => {
-                    let mut codes = vec![0i64; share.places.len()];
-                    let nulls = share.reader.codes(spec, &mut codes)?;
-                    if let Some(known) = sources[share.source].codes_of(spec) {
-                        // Under a null, the code may be any number.
-                        codes.iter_mut().for_each(|code| *code = known.get(*code as usize).copied().unwrap_or(0));
-                    }
-                    out.as_chunks_mut::<8>().0.iter_mut().zip(codes).for_each(|(out, code)| *out = code.to_ne_bytes());
-                    Ok(nulls)
-                }
-                _ => share.reader.fixed(spec, out),
+            if !spec.kind.has_codes() {
+                return share.reader.fixed(spec, out);
             }
+            let mut codes = vec![0i64; share.places.len()];
+            let nulls = share.reader.codes(spec, &mut codes)?;
+            if let Some(known) = sources[share.source].codes_of(spec) {
+                // Under a null, the code may be any number.
+                codes.iter_mut().for_each(|code| *code = known.get(*code as usize).copied().unwrap_or(0));
+            }
+            out.as_chunks_mut::<8>().0.iter_mut().zip(codes).for_each(|(out, code)| *out = code.to_ne_bytes());
+            Ok(nulls)
         };
         if let [share] = &self.shares[..] {
             return read(share, out);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_dataset::{Selection, Snapshot};
 use penstock_error::{Context as _, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Dtype, Shape};
 
 use crate::source::files::Files;
@@ -60,8 +60,8 @@ impl Source {
 
 /// Return the dtype and shape of a column's values in a batch.
 pub fn value_type(spec: &ColumnSpec) -> Result<(Dtype, Shape)> {
-    match &spec.kind {
-        ColumnKind::Label { .. } | ColumnKind::Category => Ok((Dtype::Int64, Shape::scalar())),
-        kind => kind.stored().context(|| format!("cannot load column `{}`", spec.name)),
+    match spec.kind.has_codes() {
+        true => Ok((Dtype::Int64, Shape::scalar())),
+        false => spec.kind.stored().context(|| format!("cannot load column `{}`", spec.name)),
     }
 }

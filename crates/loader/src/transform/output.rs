@@ -234,9 +234,9 @@ impl Output {
             Role::Image { orientation, mode: Mode::Rgb } => Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?),
             Role::Image { orientation, mode } => Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?)),
             Role::Mask => Cell::Array(cell::mask(bytes, Config::limits())?),
-            Role::Boxes(format) => match &input.column.kind {
+            Role::Boxes(format) => match input.column.kind.box_format() {
                 // Boxes that stay as they are must not be rounded.
-                ColumnKind::Boxes { format: stored, .. } if self.changed || stored != format => {
+                Some(stored) if self.changed || stored != format => {
                     Cell::Boxes(numbers().as_chunks::<4>().0.iter().map(|row| cell::to_xyxy(*row, stored)).collect())
                 }
                 _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes())),

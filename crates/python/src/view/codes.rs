@@ -4,7 +4,7 @@ use numpy::PyReadonlyArray1;
 use penstock_dataset::{Coder, Nulls, Numbered, Purpose, Reader};
 use penstock_error::Result;
 use penstock_format::ints::unpack;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use pyo3::prelude::*;
 
 /// Codes of the values of a column, which are found by reading it.
@@ -47,7 +47,7 @@ impl<'py> Coding<'py> {
 pub fn numbers(mut reader: Reader, spec: &ColumnSpec) -> Result<(Vec<u64>, Nulls)> {
     let count = reader.plan.len();
     reader.fetch(&[spec], Purpose::Scan { keep: false })?;
-    if matches!(spec.kind, ColumnKind::Label { .. } | ColumnKind::Category) {
+    if spec.kind.has_codes() {
         let mut codes = vec![0; count];
         let nulls = reader.codes(spec, &mut codes)?;
         return Ok((codes.into_iter().map(i64::cast_unsigned).collect(), nulls));

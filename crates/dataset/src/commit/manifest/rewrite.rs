@@ -7,7 +7,7 @@ use penstock_error::Result;
 use penstock_format::ids::{Run, data_name};
 use penstock_format::manifest::{FRAGMENT_RUNS, Fragment};
 use penstock_format::rows::RowIds;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Column;
 
 use super::stored::WordList;
@@ -65,7 +65,7 @@ pub fn rewritten(
                     let is_watched = |id: &u64| watched.count_in(*id..id + 1) > 0;
                     nulls.entry(spec.id).or_default().extend(null_places(&column).map(|place| ids[place]).filter(is_watched));
                 }
-                let words = matches!(spec.kind, ColumnKind::Category).then(|| Arc::new(list.words.clone()));
+                let words = spec.kind.is_category().then(|| Arc::new(list.words.clone()));
                 Ok(Stored { column, words })
             };
             let columns = specs.iter().map(stored).collect::<Result<Vec<Stored>>>()?;

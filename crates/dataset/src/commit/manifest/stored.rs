@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Column, Pull, Pulled, Ragged};
 
 use crate::read::ragged::RaggedValues;
@@ -78,7 +78,7 @@ impl Reader {
         let samples = self.plan.len();
         let valid = |nulls: Option<Vec<bool>>| nulls.map(|nulls| nulls.into_iter().map(|null| !null).collect());
         let (dtype, shape) = column.kind.stored()?;
-        if matches!(column.kind, ColumnKind::Category) {
+        if column.kind.is_category() {
             let mut codes = vec![0; samples];
             let nulls = self.codes(column, &mut codes)?;
             let vocabulary = self.snapshot.vocabulary(column.id)?;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::journal::Verb;
-use penstock_tensor::{Column, Dtype};
+use penstock_tensor::Column;
 
 use crate::commit::keys::{Keys, NOBODY, each_key, keys_of, not_unique};
 use crate::commit::transaction::{Isolation, Transaction};
@@ -108,22 +108,10 @@ fn among(error: Error, rows: &[usize]) -> Error {
     error.rows(numbers)
 }
 
-/// Return whether equal values of a column have equal bytes, so that they can be keys.
-fn is_exact(spec: &ColumnSpec) -> bool {
-    match &spec.kind {
-        ColumnKind::Text | ColumnKind::Bytes | ColumnKind::Label { .. } | ColumnKind::Category => true,
-        ColumnKind::Scalar { dtype } => {
-            let inexact = [Dtype::Float16, Dtype::Bfloat16, Dtype::Float32, Dtype::Float64, Dtype::Complex64, Dtype::Complex128];
-            Dtype::from_name(dtype).is_some_and(|dtype| !inexact.contains(&dtype))
-        }
-        _ => false,
-    }
-}
-
 /// Return the bytes of each value as a key, or None for a null. Empty for columns that cannot be keys.
 pub(super) fn keys_in(spec: &ColumnSpec, given: &Stored) -> Vec<Option<Vec<u8>>> {
     let (mut keys, none) = (Vec::new(), std::sync::Arc::default());
-    if is_exact(spec) {
+    if spec.kind.is_exact() {
         keys_of(&given.column, given.words.as_ref().unwrap_or(&none), |key| keys.push(key.map(<[u8]>::to_vec)));
     }
     keys
@@ -131,7 +119,7 @@ pub(super) fn keys_in(spec: &ColumnSpec, given: &Stored) -> Vec<Option<Vec<u8>>>
 
 /// Return the bytes of each key. Nulls, and columns whose values are not exact, are refused.
 pub(super) fn given_keys(spec: &ColumnSpec, given: &Stored, verb: &str) -> Result<Vec<Vec<u8>>> {
-    if !is_exact(spec) {
+    if !spec.kind.is_exact() {
         let text = format!("column `{}` cannot be a key", spec.name);
         return Err(Error::new("invalid-argument", text)
             .hint("a key is a whole number, bool, timestamp, duration, time, text, bytes, label or category"));
