@@ -23,18 +23,7 @@ if TYPE_CHECKING:
     from penstock._core import VERSION as __version__
     from penstock.changes.receipt import Receipt as Receipt
     from penstock.changes.stage import Stage as Stage
-    from penstock.columns.blob import Bytes as Bytes
-    from penstock.columns.boxes import Boxes as Boxes
-    from penstock.columns.category import Category as Category
-    from penstock.columns.image import Image as Image
-    from penstock.columns.json_text import Json as Json
-    from penstock.columns.keypoints import Keypoints as Keypoints
-    from penstock.columns.label import Label as Label
-    from penstock.columns.label import Labels as Labels
-    from penstock.columns.mask import Mask as Mask
-    from penstock.columns.scalar import Scalar as Scalar
-    from penstock.columns.tensor import Tensor as Tensor
-    from penstock.columns.text import Text as Text
+    from penstock.columns import *  # noqa: F403
     from penstock.dataset import Dataset as Dataset
     from penstock.dataset import configure as configure
     from penstock.dataset import create as create
@@ -73,17 +62,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "penstock.changes.receipt": "Receipt",
     "penstock.changes.stage": "Stage",
-    "penstock.columns.blob": "Bytes",
-    "penstock.columns.boxes": "Boxes",
-    "penstock.columns.category": "Category",
-    "penstock.columns.image": "Image",
-    "penstock.columns.json_text": "Json",
-    "penstock.columns.keypoints": "Keypoints",
-    "penstock.columns.label": "Label Labels",
-    "penstock.columns.mask": "Mask",
-    "penstock.columns.scalar": "Scalar",
-    "penstock.columns.tensor": "Tensor",
-    "penstock.columns.text": "Text",
+    "penstock.columns": "Boxes Bytes Category Image Json Keypoints Label Labels Mask Scalar Tensor Text",
     "penstock.dataset": "Dataset configure create open",
     "penstock.transaction": "Transaction",
     "penstock.history.log": "Commit Compaction Difference Log",

@@ -1,4 +1,4 @@
-"""The schema: column types by name, and their JSON form for the core. CONTRIBUTING.md lists the steps for adding a type."""
+"""The schema: column types by name, and their JSON form for the core. CONTRIBUTING.md lists the steps for adding one."""
 
 from __future__ import annotations
 
@@ -8,27 +8,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.columns.blob import Bytes
-from penstock.columns.boxes import Boxes
-from penstock.columns.category import Category
+from penstock.columns import TYPES
 from penstock.columns.column_type import ColumnType
-from penstock.columns.image import Image
-from penstock.columns.json_text import Json
-from penstock.columns.keypoints import Keypoints
-from penstock.columns.label import Label, Labels
-from penstock.columns.mask import Mask
 from penstock.columns.scalar import Scalar
-from penstock.columns.tensor import Tensor
-from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
 from penstock.values.checks import is_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-TYPES: dict[str, type[ColumnType]] = {
-    kind.type: kind for kind in (Text, Bytes, Json, Label, Labels, Category, Scalar, Tensor, Image, Mask, Boxes, Keypoints)
-}
 
 # The key of a column's entry in the schema, in the metadata of an Arrow field.
 COLUMN = b"penstock.column"

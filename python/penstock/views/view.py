@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
+from penstock.columns import TYPES
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
-from penstock.schema import TYPES, Schema, from_json
+from penstock.schema import Schema, from_json
 from penstock.values.checks import whole
 from penstock.views.column import Column
 from penstock.views.keys import chosen_of, names_of, positions_of, row_ids_of, span_of

@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.terminal.texts import TYPES_HELP
+from penstock.columns import TYPES
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
 from penstock.errors import Error
-from penstock.schema import TYPES
 
 # With COLUMNS=0, Rich would print tables of width 0.
 WIDTH = 80 if os.environ.get("COLUMNS") == "0" else None
