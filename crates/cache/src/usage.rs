@@ -59,18 +59,9 @@ macro_rules! fields {
 
 fields!(
     // State: bytes reserved, the most that may be reserved (0: no limit), and whether a store is never evicted by age (1).
-    bytes,
-    budget_bytes,
-    pinned,
-    // Events since the cache was created.
-    hits,
-    hit_bytes,
-    misses,
-    cold_bytes,
-    // Pages whose checksum did not match.
-    corrupt_pages,
-    evicted_bytes,
-    // Bytes that were fetched but not kept, because the drive was full or failed.
+    bytes, budget_bytes, pinned, // Events since the cache was created.
+    hits, hit_bytes, misses, cold_bytes, // Pages whose checksum did not match.
+    corrupt_pages, evicted_bytes, // Bytes that were fetched but not kept, because the drive was full or failed.
     bypassed_bytes
 );
 

@@ -18,18 +18,8 @@ use serde::Deserialize;
 
 /// Operations that change nothing.
 const READS: [&str; 12] = [
-    "GetObject",
-    "HeadObject",
-    "GetObjectAttributes",
-    "ListObjects",
-    "ListObjectsV2",
-    "ListObjectVersions",
-    "ListParts",
-    "ListMultipartUploads",
-    "ListBuckets",
-    "HeadBucket",
-    "GetBucketLocation",
-    "GetBucketVersioning",
+    "GetObject", "HeadObject", "GetObjectAttributes", "ListObjects", "ListObjectsV2", "ListObjectVersions", "ListParts",
+    "ListMultipartUploads", "ListBuckets", "HeadBucket", "GetBucketLocation", "GetBucketVersioning",
 ];
 
 /// Operations that list objects. Their prefix is checked.

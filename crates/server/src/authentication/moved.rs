@@ -8,23 +8,13 @@ use super::{Refusal, parameters};
 
 /// Parameters of the signature itself.
 const OF_SIGNATURE: [&str; 7] = [
-    "x-amz-algorithm",
-    "x-amz-credential",
-    "x-amz-date",
-    "x-amz-expires",
-    "x-amz-security-token",
-    "x-amz-signature",
-    "x-amz-signedheaders",
+    "x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-security-token", "x-amz-signature", "x-amz-signedheaders",
 ];
 
 /// Checksums of the body. S3 ignores them in addresses, and must: the SDK for JavaScript signs that of an empty body, because it does not know the body yet.
 /// Source: https://github.com/aws/aws-sdk-go-v2/issues/2610, https://github.com/localstack/localstack/issues/12169.
 const IGNORED: [&str; 6] = [
-    "x-amz-checksum-crc32",
-    "x-amz-checksum-crc32c",
-    "x-amz-checksum-crc64nvme",
-    "x-amz-checksum-sha1",
-    "x-amz-checksum-sha256",
+    "x-amz-checksum-crc32", "x-amz-checksum-crc32c", "x-amz-checksum-crc64nvme", "x-amz-checksum-sha1", "x-amz-checksum-sha256",
     "x-amz-sdk-checksum-algorithm",
 ];
 

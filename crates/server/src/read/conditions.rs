@@ -65,15 +65,9 @@ fn mended(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
 /// All headers that are conditions of a write, beside those of reads. The conditions of DeleteObjects are in its body: `ETag`, `Size` and
 /// `LastModifiedTime` of each object.
 const OF_WRITES: [&str; 9] = [
-    "x-amz-copy-source-if-match",
-    "x-amz-copy-source-if-modified-since",
-    "x-amz-copy-source-if-none-match",
-    "x-amz-copy-source-if-unmodified-since",
-    "x-amz-if-match-initiated-time",
-    "x-amz-if-match-last-modified-time",
-    "x-amz-if-match-size",
-    "x-amz-mp-object-size",
-    // Where an append begins is the length of the object.
+    "x-amz-copy-source-if-match", "x-amz-copy-source-if-modified-since", "x-amz-copy-source-if-none-match",
+    "x-amz-copy-source-if-unmodified-since", "x-amz-if-match-initiated-time", "x-amz-if-match-last-modified-time", "x-amz-if-match-size",
+    "x-amz-mp-object-size", // Where an append begins is the length of the object.
     "x-amz-write-offset-bytes",
 ];
 
