@@ -142,7 +142,7 @@ class Ragged(Sequence[Any]):
         """
         import torch
 
-        from penstock.torch import tensor_of
+        from penstock.values.to_torch import tensor_of
 
         values = self.values if isinstance(self.values, torch.Tensor) else tensor_of(self.values)
         if self.nulls is not None and self.nulls.any():

@@ -19,6 +19,7 @@ import torch
 from penstock.errors import InvalidInputError, unpicklable
 from penstock.loadable import LastBatch
 from penstock.ragged import Ragged
+from penstock.values.to_torch import tensor_of
 from penstock.views.concat import Concat
 from penstock.views.readable import Batch
 from penstock.views.sample import Sample, unwrap
@@ -229,13 +230,3 @@ def _tensor(name: str, values: Any, image: bool, listed: bool) -> Any:
             )  # fmt: skip
     stacked = tensor_of(np.stack(values))
     return stacked.permute(0, 3, 1, 2) if pixels else stacked  # (B, H, W, C) → (B, C, H, W) in channels_last memory
-
-
-def tensor_of(array: Any) -> torch.Tensor:
-    """Return an array as a tensor, without a copy unless the array has negative strides."""
-    array = np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
-    if array.dtype.kind in "mM":
-        return torch.from_numpy(array.view(np.int64))
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)

@@ -127,9 +127,9 @@ class Boxes(ColumnType):
         return type(values)(made, values.offsets, values.shapes, values.nulls, values.form)
 
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
-        from penstock.values import to_torchvision
+        from penstock.values import to_torch
 
-        return to_torchvision.boxes(value, format or self.format.upper(), size)
+        return to_torch.boxes(value, format or self.format.upper(), size)
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
         from penstock.values.arrow import to_arrow

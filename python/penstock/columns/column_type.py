@@ -229,9 +229,9 @@ class ColumnType:
 
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
         """Convert a value of a sample to what torchvision calls it. `size` is that of the image, and `format` that of boxes, if it has changed."""
-        from penstock.values import to_torchvision
+        from penstock.values import to_torch
 
-        return to_torchvision.tensor(value) if self.is_array or self.classes is not None else value
+        return to_torch.tensor(value) if self.is_array or self.classes is not None else value
 
     def from_torchvision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Convert a result of torchvision to a value of a sample."""

@@ -70,9 +70,9 @@ class Image(ColumnType):
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
-        from penstock.values import to_torchvision
+        from penstock.values import to_torch
 
-        return to_torchvision.image(value)
+        return to_torch.image(value)
 
     def from_torchvision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array.transpose(1, 2, 0) if array.ndim == 3 else array

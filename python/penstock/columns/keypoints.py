@@ -59,9 +59,9 @@ class Keypoints(ColumnType):
         return to_arrow.ragged_type("float32", 3)
 
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
-        from penstock.values import to_torchvision
+        from penstock.values import to_torch
 
-        return to_torchvision.keypoints(value, size)
+        return to_torch.keypoints(value, size)
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
         from penstock.values.arrow import to_arrow

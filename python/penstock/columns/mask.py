@@ -35,9 +35,9 @@ class Mask(ColumnType):
         return (None, None)
 
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
-        from penstock.values import to_torchvision
+        from penstock.values import to_torch
 
-        return to_torchvision.mask(value)
+        return to_torch.mask(value)
 
     @property
     def rank(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Converts values of samples to what torchvision calls them. Imports torch, so column types import this module only when needed."""
+"""Converts arrays to tensors of torch, and values of samples to what torchvision calls them. Imports torch, so others import this only when needed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision import tv_tensors
 
 from penstock.errors import InvalidInputError
 
 Size = tuple[int, int] | None
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """Return an array as a tensor, without a copy unless the array has negative strides."""
+    array = np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
+    if array.dtype.kind in "mM":
+        return torch.from_numpy(array.view(np.int64))
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def tensor(value: Any) -> Any:
@@ -20,11 +29,15 @@ def tensor(value: Any) -> Any:
 
 def image(value: Any) -> Any:
     """Convert an image (H, W, C)."""
+    from torchvision import tv_tensors
+
     return tv_tensors.Image(_pixels(value, "image").permute(2, 0, 1))
 
 
 def mask(value: Any) -> Any:
     """Convert a mask (H, W)."""
+    from torchvision import tv_tensors
+
     return tv_tensors.Mask(_pixels(value, "mask"))
 
 
@@ -40,11 +53,15 @@ def _pixels(value: Any, what: str) -> torch.Tensor:
 
 def boxes(value: Any, format: str, size: Size) -> Any:
     """Convert boxes (N, 4) in an image of this height and width."""
+    from torchvision import tv_tensors
+
     return tv_tensors.BoundingBoxes(_places(value, size, "boxes"), format=format, canvas_size=size) if _is_array(value) else value
 
 
 def keypoints(value: Any, size: Size) -> Any:
     """Convert keypoints (N, points, 2) in an image of this height and width."""
+    from torchvision import tv_tensors
+
     return tv_tensors.KeyPoints(_places(value, size, "keypoints"), canvas_size=size) if _is_array(value) else value
 
 
