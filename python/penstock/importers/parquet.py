@@ -76,7 +76,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     for name, theirs in typed.items():
         if name in named:
             _check_times(files[0], name, arrow_types.storage(theirs), options.types.get(name) or options.defaults.get(name))
-    if any(kind.read_dtype() or kind.has_words for kind in kinds.values()):
+    if any(kind.type != "bytes" for kind in kinds.values()):
         import_pandas()
     progress = {"done": 0}
     wanted = options.split and "split" not in kinds and (not options.defaults or "split" in options.defaults)
