@@ -1,5 +1,6 @@
 """Check the documentation: named paths and functions exist, and every public name has a docstring."""
 
+import ast
 import inspect
 import os
 import pathlib
@@ -158,3 +159,19 @@ def test_tests_import_no_tests_of_other_folders():
 def test_the_examples_of_a_tool_run(tool):
     done = subprocess.run([sys.executable, "-m", "doctest", str(ROOT / "tools" / tool)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_only_columns_ask_which_type_a_column_has():
+    """Other files ask what a column can do, so that a new type needs none of them."""
+    from penstock.columns import TYPES
+
+    names = {name for kind in TYPES.values() for name in (kind.__name__, kind.__base__.__name__)} - {"ColumnType"}
+    found = [
+        f"{path}:{node.lineno}"
+        for path in (ROOT / "python" / "penstock").rglob("*.py")
+        if path.parent.name != "columns"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
+        and any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node.args[1]))
+    ]  # fmt: skip
+    assert len(names) >= 14 and not found

@@ -28,9 +28,6 @@ from penstock.importers.shared.unread import checked_kinds, counted, refuse
 from penstock.schema import from_json, to_json
 from penstock.values.checks import whole
 
-# The types of numbers that identify samples.
-WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-
 
 # Over 6 parameters: each is a user option, passed by keyword.
 def import_data(
