@@ -41,6 +41,8 @@ class ColumnType:
     is_coded: ClassVar[bool] = False
     has_words: ClassVar[bool] = False
     is_array: ClassVar[bool] = False
+    # Whether parts of a large value can be read on their own.
+    has_parts: ClassVar[bool] = False
     # Whether each value is one number, bool or time.
     has_number: ClassVar[bool] = False
     # Whether the core numbers the different values of a column.

@@ -41,6 +41,7 @@ class Tensor(ColumnType):
     type = "tensor"
     takes_arrow = "any"
     is_array = True
+    has_parts = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, tuple | list):

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock import _core
-from penstock.columns.image import Image
 from penstock.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -301,5 +300,5 @@ def _as_list(array: pa.Array) -> pa.Array:
 
 def _features(schema: pa.Schema, kinds: dict[str, ColumnType]) -> str:
     """Return the features that Hugging Face datasets read. They count for images; what other columns are, they find in the schema."""
-    images = {field.name: {"_type": "Image"} for field in schema if isinstance(kinds.get(field.name), Image)}
+    images = {field.name: {"_type": "Image"} for field in schema if field.name in kinds and kinds[field.name].image_mode}
     return json.dumps({"info": {"features": images}})

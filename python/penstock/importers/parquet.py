@@ -15,7 +15,6 @@ import pyarrow.compute as compute
 import pyarrow.parquet as pq
 
 from penstock.changes.checks import naming
-from penstock.columns.boxes import Boxes
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
@@ -61,7 +60,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     noted = tables.noted(schemas)
     kinds = {
         name: options.types.get(name)
-        or (default if isinstance(default := options.defaults.get(name), Boxes) else noted.get(name))
+        or (default if (default := options.defaults.get(name)) and default.box_format else noted.get(name))
         or _guard(files[0], partial(_infer, files, schemas, typed[name], name))
         for name in named
     }

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
-from penstock.columns.tensor import Tensor
 from penstock.errors import InvalidInputError, OutOfRangeError
 from penstock.values.checks import shown, whole
 from penstock.values.dtypes import numpy_dtype
@@ -351,7 +350,8 @@ class Column:
 
     def _shapes(self, positions: npt.NDArray[np.int64]) -> Any:
         """Return the shapes of large samples, whose parts are read alone. Returns None for others."""
-        return self._view._view.shapes(positions, self.name) if isinstance(self._view.schema.get(self.name), Tensor) else None
+        has_parts = self.name in self._view.schema and self._view.schema[self.name].has_parts
+        return self._view._view.shapes(positions, self.name) if has_parts else None
 
     def _parts(self, which: Any, key: tuple[Any, ...]) -> Any:
         """Read a part of one sample, or of each of several samples."""
