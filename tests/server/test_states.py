@@ -438,7 +438,6 @@ def test_states_that_wait_for_a_lock_hold_few_threads(tmp_path, keys, most):
                 connection.request("HEAD", f"/bucket/{key}")
                 assert connection.getresponse().read() == b""
             connection.close()
-            print(len(list(tasks.iterdir())), before)
             assert len(list(tasks.iterdir())) <= before + most + 4
     finally:
         node.stop()

@@ -58,11 +58,9 @@ macro_rules! fields {
 }
 
 fields!(
-    // State: bytes reserved, the most that may be reserved (0: no limit), and whether a store is never evicted by age (1).
-    bytes, budget_bytes, pinned, // Events since the cache was created.
-    hits, hit_bytes, misses, cold_bytes, // Pages whose checksum did not match.
-    corrupt_pages, evicted_bytes, // Bytes that were fetched but not kept, because the drive was full or failed.
-    bypassed_bytes
+    // State: bytes reserved, the most that may be reserved (0: no limit), and whether a store is never evicted by age (1). All others are events since
+    // the cache was created. The checksum of a corrupt page did not match. Bypassed bytes were fetched but not kept: the drive was full or failed.
+    bytes, budget_bytes, pinned, hits, hit_bytes, misses, cold_bytes, corrupt_pages, evicted_bytes, bypassed_bytes
 );
 
 /// A record of the file.

@@ -116,13 +116,13 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     let specs: Vec<Vec<ColumnSpec>> = specs.collect::<penstock_error::Result<_>>()?;
     for (index, own) in specs.iter().enumerate().skip(1) {
         for (one, other) in specs[0].iter().zip(own) {
-            let [are_words, are_lists] = [ColumnKind::has_codes, |kind: &ColumnKind| kind.listed_classes().is_some()]
-                .map(|test| test(&one.kind) && test(&other.kind));
-            let same = are_words || are_lists;
-            let by_word = same && sources[index].codes_of(other).is_some();
-            let are_boxes = one.kind.box_format().and(other.kind.box_format()).is_some();
-            let converted = are_boxes && one.kind.of() == other.kind.of();
-            if !one.kind.reads_as(&other.kind) && !by_word && !converted {
+            let (kind, own) = (&one.kind, &other.kind);
+            let are_words = kind.has_codes() && own.has_codes();
+            let are_lists = kind.listed_classes().is_some() && own.listed_classes().is_some();
+            let by_word = (are_words || are_lists) && sources[index].codes_of(other).is_some();
+            let are_boxes = kind.box_format().is_some() && own.box_format().is_some();
+            let converted = are_boxes && kind.of() == own.of();
+            if !kind.reads_as(own) && !by_word && !converted {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
             }

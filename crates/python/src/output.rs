@@ -150,17 +150,17 @@ impl Request<'_> {
 
     fn column<'py>(&self, py: Python<'py>, index: usize, spec: &ColumnSpec) -> PyResult<Bound<'py, PyAny>> {
         let (dtype, shape) = spec.kind.stored().or_raise(py)?;
-        match () {
-            () if spec.kind.has_codes() => self.codes(py, spec),
-            () if shape.is_fixed() => self.fixed(py, index, spec, dtype, &shape),
-            _ => {
-                if let Some(parts) = self.tiled(py, spec, dtype)? {
-                    return self.ragged_array(py, parts, &shape);
-                }
-                let values = py.detach(|| self.reader.ragged(spec)).or_raise(py)?;
-                self.ragged(py, spec, dtype, &shape, &values)
-            }
+        if spec.kind.has_codes() {
+            return self.codes(py, spec);
         }
+        if shape.is_fixed() {
+            return self.fixed(py, index, spec, dtype, &shape);
+        }
+        if let Some(parts) = self.tiled(py, spec, dtype)? {
+            return self.ragged_array(py, parts, &shape);
+        }
+        let values = py.detach(|| self.reader.ragged(spec)).or_raise(py)?;
+        self.ragged(py, spec, dtype, &shape, &values)
     }
 
     fn ragged<'py>(

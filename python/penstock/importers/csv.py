@@ -61,11 +61,11 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
     unknown = [name for name in options.types if name not in names]
     if unknown:
         raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
-    given = {name: kind for name, kind in options.defaults.items() if name in names and _is_plain(kind)} | dict(options.types)
+    given = {name: kind for name, kind in options.defaults.items() if name in names and kind.has_text} | dict(options.types)
     kinds = {name: _infer(inferred.field(name).type, name) for name in names}
     kinds |= {name: kind for name, kind in _no_numbers(path, options, inferred) if name in kinds} | given
     for name, kind in kinds.items():
-        if not _is_plain(kind):
+        if not kind.has_text:
             raise InvalidInputError(
                 f"column `{name}` of a CSV file cannot be {kind}",
                 hint="use a scalar, Text, Category, Label, Json or Bytes, or Image or Mask for names of files",
@@ -308,13 +308,6 @@ def _numbers(first: int, gone: Sequence[int]) -> Callable[[int], int]:
 
 def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
     return f"{path}: row {number(row)}"
-
-
-def _is_plain(kind: ColumnType) -> bool:
-    """Return whether a CSV column can have this type, that is, whether its values can be represented as text. Images and masks are
-    represented by the names of their files.
-    """
-    return kind.has_text
 
 
 def _chunk(

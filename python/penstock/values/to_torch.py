@@ -24,7 +24,7 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 def tensor(value: Any) -> Any:
     """Convert an array. Other values stay."""
-    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray | np.generic) else value
+    return torch.from_numpy(np.array(value)) if _is_array(value) else value
 
 
 def image(value: Any) -> Any:

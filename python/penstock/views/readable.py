@@ -18,7 +18,7 @@ EXTRAS = ("_row_id", "_position")
 
 
 class Readable(Exports):
-    """Samples that are read by position, in columns. They differ in what they read from."""
+    """Samples that are read by position, in columns. Subclasses say what they read from."""
 
     # The form that batches use for each column.
     _forms: Mapping[str, str]

@@ -63,12 +63,11 @@ fn mended(headers: &HeaderMap, name: &HeaderName) -> Option<HeaderValue> {
 }
 
 /// All headers that are conditions of a write, beside those of reads. The conditions of DeleteObjects are in its body: `ETag`, `Size` and
-/// `LastModifiedTime` of each object.
+/// `LastModifiedTime` of each object. The place at which an append begins is the length of the object, and so a condition, too.
 const OF_WRITES: [&str; 9] = [
     "x-amz-copy-source-if-match", "x-amz-copy-source-if-modified-since", "x-amz-copy-source-if-none-match",
     "x-amz-copy-source-if-unmodified-since", "x-amz-if-match-initiated-time", "x-amz-if-match-last-modified-time", "x-amz-if-match-size",
-    "x-amz-mp-object-size", // Where an append begins is the length of the object.
-    "x-amz-write-offset-bytes",
+    "x-amz-mp-object-size", "x-amz-write-offset-bytes",
 ];
 
 /// Return the conditions that a write checks. Many stores ignore those of deletes, so that only a served folder checks them.

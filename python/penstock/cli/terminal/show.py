@@ -164,7 +164,7 @@ def names(known: dict[str, str], name: str, done: str, as_json: bool, titles: tu
     elif name:
         print(done + known.get(name, ""))
     else:
-        names = table(*titles)
+        listed = table(*titles)
         for own, snapshot in known.items():
-            names.add_row(plain(own), snapshot)
-        console.print(names)
+            listed.add_row(plain(own), snapshot)
+        console.print(listed)
