@@ -1,7 +1,6 @@
 """Shared fixtures: a place for each test's dataset, servers, the faulty proxy, hostile images, and real test data if available."""
 
 import argparse
-import contextlib
 import gc
 import os
 import pathlib
@@ -17,7 +16,6 @@ import servers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).parent.parent
-BUCKET = servers.BUCKET
 
 # Every kind of fault, affecting about one request in seven.
 FAULTS = os.environ.get("PS_FAULTS", "seed=1&lose=20&reset=20&throttle=20&toomany=10&fail=20&truncate=20&late=20&late_ms=30&stale=20")
@@ -94,21 +92,14 @@ def store(request):
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory):
     """Yield a real MinIO server with a bucket. The standard environment variables point to this server."""
-    yield from running(servers.Minio(tmp_path_factory.mktemp("minio")))
-
-
-def running(server):
-    """Set the environment variables that point to a server, yield the server, and stop it when the session ends."""
-    with environment(**server.environment):
-        yield server
-    server.stop()
+    yield from servers.running(servers.Minio(tmp_path_factory.mktemp("minio")))
 
 
 @pytest.fixture(scope="session")
 def other_store(store, tmp_path_factory):
     """Yield the server of the current store: Penstock's own, Versity's gateway or Azurite."""
     kind = {"served": servers.Penstock, "versity": servers.VersityGateway, "azure": servers.Azurite}[store]
-    yield from running(kind(tmp_path_factory.mktemp("store")))
+    yield from servers.running(kind(tmp_path_factory.mktemp("store")))
 
 
 @pytest.fixture(scope="session")
@@ -117,32 +108,6 @@ def proxy(minio):
     started = servers.Proxy(minio.port)
     yield started
     started.stop()
-
-
-@contextlib.contextmanager
-def environment(**variables):
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
-
-
-def spent(ds, work):
-    """Run `work` and return the change in each counter, omitting unchanged counters."""
-    before = ds.stats()
-    work()
-    return {name: value - before[name] for name, value in ds.stats().items() if value != before[name]}
-
-
-def newest(ds, samples):
-    """Refresh until the dataset has at least `samples` samples, because a stale listing may yield an old snapshot."""
-    for _ in range(20):
-        if len(ds.refresh()) >= samples:
-            break
-    return ds
 
 
 @pytest.fixture

@@ -344,3 +344,21 @@ class Proxy:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait(300)
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def running(server):
+    """Set the environment variables that point to a server, yield the server, and stop it when the session ends."""
+    with environment(**server.environment):
+        yield server
+    server.stop()

@@ -7,7 +7,7 @@ import penstock as ps
 import pytest
 import spec_reader
 from anything import SCHEMA, values
-from conftest import spent
+from handles import spent
 from measured import peak_growth
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("separate_files")]

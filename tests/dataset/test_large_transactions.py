@@ -3,7 +3,7 @@
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest
+from handles import newest
 
 pytestmark = pytest.mark.processes
 

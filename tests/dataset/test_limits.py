@@ -8,7 +8,7 @@ import numpy as np
 import penstock as ps
 import psutil
 import pytest
-from conftest import spent
+from handles import spent
 
 pytestmark = pytest.mark.local  # test_stores.py checks the exact limits for object storage.
 

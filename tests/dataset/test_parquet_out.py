@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from anything import SCHEMA, values
-from conftest import BUCKET
+from servers import BUCKET
 
 KINDS = {
     "image": ps.Image(), "boxes": ps.Boxes(of="image"), "label": ps.Label(["cat", "dog"]), "classes": ps.Labels(["a", "b"]), "word": ps.Category(),

@@ -13,7 +13,7 @@ import measured
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import spent
+from handles import spent
 
 pytestmark = pytest.mark.local
 ROWS = 400_000

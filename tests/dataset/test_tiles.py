@@ -13,7 +13,7 @@ import numpy as np
 import penstock as ps
 import pytest
 import zarr
-from conftest import newest, spent
+from handles import newest, spent
 
 
 def numbered(*shape, dtype="int32"):

@@ -6,7 +6,7 @@ import numpy as np
 import penstock as ps
 import pytest
 import waiting
-from conftest import newest
+from handles import newest
 
 pytestmark = pytest.mark.processes
 

@@ -11,7 +11,7 @@ import numpy as np
 import penstock as ps
 import pytest
 import waiting
-from conftest import newest, spent
+from handles import newest, spent
 
 pytestmark = pytest.mark.processes
 

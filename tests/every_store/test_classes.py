@@ -5,7 +5,7 @@ import random
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest
+from handles import newest
 
 pytestmark = pytest.mark.processes
 

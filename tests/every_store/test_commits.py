@@ -15,7 +15,7 @@ import time
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest
+from handles import newest
 
 
 def test_time_travel_and_log(root):

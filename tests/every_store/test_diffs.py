@@ -6,7 +6,7 @@ import numpy as np
 import penstock as ps
 import pytest
 from anything import SCHEMA, values
-from conftest import newest, spent
+from handles import newest, spent
 
 
 def cells(ds):

@@ -10,7 +10,7 @@ import urllib.request
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest
+from handles import newest
 
 UNIT = 64 << 10
 LENGTHS = [0, 1, 700, 5000, UNIT - 1, UNIT, UNIT + 1, 3 * UNIT + 17, 1 << 20, (1 << 20) + 1, 20 * UNIT + 3]

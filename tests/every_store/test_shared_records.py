@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest
+from handles import newest
 
 pytestmark = pytest.mark.processes
 

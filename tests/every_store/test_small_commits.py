@@ -3,7 +3,7 @@
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest, spent
+from handles import newest, spent
 
 SCHEMA = {"n": "int64", "v": ps.Tensor((4,), "float32"), "t": ps.Text(), "k": ps.Category()}
 

@@ -9,7 +9,7 @@ import penstock as ps
 import pytest
 import spec_reader
 import waiting
-from conftest import newest
+from handles import newest
 from google_crc32c import value as crc32c
 
 

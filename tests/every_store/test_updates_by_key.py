@@ -4,7 +4,7 @@ import numpy as np
 import penstock as ps
 import pyarrow as pa
 import pytest
-from conftest import newest
+from handles import newest
 
 SCHEMA = {"source": ps.Text(), "year": "int32", "kind": ps.Category(), "vector": ps.Tensor((3,), "float32"), "image": ps.Image()}
 TILED = ps.Tensor((4, 4), "uint8", tile=(2, 2))

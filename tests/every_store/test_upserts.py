@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import newest
+from handles import newest
 
 
 def sources(root, count=50):

@@ -7,7 +7,7 @@ import numpy as np
 import penstock as ps
 import pyarrow as pa
 import pytest
-from conftest import newest
+from handles import newest
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,7 @@ import multiprocessing
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import spent
+from handles import spent
 from penstock import transforms as T
 
 # Kinds of tensors whose samples have blocks of their own: shape, shape of one sample, tile, codec.

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import spent
+from handles import spent
 from penstock import transforms as T
 from PIL import Image
 

@@ -10,14 +10,13 @@ import threading
 import penstock as ps
 import pytest
 import servers
-from conftest import running
 
 ACCOUNT, KEY = servers.Azurite.ACCOUNT, servers.Azurite.ACCOUNT_KEY
 
 
 @pytest.fixture(scope="module")
 def azurite(tmp_path_factory):
-    yield from running(servers.Azurite(tmp_path_factory.mktemp("azurite")))
+    yield from servers.running(servers.Azurite(tmp_path_factory.mktemp("azurite")))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import penstock as ps
 import pytest
-from conftest import spent
+from handles import spent
 
 
 @pytest.mark.local

@@ -14,7 +14,6 @@ import penstock as ps
 import pytest
 import servers
 import wrong_s3
-from conftest import environment
 from racing import race_to_create
 
 WRITERS, COMMITS = 4, 25
@@ -129,7 +128,7 @@ def test_a_listing_of_a_while_ago_ends_no_commit(proxy, bucket):
     """A listing that ends before a record known to exist is stale, so the search continues with look-ups."""
     ds = ps.create(bucket, {"n": "int32"})
     other = ps.open(bucket)
-    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+    with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
         late = ps.open(bucket)
         late.refresh()  # The proxy has now recorded a listing, which it repeats below.
         for number in range(12):
@@ -163,7 +162,7 @@ def running(request, tmp_path_factory):
 @pytest.fixture
 def other(running):
     """Point the environment at Azurite or Versity's gateway during the test."""
-    with environment(**running.environment):
+    with servers.environment(**running.environment):
         yield running
 
 

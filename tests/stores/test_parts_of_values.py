@@ -6,7 +6,7 @@ import random
 import measured
 import penstock as ps
 import pytest
-from conftest import spent
+from handles import spent
 from counting import Dataset, asked_pages
 from extents import PAGE_BYTES
 

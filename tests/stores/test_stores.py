@@ -21,7 +21,7 @@ import penstock as ps
 import pytest
 import servers
 import trustme
-from conftest import BUCKET, environment, spent
+from handles import spent
 from PIL import Image as Pillow
 from waiting import until
 
@@ -107,7 +107,7 @@ def test_many_data_files_are_opened_side_by_side(bucket, proxy):
     ds = ps.create(bucket, {"blob": ps.Bytes()})
     for number in range(20):
         ds.append({"blob": [bytes([number]) * 300_000]})
-    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+    with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
         slow = ps.open(bucket)
         proxy.faults("delay_ms=100")
         try:
@@ -147,8 +147,8 @@ def test_an_upload_that_is_given_up_leaves_no_parts(bucket, minio):
         for _ in range(3):
             tx.append({"blob": [bytes(20_000_000)]})
         raise RuntimeError("enough")
-    key = str(bucket).removeprefix(f"s3://{BUCKET}/")
-    uploads = minio.client().list_multipart_uploads(Bucket=BUCKET, Prefix=key).get("Uploads", [])
+    key = str(bucket).removeprefix(f"s3://{servers.BUCKET}/")
+    uploads = minio.client().list_multipart_uploads(Bucket=servers.BUCKET, Prefix=key).get("Uploads", [])
     assert uploads == [] and len(ps.open(bucket)) == 0
     assert not [path for path in bucket.rglob("*") if "/d/" in path], "no partial data file remains"
 
@@ -220,7 +220,7 @@ def test_a_forked_child_leaves_the_parents_upload_alone(bucket):
 
 
 def test_faults_are_survived_and_counted(bucket, proxy):
-    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+    with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
         proxy.faults("seed=3&lose=40&reset=40&throttle=40&toomany=20&fail=40&truncate=60&late=40&stale=100")
         try:
             ds = ps.create(bucket, {"n": "int32", "blob": ps.Bytes()})
@@ -241,7 +241,7 @@ def test_faults_are_survived_and_counted(bucket, proxy):
 
 def test_hedging_asks_again_for_a_slow_range(cifar, proxy):
     uri, images = cifar
-    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+    with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
         ds = ps.open(uri, storage_options={"hedge": True})
         plain = ps.open(uri)
         for position in range(0, 2000, 60):
@@ -377,13 +377,13 @@ def _session(minio, policy):
 def test_places_that_are_not_there(minio):
     _expect("bucket-not-found", ps.NotFoundError, lambda: ps.open("s3://no-such-bucket/x"))
     _expect("bucket-not-found", ps.NotFoundError, lambda: ps.create("s3://no-such-bucket/x", {"n": "int32"}))
-    _expect("dataset-not-found", ps.NotFoundError, lambda: ps.open(f"s3://{BUCKET}/nothing/here"))
+    _expect("dataset-not-found", ps.NotFoundError, lambda: ps.open(f"s3://{servers.BUCKET}/nothing/here"))
     fast = {"timeout_seconds": 1}
     unreachable = [f"http://127.0.0.1:{servers.free_port()}", "http://no-such-host.invalid"]
     for endpoint in unreachable:
         options = fast | {"endpoint_url": endpoint}
-        _expect("storage-unreachable", ps.UnavailableError, lambda options=options: ps.open(f"s3://{BUCKET}/x", storage_options=options))
-    for uri in ("s3://", "s3:///x", f"s3://{BUCKET}/../x"):
+        _expect("storage-unreachable", ps.UnavailableError, lambda options=options: ps.open(f"s3://{servers.BUCKET}/x", storage_options=options))
+    for uri in ("s3://", "s3:///x", f"s3://{servers.BUCKET}/../x"):
         with pytest.raises(ps.InvalidInputError) as caught:
             ps.open(uri)
         assert caught.value.code == "invalid-uri"
@@ -396,7 +396,7 @@ def test_places_that_are_not_there(minio):
         "x",
     ):
         with pytest.raises(ps.InvalidInputError):
-            ps.open(f"s3://{BUCKET}/x", storage_options=options)
+            ps.open(f"s3://{servers.BUCKET}/x", storage_options=options)
     with pytest.raises(ps.InvalidInputError):
         ps.open("/tmp", io="fast")
 
@@ -550,17 +550,17 @@ def test_profiles(tmp_path, cifar, minio, monkeypatch):
 def test_public_data_is_read_without_credentials(minio, monkeypatch, bucket):
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [7]})
-    key = str(bucket).removeprefix(f"s3://{BUCKET}/")
+    key = str(bucket).removeprefix(f"s3://{servers.BUCKET}/")
     policy = (
         '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"AWS":["*"]},"Action":["s3:GetObject"],'
-        f'"Resource":["arn:aws:s3:::{BUCKET}/{key}/*"]}},{{"Effect":"Allow","Principal":{{"AWS":["*"]}},"Action":["s3:ListBucket"],'
-        f'"Resource":["arn:aws:s3:::{BUCKET}"]}}]}}'
+        f'"Resource":["arn:aws:s3:::{servers.BUCKET}/{key}/*"]}},{{"Effect":"Allow","Principal":{{"AWS":["*"]}},"Action":["s3:ListBucket"],'
+        f'"Resource":["arn:aws:s3:::{servers.BUCKET}"]}}]}}'
     )
-    minio.client().put_bucket_policy(Bucket=BUCKET, Policy=policy)
+    minio.client().put_bucket_policy(Bucket=servers.BUCKET, Policy=policy)
     try:
         assert ps.open(bucket, storage_options={"anonymous": True})["n"][0] == 7
     finally:
-        minio.client().delete_bucket_policy(Bucket=BUCKET)
+        minio.client().delete_bucket_policy(Bucket=servers.BUCKET)
 
 
 # Plain HTTP
@@ -638,7 +638,7 @@ def test_every_verb_works_on_a_bucket(bucket, tmp_path):
     ):
         done = _penstock(*arguments)
         assert done.returncode == 0 and text in done.stdout, done.stdout + done.stderr
-    done = _penstock("info", f"s3://{BUCKET}/nothing/there")
+    done = _penstock("info", f"s3://{servers.BUCKET}/nothing/there")
     assert done.returncode == 1 and "it is not a dataset" in done.stderr
 
 
@@ -714,14 +714,14 @@ def test_doctor(bucket, tmp_path, minio):
     done = _penstock("doctor", "s3://no-such-bucket/x", "--json")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1 and "bucket" in found["reach"]["advice"]
-    with environment(AWS_SECRET_ACCESS_KEY="wrong"):
+    with servers.environment(AWS_SECRET_ACCESS_KEY="wrong"):
         done = _penstock("doctor", bucket, "--json")
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1 and "secret does not match" in found["reach"]["advice"]
     (tmp_path / "here").mkdir()
     assert _penstock("doctor", str(tmp_path / "here")).returncode == 0 and not list((tmp_path / "here").iterdir())
     assert _penstock("doctor", str(tmp_path / "nowhere")).returncode == 1
-    with serving(S3Like) as port, environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}"):
+    with serving(S3Like) as port, servers.environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}"):
         done = _penstock("doctor", "s3://any/x", "--json")
         found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
         assert done.returncode == 1 and not found["create-only put"]["good"] and "If-None-Match" in found["create-only put"]["advice"]
@@ -883,7 +883,7 @@ for batch in ds.scan(batch_size=100): pass
 """
     proxy.faults("")
     command = [sys.executable, "-c", script, str(uri)]
-    with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+    with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
         running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with running:
         assert running.stdout.readline() == "ready\n"
@@ -913,7 +913,7 @@ print("read", flush=True)
 """
     proxy.faults("delay_ms=300")
     try:
-        with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+        with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
             ended = subprocess.run([sys.executable, "-c", script, str(bucket), str(taken)], capture_output=True, text=True, timeout=300)
     finally:
         proxy.faults()
@@ -961,7 +961,7 @@ import sys, penstock as ps
 ps.open(sys.argv[1], storage_options={"timeout_seconds": 3000}).append({"n": [1]})
 """
     Losing.upstream = bucket.server.port
-    with serving(Losing) as port, environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}"):
+    with serving(Losing) as port, servers.environment(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}"):
         running = subprocess.Popen([sys.executable, "-c", script, str(bucket)], stderr=subprocess.PIPE, text=True)
         with running:
             assert Losing.lost.wait(300)
@@ -1002,20 +1002,20 @@ def test_early_exit_from_a_scan(cifar, monkeypatch):
 
 @pytest.mark.parametrize("name", ["exp#1 (v~2)", "données", "a b{c}*?", "100%"])
 def test_names_of_prefixes_are_kept(minio, name):
-    place = f"s3://{BUCKET}/names/{name}/set"
+    place = f"s3://{servers.BUCKET}/names/{name}/set"
     ps.create(place, {"n": "int32"}).append({"n": [1]})
-    listed = minio.client().list_objects_v2(Bucket=BUCKET, Prefix=f"names/{name}/set/log/")
+    listed = minio.client().list_objects_v2(Bucket=servers.BUCKET, Prefix=f"names/{name}/set/log/")
     assert listed["KeyCount"] == 3 and ps.open(place)["n"][0] == 1
 
 
 def test_foreign_names_in_the_log_are_passed_over(bucket):
     minio = bucket.server.client()
-    key = str(bucket).removeprefix(f"s3://{BUCKET}/")
-    minio.put_object(Bucket=BUCKET, Key=f"{key}/", Body=b"")  # Web consoles create folders this way.
+    key = str(bucket).removeprefix(f"s3://{servers.BUCKET}/")
+    minio.put_object(Bucket=servers.BUCKET, Key=f"{key}/", Body=b"")  # Web consoles create folders this way.
     ds = ps.create(bucket, {"n": "int32"})
     ds.append({"n": [1]})
     for name in ("", ".DS_Store", "000"):
-        minio.put_object(Bucket=BUCKET, Key=f"{key}/log/0000000000000000/{name}", Body=b"x" if name else b"")
+        minio.put_object(Bucket=servers.BUCKET, Key=f"{key}/log/0000000000000000/{name}", Body=b"x" if name else b"")
     ds = ps.open(bucket)
     assert ds["n"][0] == 1 and ds.append({"n": [2]}).row_ids.size == 1
 
@@ -1040,12 +1040,12 @@ def test_options_that_cannot_be(minio, monkeypatch):
         {"access_key_id": "x\r", "secret_access_key": "y"},
     ):
         with pytest.raises(ps.InvalidInputError) as caught:
-            ps.open(f"s3://{BUCKET}/x", storage_options=options)
+            ps.open(f"s3://{servers.BUCKET}/x", storage_options=options)
         assert caught.value.code == "invalid-argument"
     # This bucket cannot be part of the host name, so the create must fail without writing any object.
     with pytest.raises(ps.Error):
-        ps.create(f"s3://{BUCKET}/other/x", {"n": "int32"}, storage_options={"virtual_hosted": True, "timeout_seconds": 1})
-    assert minio.client().list_objects_v2(Bucket=BUCKET, Prefix="other/")["KeyCount"] == 0
+        ps.create(f"s3://{servers.BUCKET}/other/x", {"n": "int32"}, storage_options={"virtual_hosted": True, "timeout_seconds": 1})
+    assert minio.client().list_objects_v2(Bucket=servers.BUCKET, Prefix="other/")["KeyCount"] == 0
 
 
 def test_many_scattered_direct_ranges_need_few_descriptors(tmp_path):
@@ -1063,7 +1063,7 @@ assert [blob[0] for blob in blobs] == [number % 256 for number in range(0, 300, 
 def test_doctor_is_not_misled_by_lost_replies(bucket, proxy):
     proxy.faults("seed=1&lose=300")
     try:
-        with environment(AWS_ENDPOINT_URL=proxy.endpoint):
+        with servers.environment(AWS_ENDPOINT_URL=proxy.endpoint):
             found = {finding["name"]: finding for finding in json.loads(_penstock("doctor", bucket, "--json").stdout)["findings"]}
         assert found["create-only put"]["good"], found
     finally:
