@@ -210,7 +210,7 @@ def test_copies(served, prefix):
     asked = {"Bucket": "penstock", "Key": f"{prefix}c", "UploadId": upload}
     with pytest.raises(botocore.exceptions.ClientError) as raised:
         client.upload_part_copy(**asked, PartNumber=1, CopySource=source, CopySourceRange=f"bytes=0-{6 * MIB}")
-    assert code(raised) == (400, "InvalidArgument")
+    assert code(raised) in ((400, "InvalidArgument"), (400, "InvalidRange"))  # MinIO's code, and the one that ceph's tests expect.
     part = client.upload_part_copy(**asked, PartNumber=1, CopySource=source, CopySourceRange=f"bytes=5-{5 * MIB + 10}")
     last = client.upload_part(**asked, PartNumber=2, Body=b"end")
     parts = [{"PartNumber": 1, "ETag": part["CopyPartResult"]["ETag"]}, {"PartNumber": 2, "ETag": last["ETag"]}]
