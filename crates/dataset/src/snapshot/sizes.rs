@@ -60,7 +60,7 @@ impl Snapshot {
             let tail = &opened.tail;
             of_those += u128::from(file.file_bytes);
             for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
-                let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
+                let raw: u128 = chunk.decoded_bytes().iter().map(u128::from).sum();
                 let (stored, decoded) = sizes.entry(chunk.column).or_default();
                 *stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
                 *decoded += raw;

@@ -253,19 +253,19 @@ impl Bounds {
     pub fn parse(cursor: &mut Cursor, class: Option<Class>) -> Result<Bounds> {
         let flags = cursor.u8()?;
         let has_nan = flags & HAS_NAN != 0;
-        let bad = |what: &str| Err(malformed(format!("bounds of values {what}")));
+        let invalid = |what: &str| Err(malformed(format!("bounds of values {what}")));
         if flags & !(HAS_NAN | HAS_SPAN | IS_ONE | IS_OPEN) != 0
             || flags & HAS_SPAN == 0 && flags & !HAS_NAN != 0
             || has_nan && class != Some(Class::Float)
         {
-            return bad("have wrong flags");
+            return invalid("have wrong flags");
         }
         if flags & HAS_SPAN == 0 {
             return Ok(Bounds { has_nan, span: None });
         }
         let (is_one, is_open) = (flags & IS_ONE != 0, flags & IS_OPEN != 0);
         let Some(class) = class.filter(|class| !is_open || !is_one && *class == Class::Text) else {
-            return bad("are of a column that has none, or lack a maximum");
+            return invalid("are of a column that has none, or lack a maximum");
         };
         let (span, is_sound) = match class {
             Class::Text => {
@@ -287,7 +287,7 @@ impl Bounds {
                 }
             }
         };
-        if is_sound { Ok(Bounds { has_nan, span: Some(span) }) } else { bad("have a minimum above the maximum, or are not numbers") }
+        if is_sound { Ok(Bounds { has_nan, span: Some(span) }) } else { invalid("have a minimum above the maximum, or are not numbers") }
     }
 }
 
@@ -317,9 +317,7 @@ mod tests {
     use super::*;
 
     fn written(bounds: &Bounds, class: Option<Class>) -> Result<Bounds> {
-        let mut writer = Writer::default();
-        bounds.write(&mut writer);
-        Bounds::parse(&mut Cursor::new(writer.0.into()), class)
+        Bounds::parse(&mut Cursor::new(Writer::written(|writer| bounds.write(writer)).into()), class)
     }
 
     #[test]
