@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{
     Context, Input, Isolation, OnCorrupt, Policies, Policy, Purpose, Reader, Snapshot, Texts, Transaction, Validate, compact, create,
-    create_branch, fence, merge, verify,
+    create_branch, fence, merge,
 };
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::Codec;
 use penstock_format::record::{Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Io, Local, Remote, Store};
@@ -36,8 +35,7 @@ type Cells = [Option<i32>; 2];
 type Samples = BTreeMap<i32, (i64, Cells)>;
 
 fn column(name: &str) -> ColumnSpec {
-    let kind = ColumnKind::Scalar { dtype: "int32".into() };
-    ColumnSpec { id: 0, name: name.into(), kind, codec: Codec::None, fill: None, was: Vec::new() }
+    ColumnSpec::new(name, ColumnKind::Scalar { dtype: "int32".into() })
 }
 
 fn input(name: &str, values: &[Option<i32>]) -> Input {
@@ -324,9 +322,7 @@ fn check(open: Open, told: &Told) -> Result<()> {
         return fail(wrong.clone());
     }
     let snapshot = open()?;
-    if let Some(problem) = verify(&snapshot, |_| {})?.problems.first() {
-        return fail(format!("{}: {}", problem.object, problem.error));
-    }
+    samples::check_verified(&snapshot)?;
     let (mut model, mut tags, mut epoch) = (BTreeMap::new(), BTreeMap::<String, u32>::new(), 0);
     let records = samples::commits(&snapshot)?;
     for record in records.iter().rev().filter(|record| record.branch == 0) {

@@ -25,7 +25,7 @@ use faults::{Fault, NAMES};
 use http::{BUFFER_BYTES, Body, Head, MOST_HEADERS, Request, bad, body_of, header, read_head};
 
 #[derive(Default)]
-struct State {
+struct ProxyState {
     faults: Faults,
     struck: [u64; NAMES.len()],
     in_a_row: HashMap<String, u64>,
@@ -34,7 +34,7 @@ struct State {
 
 struct Shared {
     upstream: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<ProxyState>,
     requests: AtomicU64,
     at_once: AtomicU64,
     /// The largest number of requests in progress at the same time.
@@ -72,7 +72,7 @@ impl Proxy {
     pub fn start(listen: &str, upstream: SocketAddr, faults: Faults) -> io::Result<Proxy> {
         let listener = TcpListener::bind(listen)?;
         let address = listener.local_addr()?;
-        let state = Mutex::new(State { faults, ..State::default() });
+        let state = Mutex::new(ProxyState { faults, ..ProxyState::default() });
         let shared = Arc::new(Shared {
             upstream,
             state,
@@ -93,11 +93,7 @@ impl Proxy {
     }
 
     pub fn set(&self, faults: Faults) {
-        let mut state = self.shared.state();
-        *state = State { faults, ..State::default() };
-        self.shared.requests.store(0, Relaxed);
-        self.shared.body_bytes.store(0, Relaxed);
-        self.shared.most_at_once.store(0, Relaxed);
+        self.shared.set(faults);
     }
 
     /// Return the counters: requests, body bytes, the peak number of requests in progress, and how often each fault occurred.
@@ -107,8 +103,14 @@ impl Proxy {
 }
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ProxyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Set the faults, and count from 0 again.
+    fn set(&self, faults: Faults) {
+        *self.state() = ProxyState { faults, ..ProxyState::default() };
+        [&self.requests, &self.body_bytes, &self.most_at_once].iter().for_each(|count| count.store(0, Relaxed));
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
@@ -276,10 +278,7 @@ impl Connection {
         match verb {
             "faults" => match Faults::parse(query) {
                 Ok(faults) => {
-                    *self.shared.state() = State { faults, ..State::default() };
-                    self.shared.requests.store(0, Relaxed);
-                    self.shared.body_bytes.store(0, Relaxed);
-                    self.shared.most_at_once.store(0, Relaxed);
+                    self.shared.set(faults);
                     self.reply("200 OK", "{}")
                 }
                 Err(why) => self.reply("400 Bad Request", &why),
