@@ -22,6 +22,9 @@ fn two_commits(name: &str) -> Result<(Memory, Record)> {
     Ok((memory, record))
 }
 
+/// Changes a record into one that no writer produces.
+type Craft = fn(&mut Record);
+
 /// Return the store with another record of the same number.
 fn with_record(memory: &Memory, record: &Record) -> Memory {
     let mut objects = memory.objects();
@@ -40,8 +43,7 @@ fn deletion(first: u64, count: u64) -> Delta {
 
 #[test]
 fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
-    type Change = fn(&mut Record);
-    let changes: [(&str, Change); 12] = [
+    let changes: [(&str, Craft); 12] = [
         ("a lineage of more than 23 bits", |record| record.lineage = 1 << 23),
         ("a counter of more than 40 bits", |record| record.next_counter = (1 << 40) + 1),
         ("a counter below the number of samples", |record| record.next_counter = 11),
@@ -68,13 +70,12 @@ fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
 
 #[test]
 fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
-    type Change = fn(&mut Record);
-    let changes: [(&str, Change); 2] = [
+    let changes: [(&str, Craft); 2] = [
         ("row ids assigned twice", |record| record.transactions[0].first_counter = 0),
         ("two samples with the same row id", |record| runs(record).first = 5),
     ];
     let (memory, record) = two_commits("twice")?;
-    for (what, change) in [("nothing", (|_| ()) as Change)].into_iter().chain(changes) {
+    for (what, change) in [("nothing", (|_| ()) as Craft)].into_iter().chain(changes) {
         let mut crafted = record.clone();
         change(&mut crafted);
         let problems = verify(&*samples::open(with_record(&memory, &crafted))?, |_| {})?.problems;

@@ -22,7 +22,7 @@ mod http;
 
 pub use faults::Faults;
 use faults::{Fault, NAMES};
-use http::{BUFFER_BYTES, Body, Head, MOST_HEADERS, Request, bad, body_of, header, read_head};
+use http::{BUFFER_BYTES, Body, Head, MOST_HEADERS, Request, body_of, broken, header, read_head};
 
 #[derive(Default)]
 struct ProxyState {
@@ -178,7 +178,7 @@ impl Connection {
         let Some(head) = read_head(&mut self.client, begun)? else { return Ok(None) };
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut parsed = httparse::Request::new(&mut headers);
-        parsed.parse(&head.bytes).map_err(|error| bad(&error.to_string()))?;
+        parsed.parse(&head.bytes).map_err(|error| broken(&error.to_string()))?;
         let (method, path) = (parsed.method.unwrap_or("").to_owned(), parsed.path.unwrap_or("").to_owned());
         let length: usize = header(parsed.headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
         let expects = header(parsed.headers, "expect").is_some();
@@ -219,7 +219,7 @@ impl Connection {
                 size_of::<libc::linger>() as libc::socklen_t,
             )
         };
-        bad("reset on purpose")
+        broken("reset on purpose")
     }
 
     fn answer(&mut self, request: Request) -> io::Result<()> {
@@ -259,7 +259,7 @@ impl Connection {
                 self.pass_bytes(head, most)?;
                 if most < length {
                     self.upstream = None;
-                    return Err(bad("truncated on purpose"));
+                    return Err(broken("truncated on purpose"));
                 }
                 Ok(())
             }
@@ -268,7 +268,7 @@ impl Connection {
                 self.client.write_all(&head.bytes)?;
                 let most = if fault == Fault::Truncate { whole.len() / 2 } else { whole.len() };
                 self.client.write_all(&whole[..most])?;
-                if most < whole.len() { Err(bad("truncated on purpose")) } else { Ok(()) }
+                if most < whole.len() { Err(broken("truncated on purpose")) } else { Ok(()) }
             }
         }
     }
@@ -310,11 +310,11 @@ impl Connection {
             match head {
                 Ok(Some(head)) => return Ok(head),
                 Ok(None) | Err(_) if !fresh => {}
-                Ok(None) => return Err(bad("the server closed the connection")),
+                Ok(None) => return Err(broken("the server closed the connection")),
                 Err(error) => return Err(error),
             }
         }
-        Err(bad("no server"))
+        Err(broken("no server"))
     }
 
     /// Forward the first `most` bytes of the body as they arrive.
@@ -324,14 +324,14 @@ impl Connection {
         self.client.write_all(&head.bytes)?;
         let first = (head.rest.len() as u64).min(most);
         self.client.write_all(&head.rest[..first as usize])?;
-        let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
+        let Some(upstream) = &mut self.upstream else { return Err(broken("no server")) };
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut left = most - first;
         while left > 0 {
             let wanted = buffer.len().min(left as usize);
             let count = upstream.read(&mut buffer[..wanted])?;
             if count == 0 {
-                return Err(bad("the server closed the connection in the middle of a body"));
+                return Err(broken("the server closed the connection in the middle of a body"));
             }
             self.client.write_all(&buffer[..count])?;
             left -= count as u64;
@@ -366,13 +366,13 @@ impl Connection {
 
     /// Read a chunked body and return it with its framing.
     fn read_chunked(&mut self, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
-        let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
+        let Some(upstream) = &mut self.upstream else { return Err(broken("no server")) };
         let mut at = 0;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             while let Some(line) = bytes[at..].windows(2).position(|two| two == b"\r\n") {
                 let size = std::str::from_utf8(&bytes[at..at + line]).ok().and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
-                let size = size.ok_or_else(|| bad("invalid chunk size"))?;
+                let size = size.ok_or_else(|| broken("invalid chunk size"))?;
                 let end = at + line + 2 + size + 2;
                 if end > bytes.len() {
                     break;
@@ -384,7 +384,7 @@ impl Connection {
             }
             let count = upstream.read(&mut buffer)?;
             if count == 0 {
-                return Err(bad("the server closed the connection in the middle of a body"));
+                return Err(broken("the server closed the connection in the middle of a body"));
             }
             bytes.extend_from_slice(&buffer[..count]);
         }
