@@ -94,8 +94,11 @@ impl OpenPart {
     fn position(&self, row_id: u64) -> Option<RowLookup> {
         let at = self.runs.partition_point(|(run, _)| run.first <= row_id).checked_sub(1)?;
         let (run, first) = self.runs[at];
-        let live = || self.fragments.live_row(first + (row_id - run.first));
-        (row_id < run.end()).then(|| live().map_or(RowLookup::Hidden, |live| RowLookup::At(self.start + live)))
+        if row_id >= run.end() {
+            return None;
+        }
+        let live = self.fragments.live_row(first + (row_id - run.first));
+        Some(live.map_or(RowLookup::Hidden, |live| RowLookup::At(self.start + live)))
     }
 }
 
@@ -180,18 +183,21 @@ impl Snapshot {
         let ranges = self.tables.get().ranges.get_or_init(|| PartRanges::new(&self.parts));
         let mut open: Vec<Option<OpenPart>> = Vec::new();
         open.resize_with(self.parts.len(), || None);
-        let mut found = |row_id: u64| {
+        let mut found = Vec::with_capacity(row_ids.len());
+        for row_id in row_ids.iter().map(|row_id| row_id.cast_unsigned()) {
+            let mut lookup = None;
             for part in ranges.containing(row_id) {
                 let opened = match open[part].take() {
                     Some(opened) => opened,
                     None => OpenPart::new(self, part, row_ids.len())?,
                 };
-                if let Some(found) = open[part].insert(opened).position(row_id) {
-                    return Ok(found);
+                lookup = open[part].insert(opened).position(row_id);
+                if lookup.is_some() {
+                    break;
                 }
             }
-            Ok(RowLookup::Nowhere)
-        };
-        row_ids.iter().map(|row_id| found(row_id.cast_unsigned())).collect()
+            found.push(lookup.unwrap_or(RowLookup::Nowhere));
+        }
+        Ok(found)
     }
 }

@@ -193,12 +193,12 @@ impl Compaction {
 
     /// Return whether all live samples of a fragment were given a value in a column with a fill value.
     fn is_filled(&self, spec: &ColumnSpec, fragment: &Fragment) -> bool {
-        let given = || {
-            self.newer
-                .get(&spec.id)
-                .map_or(0, |newer| newer.count_in_runs(&fragment.runs) - newer.and(&self.dead).count_in_runs(&fragment.runs))
-        };
-        file_of(&fragment.files, spec.id).is_some() || given() > 0 && given() == fragment.samples - self.dead.count_in_runs(&fragment.runs)
+        if file_of(&fragment.files, spec.id).is_some() {
+            return true;
+        }
+        let Some(newer) = self.newer.get(&spec.id) else { return false };
+        let given = newer.count_in_runs(&fragment.runs) - newer.and(&self.dead).count_in_runs(&fragment.runs);
+        given > 0 && given == fragment.samples - self.dead.count_in_runs(&fragment.runs)
     }
 
     /// Return the groups of neighbouring fragments that are worth to be written again.

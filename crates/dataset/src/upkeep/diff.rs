@@ -313,16 +313,16 @@ fn unshared_rows(snapshot: &Snapshot, other: &Snapshot) -> Result<RowIds> {
 /// Return the samples that both snapshots have, in different files of a column. A layout moved them. Cost: reads the pages that only one of them has.
 pub fn moved_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     // Fragments with the same samples in the same file are the same for this column.
-    let place = |fragment: &Fragment| (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id));
+    let identity = |fragment: &Fragment| (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id));
     let mut kept: HashMap<_, Vec<Run>> = HashMap::new();
     let (pages, other_pages) = (one.pages(), other.pages());
     one.each_fragment_outside(&other_pages, |fragment| {
-        kept.insert(place(fragment), fragment.runs.clone());
+        kept.insert(identity(fragment), fragment.runs.clone());
         Ok(())
     })?;
     let mut moved = Vec::new();
     other.each_fragment_outside(&pages, |fragment| {
-        match kept.remove(&place(fragment)) {
+        match kept.remove(&identity(fragment)) {
             Some(runs) if runs == fragment.runs => {}
             _ => moved.extend(&fragment.runs),
         }

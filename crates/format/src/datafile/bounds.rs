@@ -123,13 +123,13 @@ impl Span {
 
     /// Return the span in another class, which a column has since it was widened. None if a bound is not the same number there.
     pub fn as_class(self, class: Class) -> Option<Span> {
-        let exact = |value: f64| value.abs() <= (1u64 << 53) as f64;
+        let is_exact = |value: f64| value.abs() <= (1u64 << 53) as f64;
         match (self, class) {
             (span, class) if span.class() == class => Some(span),
             (Span::Unsigned(least, most), Class::Signed) => Some(Span::Signed(least.try_into().ok()?, most.try_into().ok()?)),
-            (Span::Unsigned(least, most), Class::Float) => Some(Span::Float(least as f64, most as f64)).filter(|_| exact(most as f64)),
+            (Span::Unsigned(least, most), Class::Float) => Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(most as f64)),
             (Span::Signed(least, most), Class::Float) => {
-                Some(Span::Float(least as f64, most as f64)).filter(|_| exact(least as f64) && exact(most as f64))
+                Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(least as f64) && is_exact(most as f64))
             }
             _ => None,
         }
@@ -233,16 +233,16 @@ impl Bounds {
             Span::Text(least, most) => (most.as_ref() == Some(least), most.is_none()),
         };
         writer.u8(nan | HAS_SPAN | if is_one { IS_ONE } else { 0 } | if is_open { IS_OPEN } else { 0 });
-        let mut number = |least: u64, most: u64| {
+        let mut write_ends = |least: u64, most: u64| {
             writer.u64(least);
             if !is_one {
                 writer.u64(most);
             }
         };
         match span {
-            Span::Signed(least, most) => number(least.cast_unsigned(), most.cast_unsigned()),
-            Span::Unsigned(least, most) => number(*least, *most),
-            Span::Float(least, most) => number(least.to_bits(), most.to_bits()),
+            Span::Signed(least, most) => write_ends(least.cast_unsigned(), most.cast_unsigned()),
+            Span::Unsigned(least, most) => write_ends(*least, *most),
+            Span::Float(least, most) => write_ends(least.to_bits(), most.to_bits()),
             Span::Text(least, most) => {
                 writer.bytes(least);
                 most.iter().filter(|_| !is_one).for_each(|most| writer.bytes(most));

@@ -260,7 +260,7 @@ impl Root {
 pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, &[Fragment])> {
     let mut pages = Vec::new();
     let (mut begin, mut bytes) = (0, 0);
-    let mut close = |group: Range<usize>| {
+    let mut close_page = |group: Range<usize>| {
         if !group.is_empty() {
             let group = &fragments[group];
             pages.push((seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer))), group));
@@ -269,12 +269,12 @@ pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, &[Fragment])> {
     for (index, fragment) in fragments.iter().enumerate() {
         let size = fragment.encoded_bytes();
         if index - begin >= MANIFEST_PAGE_FRAGMENTS || bytes + size > MANIFEST_PAGE_BYTES {
-            close(begin..index);
+            close_page(begin..index);
             (begin, bytes) = (index, 0);
         }
         bytes += size;
     }
-    close(begin..fragments.len());
+    close_page(begin..fragments.len());
     pages
 }
 
