@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "adapters" / "common")]
+sys.path[:0] = [str(HERE), str(HERE / "adapters" / "common"), str(HERE.parent / "tools")]
 
 import harness  # noqa: E402
 

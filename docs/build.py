@@ -16,6 +16,10 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from messages import messages  # noqa: E402
+
 PAGES, SOURCE, SITE = ROOT / "docs" / "site", ROOT / "target" / "site-source", ROOT / "target" / "site"
 RESULTS = ROOT / "bench" / "results"
 OURS, THEIRS = "#3567c9", "#b3bccb"
@@ -121,6 +125,20 @@ def codes() -> str:
     return "\n".join(["| class | meaning | codes |", "|---|---|---|", *rows])
 
 
+def message_page() -> str:
+    """Return the page of all texts and hints of errors by code, and of other texts by part."""
+    from penstock import _core
+
+    texts: dict[str, list[str]] = {f"`{code}`": [] for code, _ in _core.CODES}
+    for message in messages():
+        part = message.path.relative_to(ROOT).parts
+        title = f"`{message.code}`" if message.code else f"Other texts of {part[1] if part[0] == 'crates' else part[2].removesuffix('.py')}"
+        texts.setdefault(title, []).append(("hint: " if message.is_hint else "") + message.text.strip().replace("\n", " "))
+    blocks = [f"## {title}\n\n```text\n{chr(10).join(dict.fromkeys(found))}\n```" for title, found in texts.items() if found]
+    head = "# Messages\n\nThe texts and hints of all errors, by code, and what else Penstock prints. Braces stand for values."
+    return "\n\n".join([head, *blocks]) + "\n"
+
+
 def build() -> None:
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(PAGES, SOURCE)
@@ -128,6 +146,7 @@ def build() -> None:
         draw(plot, SOURCE / "img" / f"{plot}.svg")
     (SOURCE / "benchmarks.md").write_text(benchmarks())
     (SOURCE / "reference" / "commands.md").write_text(commands())
+    (SOURCE / "reference" / "messages.md").write_text(message_page())
     errors = SOURCE / "reference" / "errors.md"
     errors.write_text(errors.read_text().replace("<!-- codes -->", codes()))
     (SOURCE / "format.md").write_text((ROOT / "spec" / "format-v1.md").read_text())

@@ -1,4 +1,4 @@
-"""Check that sentences in comments, docstrings and documents have at most 25 words and contain none of the phrases below.
+"""Check that sentences in comments, docstrings, messages and documents have at most 25 words and contain none of the phrases below.
 
 A sentence ends at a full stop, colon or semicolon. Text in code font counts as one word. Text in brackets does not count, and code
 blocks are not checked.
@@ -12,11 +12,13 @@ import sys
 import tokenize
 from collections.abc import Iterator
 
+from messages import messages
+
 ROOT = pathlib.Path(__file__).parent.parent
 WORDS = 25
 # Phrases that a native speaker would not write here, and their replacements.
 PHRASES = {
-    r"\b(is|are) no (?!longer|more|slower|faster)\w+": "is not a …, or None if … is not …",
+    r"(?<!there )\b(is|are) no (?!longer|more|slower|faster)\w+": "is not a …, or None if … is not …",
     r"\b(tells?|told)\b": "reports, returns",
     r"\bgo(es)? on\b": "continues, resumes",
     r"\bstands? (for|there|in)\b": "means, exists, replaces",
@@ -102,6 +104,8 @@ def texts() -> Iterator[Text]:
             yield from python_texts(path)
     for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("spec/*.md")), ROOT / "bench/README.md"):
         yield from document_texts(path)
+    for message in messages():
+        yield message.path, message.line, re.sub(r"\{[^{}]*\}", "X", message.text)
 
 
 def sentences(text: str) -> Iterator[str]:

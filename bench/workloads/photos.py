@@ -7,18 +7,15 @@ import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import penstock as ps
+import servers
 from harness import against_best, comparison, fewer
 from penstock import transforms as T
 from photographs import SETS, digest, linked, sets
 from race import CORES, Entry, System, fastest, race, start, told, written
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
-import servers
 
 Result = dict[str, Any]
 # torchvision's decoder and transforms in the workers of torch's DataLoader. One system races these choices, and all take the fastest.

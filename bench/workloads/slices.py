@@ -10,15 +10,12 @@ import dataclasses
 import os
 import pathlib
 import statistics
-import sys
 from typing import Any
 
 import numpy as np
+import servers
 from harness import against_best, comparison, fewer, rounds
 from race import LONG_TURN_SECONDS, Entry, Missing, failed, once, written
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent / "tests"))
-import servers
 
 Result = dict[str, Any]
 BUCKET = servers.BUCKET

@@ -5,14 +5,14 @@ use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use penstock_format::ids::ObjectRef;
 use penstock_format::names::{Layer, Names};
-use penstock_format::transit::journal::{Began, Frame, Given, encode};
+use penstock_format::transit::journal::{Began, Frame, JournaledColumn, encode};
 use penstock_format::transit::stage::Stage;
 use penstock_fuzz::sealed;
 
 fn frame(data: &[u8]) {
     let _ = Began::parse(Bytes::copy_from_slice(data));
     let Ok(found) = Frame::parse(Bytes::copy_from_slice(data)) else { return };
-    let given: Vec<Given> = found.columns.iter().map(|(name, column, words)| (&name[..], column, words.as_ref())).collect();
+    let given: Vec<JournaledColumn> = found.columns.iter().map(|(name, column, words)| (&name[..], column, words.as_ref())).collect();
     let (head, values) = encode(&found.verb, found.decode, &found.row_ids, &given, &found.reads).expect("nothing is pulled");
     let body = [&head[..]].into_iter().chain(values).collect::<Vec<&[u8]>>().concat();
     let again = Frame::parse(body.into()).expect("an encoded frame parses");

@@ -1,10 +1,12 @@
 """Check the documentation: named paths and functions exist, and every public name has a docstring."""
 
 import ast
+import functools
 import inspect
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -24,12 +26,70 @@ def test_the_paths_of_the_architecture_name_what_exists():
             assert re.search(rf"\b(fn|struct|class|def|impl|enum|trait)\s+{part}\b|impl.* {part}\b", source), f"{name} in {file}"
 
 
+def rust_functions(source):
+    """Yield each function's name and its body."""
+    for found in re.finditer(r"\bfn (\w+)[^{;]*\{", source):
+        depth, end = 1, found.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(source[end], 0)
+            end += 1
+        yield found[1], source[found.end() : end]
+
+
+@functools.cache
+def bodies(name, file):
+    """Return the bodies of all functions of this name in a file."""
+    source, name = (ROOT / file).read_text(), re.split(r"::|\.", name)[-1]
+    if file.endswith(".rs"):
+        return [body for found, body in rust_functions(source) if found == name]
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == name]
+    return ["\n".join(map(ast.unparse, node.body)) for node in nodes]
+
+
+def missing_calls(text):
+    """Return the functions of the call trees that the function above them does not call, or that are not in their file."""
+    missing, walked = [], 0
+    for tree in re.findall(r"```text\n([\w.:]+ +(?:crates|python)/.*?)\n```", text, re.S):
+        above = {}
+        for line in tree.splitlines():
+            name, file = line.split()
+            depth = (len(line) - len(line.lstrip())) // 2
+            called = rf"\b{re.split(r'::|[.]', name)[-1]}(?:::<[^>]*>)?\(|[:.]{re.split(r'::|[.]', name)[-1]}\b"
+            if not bodies(name, file) or (depth and not any(re.search(called, body) for body in bodies(*above[depth - 1]))):
+                missing.append((name, file))
+            above[depth] = (name, file)
+            walked += 1
+    return missing, walked
+
+
+def test_each_function_in_the_call_trees_of_the_architecture_calls_those_below_it():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    missing, walked = missing_calls(text)
+    assert walked > 100 and not missing
+    # Each step that is left out above another one, and each pair that is swapped, is noticed.
+    lines = text.splitlines(keepends=True)
+    steps = [at for at, line in enumerate(lines[:-1]) if re.match(r" +[\w.:]+ +(crates|python)/", line)]
+    below = [
+        at
+        for at in steps
+        if at + 1 in steps and len(lines[at + 1]) - len(lines[at + 1].lstrip()) > len(lines[at]) - len(lines[at].lstrip())
+    ]
+    assert len(below) > 50
+    for at in below:
+        (indent, own), (deeper, called) = (re.match(r"( *)(.*\n)", line).groups() for line in lines[at : at + 2])
+        if own.split() != called.split():
+            swapped = "".join([*lines[:at], indent + called, deeper + own, *lines[at + 2 :]])
+            assert missing_calls(swapped)[0], (own, called)
+
+
 def test_links_of_the_documents_lead_somewhere():
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     links = [(name, link) for name in listed for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / name).read_text())]
     inside = [(name, link) for name, link in links if not link.startswith(("http://", "https://"))]
     assert len(inside) >= 10
-    generated = {ROOT / "docs/site" / name for name in ("reference/commands.md", "format.md", "benchmarks.md")}  # By docs/build.py.
+    generated = {
+        ROOT / "docs/site" / name for name in ("reference/commands.md", "reference/messages.md", "format.md", "benchmarks.md")
+    }  # By docs/build.py.
     places = [(ROOT / name).parent.joinpath(link) for name, link in inside]
     assert not [place for place in places if place not in generated and not place.exists()]
 
@@ -62,6 +122,25 @@ def test_read_and_commit_paths_are_short():
     for title in ("The read path", "The training step", "The commit path"):
         steps = re.findall(r"^\d\. (.*)", text.split(f"## {title}")[1].split("##")[0], re.M)
         assert len(steps) <= 8 and sum("python/penstock" in step for step in steps) <= 2
+
+
+def test_each_code_of_an_error_has_messages_on_the_page_that_lists_them():
+    build = runpy.run_path(str(ROOT / "docs" / "build.py"))
+    page = build["message_page"]()
+    sections = dict(re.findall(r"^## `([a-z-]+)`\n\n```text\n(.*?)\n```", page, re.M | re.S))
+    lacking = {code for code, _ in ps._core.CODES if code not in sections}
+    assert lacking <= {"unknown-codec"}, lacking  # Its text has fewer than three words.
+    assert "cannot open `{}`: it is not a dataset\nhint: check the path" in sections["dataset-not-found"]
+    assert "cannot pickle or copy {what}" in page and "hint: pip install duckdb" in page
+    # No call that makes an error is passed over.
+    made = subprocess.run(
+        ["git", "grep", "-cE", r"Error::new\(|s3_error!\(|raise \w+Error\(", "--", "crates/*/src/*", "python"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    calls = sum(int(line.rpartition(":")[2]) for line in made.splitlines())
+    assert calls > 500 and len(build["messages"]()) > calls
 
 
 def test_every_public_name_has_a_docstring_that_begins_with_a_sentence():
@@ -125,7 +204,7 @@ def test_keywords_of_loaders_are_known_to_type_checkers(tmp_path):
 
 
 def test_tests_sleep_only_for_a_stated_reason_and_assert_no_times():
-    """Each line that sleeps must have a comment or be in tests/waiting.py. No assertion may read a clock. A guard against hanging waits for
+    """Each line that sleeps must have a comment or be in tools/waiting.py. No assertion may read a clock. A guard against hanging waits for
     at least 300 seconds, because a busy machine needs long for anything."""
     files = [*(ROOT / "tests").rglob("*.py"), *ROOT.glob("crates/**/*.rs")]
     bare, timed, hasty = [], [], []

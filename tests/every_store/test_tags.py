@@ -9,8 +9,8 @@ import penstock as ps
 import pytest
 import spec_reader
 import waiting
-from handles import newest
 from google_crc32c import value as crc32c
+from handles import newest
 
 
 def test_a_tag_names_one_snapshot_until_it_is_deleted(root):

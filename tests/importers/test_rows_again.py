@@ -39,7 +39,7 @@ def test_the_same_rows_again_ask_for_a_key_or_a_name(root, form):
         import_data(made(), root, name="part 2")
     assert import_data(made(), root, name="part 2", mode="skip-existing").skipped == 1200
     assert import_data(made(), root, mode="append").samples == 1200
-    with pytest.raises(ps.InvalidInputError, match="nothing tells whether it was imported already"):
+    with pytest.raises(ps.InvalidInputError, match="it is unknown whether it was imported already"):
         import_data(made(), root, mode="skip-existing")
 
 

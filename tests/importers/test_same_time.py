@@ -128,7 +128,7 @@ def test_a_table_that_has_grown(tmp_path, root, form):
     assert import_data(path, root, key="id").samples == 2
     path.write_text(TABLES[form] + MORE[form])
     for mode in (None, "skip-existing"):
-        with pytest.raises(ps.AlreadyExistsError, match=r"when it had other contents, and nothing tells which rows are new") as caught:
+        with pytest.raises(ps.AlreadyExistsError, match=r"when it had other contents, and it is unknown which rows are new") as caught:
             import_data(path, root, mode=mode)
         assert "--key id" in caught.value.hint
     with pytest.raises(ps.AlreadyExistsError, match="cannot import `1`: the dataset has a sample with this id already"):

@@ -141,7 +141,7 @@ def test_a_keys_file_that_is_a_pipe_holds_nothing_up(tmp_path, has_writer):
         servers.write_secret(tmp_path / "new.json", keys_of("new"))
         os.rename(tmp_path / "new.json", keys)
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: said("read keys and certificates again") == 1, "the file is read")
+        until(lambda: said("reloaded keys and certificates") == 1, "the file is read")
         assert server.client(key="new", secret="a-long-secret").list_buckets()["Buckets"]
     finally:
         server.stop()

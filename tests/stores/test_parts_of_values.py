@@ -6,9 +6,9 @@ import random
 import measured
 import penstock as ps
 import pytest
-from handles import spent
 from counting import Dataset, asked_pages
 from extents import PAGE_BYTES
+from handles import spent
 
 UNIT, MB = 64 << 10, 1 << 20
 LENGTH = 40 * MB + 1000

@@ -382,7 +382,9 @@ def test_places_that_are_not_there(minio):
     unreachable = [f"http://127.0.0.1:{servers.free_port()}", "http://no-such-host.invalid"]
     for endpoint in unreachable:
         options = fast | {"endpoint_url": endpoint}
-        _expect("storage-unreachable", ps.UnavailableError, lambda options=options: ps.open(f"s3://{servers.BUCKET}/x", storage_options=options))
+        _expect(
+            "storage-unreachable", ps.UnavailableError, lambda options=options: ps.open(f"s3://{servers.BUCKET}/x", storage_options=options)
+        )
     for uri in ("s3://", "s3:///x", f"s3://{servers.BUCKET}/../x"):
         with pytest.raises(ps.InvalidInputError) as caught:
             ps.open(uri)

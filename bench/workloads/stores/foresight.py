@@ -18,10 +18,8 @@ from typing import Any
 import harness
 import numpy as np
 import penstock as ps
-from harness import fewer
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "tests"))
 import servers
+from harness import fewer
 
 Result = dict[str, Any]
 WHAT = (

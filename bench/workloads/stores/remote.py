@@ -13,19 +13,16 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import penstock as ps
+import servers
 from harness import against_best, comparison, fewer, rounds
 from photographs import BATCHES, photographs
 from race import Entry, System, fastest, once, race, start, told, written
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "tests"))
-import servers
 
 Result = dict[str, Any]
 BUCKET = servers.BUCKET

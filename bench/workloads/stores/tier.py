@@ -22,11 +22,9 @@ from typing import Any
 import harness
 import numpy as np
 import penstock as ps
+import servers
 from harness import against_best, comparison, fewer, interleaved, rounds
 from photographs import photographs
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "tests"))
-import servers
 from waiting import until
 
 Result = dict[str, Any]

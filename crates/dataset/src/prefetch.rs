@@ -13,13 +13,13 @@ const LINES_A_PAGE: usize = 4;
 
 const LINE_BYTES: usize = 64;
 
-pub const PAGE_BYTES: usize = 4096;
+const MEMORY_PAGE_BYTES: usize = 4096;
 
 /// Hint that `bytes` bytes at `offset` in the map will be needed soon.
 #[inline]
 pub fn prefetch(map: &[u8], offset: usize, bytes: usize) {
-    let end = (offset + bytes.min(PAGE_BYTES)).min(map.len());
-    let next_page = (map.as_ptr() as usize + offset + 1).next_multiple_of(PAGE_BYTES) - map.as_ptr() as usize;
+    let end = (offset + bytes.min(MEMORY_PAGE_BYTES)).min(map.len());
+    let next_page = (map.as_ptr() as usize + offset + 1).next_multiple_of(MEMORY_PAGE_BYTES) - map.as_ptr() as usize;
     for start in [offset, next_page] {
         (start..end).step_by(LINE_BYTES).take(LINES_A_PAGE).for_each(|line| prefetch_item(map, line));
     }

@@ -21,12 +21,12 @@ pub struct Classes {
 }
 
 /// Maps stored codes to places.
-pub struct Places<'a> {
+pub struct ClassPlaces<'a> {
     classes: &'a Classes,
     added: HashMap<u64, usize>,
 }
 
-impl Places<'_> {
+impl ClassPlaces<'_> {
     /// Return the place of a stored code, or None if no class has it.
     #[inline]
     pub fn of(&self, code: u64) -> Option<usize> {
@@ -67,9 +67,9 @@ impl Classes {
     }
 
     /// Return a map from codes to places.
-    pub fn places(&self) -> Places<'_> {
+    pub fn places(&self) -> ClassPlaces<'_> {
         let added = self.codes.iter().enumerate().filter(|(place, code)| *place as u64 != **code);
-        Places { classes: self, added: added.map(|(place, code)| (*code, place)).collect() }
+        ClassPlaces { classes: self, added: added.map(|(place, code)| (*code, place)).collect() }
     }
 
     /// Return the codes with their names.
@@ -118,8 +118,7 @@ impl Classes {
             };
             merged.push(code, name);
         }
-        let known: HashSet<u64> = ours.pairs().map(|(code, _)| code).collect();
-        theirs.pairs().filter(|(code, _)| !known.contains(code)).for_each(|(code, name)| merged.push(code, name));
+        merged.take(theirs);
         merged.check_names()?;
         Ok(merged)
     }

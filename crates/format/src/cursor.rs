@@ -40,6 +40,11 @@ impl Cursor {
         Ok(slice)
     }
 
+    /// Return all remaining bytes without copying them.
+    pub fn rest(&mut self) -> Result<Bytes> {
+        self.take(self.left())
+    }
+
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut array = [0; N];
         if N > self.left() {
@@ -148,6 +153,16 @@ impl Cursor {
         }
     }
 
+    /// Read a flag byte, and the value that follows it if it is 1.
+    pub fn option<T>(&mut self, read: impl FnOnce(&mut Cursor) -> Result<T>) -> Result<Option<T>> {
+        Ok(if self.flag()? { Some(read(self)?) } else { None })
+    }
+
+    /// Read a list of varints.
+    pub fn varints(&mut self) -> Result<Vec<u64>> {
+        self.list(1, Cursor::varint)
+    }
+
     pub fn end(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
@@ -235,6 +250,13 @@ impl ExactSizeIterator for Rest<'_> {}
 pub struct Writer(pub Vec<u8>);
 
 impl Writer {
+    /// Return the bytes that `write` writes.
+    pub fn written(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
+        let mut writer = Writer::default();
+        write(&mut writer);
+        writer.0
+    }
+
     pub fn u8(&mut self, value: u8) {
         self.0.push(value);
     }
@@ -283,6 +305,19 @@ impl Writer {
             write(self, item);
         }
     }
+
+    /// Write what `Cursor::option` reads.
+    pub fn option<T>(&mut self, item: Option<T>, write: impl FnOnce(&mut Writer, T)) {
+        self.u8(item.is_some().into());
+        if let Some(item) = item {
+            write(self, item);
+        }
+    }
+
+    /// Write a list of varints.
+    pub fn varints(&mut self, values: &[u64]) {
+        self.list(values, |writer, value| writer.varint(*value));
+    }
 }
 
 /// The kind of the metadata object in an envelope.
@@ -302,36 +337,25 @@ pub enum Magic {
 }
 
 impl Magic {
-    pub fn bytes(self) -> &'static [u8; 4] {
+    /// Return the first bytes of the object, and what messages call it.
+    fn bytes_and_noun(self) -> (&'static [u8; 4], &'static str) {
         match self {
-            Magic::Record => b"PNSL",
-            Magic::Root => b"PNSR",
-            Magic::Page => b"PNSP",
-            Magic::Words => b"PNSW",
-            Magic::RowIds => b"PNSO",
-            Magic::Names => b"PNSN",
-            Magic::Stage => b"PNSG",
-            Magic::Stages => b"PNST",
-            Magic::Statistics => b"PNSS",
-            Magic::Attachment => b"PNSA",
-            Magic::Forwarding => b"PNSF",
+            Magic::Record => (b"PNSL", "commit record"),
+            Magic::Root => (b"PNSR", "manifest root"),
+            Magic::Page => (b"PNSP", "manifest page"),
+            Magic::Words => (b"PNSW", "words object"),
+            Magic::RowIds => (b"PNSO", "row ids"),
+            Magic::Names => (b"PNSN", "names record"),
+            Magic::Stage => (b"PNSG", "stage"),
+            Magic::Stages => (b"PNST", "stages object"),
+            Magic::Statistics => (b"PNSS", "statistics object"),
+            Magic::Attachment => (b"PNSA", "attachment"),
+            Magic::Forwarding => (b"PNSF", "forwarding object"),
         }
     }
 
-    fn noun(self) -> &'static str {
-        match self {
-            Magic::Record => "commit record",
-            Magic::Root => "manifest root",
-            Magic::Page => "manifest page",
-            Magic::Words => "words object",
-            Magic::RowIds => "row ids",
-            Magic::Names => "names record",
-            Magic::Stage => "stage",
-            Magic::Stages => "stages object",
-            Magic::Statistics => "statistics object",
-            Magic::Attachment => "attachment",
-            Magic::Forwarding => "forwarding object",
-        }
+    pub fn bytes(self) -> &'static [u8; 4] {
+        self.bytes_and_noun().0
     }
 }
 
@@ -341,19 +365,26 @@ const CRC_BYTES: usize = 4;
 
 /// Wrap a body in the envelope of spec section 1.
 pub fn seal(magic: Magic, body: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.0.extend_from_slice(magic.bytes());
-    writer.0.extend_from_slice(&VERSION.to_le_bytes());
-    writer.0.extend_from_slice(&[0, 0]);
-    body(&mut writer);
-    let sum = crc(&writer.0);
-    writer.u32(sum);
-    writer.0
+    Writer::written(|writer| {
+        writer.0.extend_from_slice(magic.bytes());
+        writer.u16(VERSION);
+        writer.u16(0); // Reserved.
+        body(writer);
+        writer.u32(crc(&writer.0));
+    })
+}
+
+/// Check an envelope and read its body, which `body` must read to the end.
+pub fn unseal<T>(magic: Magic, bytes: &Bytes, body: impl FnOnce(&mut Cursor) -> Result<T>) -> Result<T> {
+    let mut cursor = open_envelope(magic, bytes)?;
+    let read = body(&mut cursor)?;
+    cursor.end()?;
+    Ok(read)
 }
 
 /// Check an envelope and return a cursor over its body.
-pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
-    let noun = magic.noun();
+fn open_envelope(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
+    let (expected_start, noun) = magic.bytes_and_noun();
     if bytes.len() < HEADER_BYTES + CRC_BYTES {
         return Err(Error::new(
             "object-truncated",
@@ -368,8 +399,8 @@ pub fn unseal(magic: Magic, bytes: &Bytes) -> Result<Cursor> {
     }
     let mut cursor = Cursor::new(bytes.slice(..end));
     let start = cursor.take(4)?;
-    if &start[..] != magic.bytes() {
-        return Err(malformed(format!("cannot read {noun}: magic {:?}, expected {:?}", &start[..], magic.bytes())));
+    if &start[..] != expected_start {
+        return Err(malformed(format!("cannot read {noun}: magic {:?}, expected {expected_start:?}", &start[..])));
     }
     let version = cursor.u16()?;
     if version != VERSION {

@@ -114,9 +114,13 @@ pub struct Change {
 }
 
 impl Change {
+    pub fn parse(cursor: &mut Cursor) -> Result<Change> {
+        Ok(Change { kind: ChangeKind::from_code(cursor.u8()?)?, columns: cursor.varints()?, rows: RowSet::parse(cursor)? })
+    }
+
     pub fn write(&self, writer: &mut Writer) {
         writer.u8(self.kind as u8);
-        writer.list(&self.columns, |writer, column| writer.varint(*column));
+        writer.varints(&self.columns);
         self.rows.write(writer);
     }
 }
@@ -138,7 +142,7 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
-    pub fn from_code(code: u8) -> Result<ChangeKind> {
+    fn from_code(code: u8) -> Result<ChangeKind> {
         use ChangeKind::*;
         [Append, Value, Delete, Schema, Layout, Reset, Classes, Attachment]
             .get(code as usize)

@@ -24,29 +24,35 @@ impl fmt::Display for SnapshotId {
 
 impl SnapshotId {
     pub fn parse(text: &str) -> Result<SnapshotId> {
-        let mut parts = text.split('-');
-        let parsed = (|| {
-            let branch = u64::from_str_radix(parts.next()?, 16).ok()?;
-            let number = parts.next()?.parse().ok()?;
-            let uuid = Id::parse(parts.next()?)?;
-            parts.next().is_none().then_some(SnapshotId { branch, number, uuid })
-        })();
-        parsed.ok_or_else(|| no_snapshot_id(text))
+        let (branch, number, digits) = divide_snapshot_id(text).ok_or_else(|| no_snapshot_id(text))?;
+        let uuid = Id::parse(digits).ok_or_else(|| no_snapshot_id(text))?;
+        Ok(SnapshotId { branch, number, uuid })
     }
 
     /// Parse the beginning of a snapshot id: the branch, the number, and some or none of the digits of the uuid.
     /// Returns the branch and the number.
     pub fn parse_beginning(text: &str) -> Result<(u64, u64)> {
-        let mut parts = text.splitn(3, '-');
-        let parsed = (|| {
-            let branch = u64::from_str_radix(parts.next()?, 16).ok()?;
-            let number = parts.next()?.parse().ok()?;
-            let digits = parts.next().unwrap_or("");
-            let hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-            (hex && digits.len() <= 32).then_some((branch, number))
-        })();
-        parsed.ok_or_else(|| no_snapshot_id(text))
+        let (branch, number, digits) = divide_snapshot_id(text).ok_or_else(|| no_snapshot_id(text))?;
+        let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        if is_hex && digits.len() <= 32 { Ok((branch, number)) } else { Err(no_snapshot_id(text)) }
     }
+
+    pub fn read(cursor: &mut Cursor) -> Result<SnapshotId> {
+        Ok(SnapshotId { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()? })
+    }
+
+    pub fn write(&self, writer: &mut Writer) {
+        writer.u64(self.branch);
+        writer.u64(self.number);
+        writer.id(self.uuid);
+    }
+}
+
+/// Return the branch, the number and the digits of the uuid in the text of a snapshot id. The digits may be missing.
+fn divide_snapshot_id(text: &str) -> Option<(u64, u64, &str)> {
+    let mut parts = text.splitn(3, '-');
+    let branch = u64::from_str_radix(parts.next()?, 16).ok()?;
+    Some((branch, parts.next()?.parse().ok()?, parts.next().unwrap_or("")))
 }
 
 fn no_snapshot_id(text: &str) -> Error {
@@ -217,12 +223,9 @@ pub fn record_number(name: &str) -> Option<u64> {
     digits.then(|| name.parse::<u64>().ok()).flatten().map(|rest| u64::MAX - rest)
 }
 
-/// The folders of objects that have random ids as names.
-const ID_FOLDERS: [&str; 11] = ["d", "p", "r", "w", "c", "o", "n", "s", "a", "g", "f"];
-
 /// What a name below a dataset's root refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum NameOwner {
     /// A commit record, which shows that a dataset exists.
     Commit,
     /// A folder or an object of a dataset, a temporary file, or a probe.
@@ -233,24 +236,24 @@ pub enum Place {
 
 /// Classify a name. Folder names end in `/`. Leftovers from interrupted creates are `Ours`. Files from other programs
 /// are `Foreign`.
-pub fn place_of(name: &str) -> Place {
-    let temporary = |last: &str| last.starts_with("tmp-") || last.starts_with("probe-");
-    let in_log = |last: &str| record_number(last).is_some() || last == "hint" || temporary(last);
+pub fn owner_of(name: &str) -> NameOwner {
+    let is_temporary = |last: &str| last.starts_with("tmp-") || last.starts_with("probe-");
+    let is_in_log = |last: &str| record_number(last).is_some() || last == "hint" || is_temporary(last);
     let parts: Vec<&str> = name.split('/').collect();
     let ours = match parts[..] {
-        [last] => temporary(last),
+        [last] => is_temporary(last),
         ["log" | "refs", ""] => true,
         ["log", branch, last] if branch.len() == 16 && u64::from_str_radix(branch, 16).is_ok() => {
             if record_number(last).is_some() {
-                return Place::Commit;
+                return NameOwner::Commit;
             }
-            last.is_empty() || in_log(last)
+            last.is_empty() || is_in_log(last)
         }
-        ["refs", last] => in_log(last),
-        [folder, last] if ID_FOLDERS.contains(&folder) => last.is_empty() || Id::parse(last).is_some() || temporary(last),
+        ["refs", last] => is_in_log(last),
+        [folder, last] if ID_FOLDERS.contains(&folder) => last.is_empty() || Id::parse(last).is_some() || is_temporary(last),
         _ => false,
     };
-    if ours { Place::Ours } else { Place::Foreign }
+    if ours { NameOwner::Ours } else { NameOwner::Foreign }
 }
 
 /// Return whether an object has a random id as its name. Such objects never change.
@@ -270,45 +273,30 @@ pub fn hint_name(folder: &str) -> String {
     format!("{folder}/hint")
 }
 
-pub fn data_name(id: Id) -> String {
-    format!("d/{id}")
+/// Define functions that return the names of objects with random ids, and `ID_FOLDERS`, which lists the folders of these objects.
+macro_rules! object_names {
+    ($($(#[$doc:meta])? $function:ident: $folder:literal,)*) => {
+        /// The folders of objects that have random ids as names. No release writes the change sets in `c`.
+        const ID_FOLDERS: &[&str] = &[$($folder,)* "c"];
+
+        $($(#[$doc])? pub fn $function(id: Id) -> String {
+            format!(concat!($folder, "/{}"), id)
+        })*
+    };
 }
 
-pub fn page_name(id: Id) -> String {
-    format!("p/{id}")
-}
-
-pub fn root_name(id: Id) -> String {
-    format!("r/{id}")
-}
-
-pub fn names_name(id: Id) -> String {
-    format!("n/{id}")
-}
-
-pub fn rows_name(id: Id) -> String {
-    format!("o/{id}")
-}
-
-pub fn stages_name(id: Id) -> String {
-    format!("g/{id}")
-}
-
-pub fn words_name(id: Id) -> String {
-    format!("w/{id}")
-}
-
-pub fn statistics_name(id: Id) -> String {
-    format!("s/{id}")
-}
-
-pub fn attachment_name(id: Id) -> String {
-    format!("a/{id}")
-}
-
-/// Return the name of the object that says which file takes the place of a data file.
-pub fn forwarding_name(id: Id) -> String {
-    format!("f/{id}")
+object_names! {
+    data_name: "d",
+    page_name: "p",
+    root_name: "r",
+    names_name: "n",
+    rows_name: "o",
+    stages_name: "g",
+    words_name: "w",
+    statistics_name: "s",
+    attachment_name: "a",
+    /// Return the name of the object that says which file takes the place of a data file.
+    forwarding_name: "f",
 }
 
 /// Encode a hint: the number of the newest record, and the identity of the folder that contains the hint. The identity is 0 if the

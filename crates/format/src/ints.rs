@@ -19,7 +19,7 @@ impl IntArray {
             0 => Ok(IntArray::Linear { base: cursor.varint()?, step: cursor.varint()?, count }),
             1 | 2 | 4 | 8 => {
                 let base = cursor.varint()?;
-                let bytes = count.checked_mul(width as usize).ok_or_else(|| malformed("an int array is larger than the address space"))?;
+                let bytes = count.checked_mul(width as usize).ok_or_else(|| malformed("an integer array is larger than the address space"))?;
                 Ok(IntArray::Packed { base, width, values: cursor.take(bytes)? })
             }
             other => Err(malformed(format!("an int array has width {other}, expected 0, 1, 2, 4 or 8"))),
@@ -138,9 +138,8 @@ mod tests {
     #[test]
     fn last_at_most_finds_each_place_from_any_guess() -> Result<()> {
         for values in [&[][..], &[5], &[0, 1, 2, 3], &[0, 0, 7, 7, 7, 9, 300, 301, 70_000, 1 << 40]] {
-            let mut writer = Writer::default();
-            IntArray::write(&mut writer, values);
-            let array = IntArray::parse(&mut Cursor::new(Bytes::from(writer.0)), values.len())?;
+            let written = Writer::written(|writer| IntArray::write(writer, values));
+            let array = IntArray::parse(&mut Cursor::new(written.into()), values.len())?;
             let targets = values.iter().flat_map(|value| [value.saturating_sub(1), *value, value + 1]).chain([0, u64::MAX]);
             for (target, guess) in targets.flat_map(|target| (0..values.len() + 3).map(move |guess| (target, guess))) {
                 let expected = values.iter().rposition(|value| *value <= target);

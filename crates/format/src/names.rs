@@ -20,6 +20,10 @@ pub enum NameKind {
     Decision = 3,
 }
 
+impl NameKind {
+    const ALL: [NameKind; 4] = [NameKind::Branch, NameKind::Tag, NameKind::Pin, NameKind::Decision];
+}
+
 /// An operation that sets or removes a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -64,20 +68,23 @@ impl Names {
 
     /// Parse a names record that was read as record `number` of the log.
     pub fn parse(body: &Bytes, number: u64) -> Result<Names> {
-        let mut cursor = unseal(Magic::Names, body)?;
-        let found = cursor.u64()?;
-        if found != number {
-            return Err(malformed(format!("the names record at number {number} identifies itself as number {found}")));
+        let names = unseal(Magic::Names, body, |cursor| {
+            let found = cursor.u64()?;
+            if found != number {
+                return Err(malformed(format!("the names record at number {number} identifies itself as number {found}")));
+            }
+            Ok(Names {
+                number,
+                time_us: cursor.u64()?.cast_signed(),
+                objects: cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?,
+                operations: cursor.list(Operation::LEAST_BYTES, Operation::parse)?,
+                own: cursor.varint()?,
+            })
+        })?;
+        match names.own > 0 && names.own <= names.operations.len() as u64 {
+            true => Ok(names),
+            false => Err(malformed(format!("the names record {number} adds {} of its {} operations", names.own, names.operations.len()))),
         }
-        let time_us = cursor.u64()?.cast_signed();
-        let objects = cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?;
-        let operations = cursor.list(Operation::LEAST_BYTES, Operation::parse)?;
-        let own = cursor.varint()?;
-        cursor.end()?;
-        if own == 0 || own > operations.len() as u64 {
-            return Err(malformed(format!("the names record {number} adds {own} of its {} operations", operations.len())));
-        }
-        Ok(Names { number, time_us, objects, operations, own })
     }
 
     /// Return what a name names if this record has the answer, whatever its objects have: None if the name was removed.
@@ -103,9 +110,7 @@ pub struct Layer {
 impl Layer {
     /// Parse an object of names. Only a first object lacks removals, which `Folded::follow` checks.
     pub fn parse(object: ObjectRef, body: &Bytes) -> Result<Layer> {
-        let mut cursor = unseal(Magic::Names, body)?;
-        let entries = cursor.list(Operation::LEAST_BYTES, Operation::parse)?;
-        cursor.end()?;
+        let entries = unseal(Magic::Names, body, |cursor| cursor.list(Operation::LEAST_BYTES, Operation::parse))?;
         match entries.iter().is_sorted_by(|one, other| one.key() < other.key()) {
             true => Ok(Layer { object, entries: Arc::new(entries) }),
             false => Err(malformed("an object of names has names that are not in order")),
@@ -208,9 +213,8 @@ impl Folded {
     fn branches(&self) -> Vec<Operation> {
         let set = |(name, target)| Operation { removes: false, kind: NameKind::Branch, name, target };
         let branches: Vec<Operation> = self.all(NameKind::Branch).into_iter().map(set).collect();
-        let mut writer = Writer::default();
-        branches.iter().for_each(|operation| operation.write(&mut writer));
-        if writer.0.len() > BRANCHES_BYTES { Vec::new() } else { branches }
+        let written = Writer::written(|writer| branches.iter().for_each(|operation| operation.write(writer)));
+        if written.len() > BRANCHES_BYTES { Vec::new() } else { branches }
     }
 }
 
@@ -230,23 +234,15 @@ impl Operation {
         writer.u8(self.removes.into());
         writer.u8(self.kind as u8);
         writer.string(&self.name);
-        writer.u64(self.target.branch);
-        writer.u64(self.target.number);
-        writer.id(self.target.uuid);
+        self.target.write(writer);
     }
 
     fn parse(cursor: &mut Cursor) -> Result<Operation> {
-        let removes = cursor.flag()?;
-        let kind = match cursor.u8()? {
-            0 => NameKind::Branch,
-            1 => NameKind::Tag,
-            2 => NameKind::Pin,
-            3 => NameKind::Decision,
-            other => return Err(Error::new("unknown-feature", format!("a name has the unknown kind {other}")).hint("upgrade Penstock")),
+        let (removes, code) = (cursor.flag()?, cursor.u8()?);
+        let Some(kind) = NameKind::ALL.get(code as usize).copied() else {
+            return Err(Error::new("unknown-feature", format!("a name has the unknown kind {code}")).hint("upgrade Penstock"));
         };
-        let name = cursor.string()?;
-        let target = SnapshotId { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()? };
-        Ok(Operation { removes, kind, name, target })
+        Ok(Operation { removes, kind, name: cursor.string()?, target: SnapshotId::read(cursor)? })
     }
 }
 
@@ -322,7 +318,7 @@ mod tests {
         }
 
         fn check(&self) {
-            for kind in [NameKind::Branch, NameKind::Tag, NameKind::Pin, NameKind::Decision] {
+            for kind in NameKind::ALL {
                 let names = self.model.iter().filter(|((found, _), _)| *found == kind);
                 let names: BTreeMap<String, SnapshotId> = names.map(|((_, name), target)| (name.clone(), *target)).collect();
                 assert!(names.iter().all(|(name, target)| self.folded.get(kind, name) == Some(*target)));

@@ -77,7 +77,7 @@ impl Overlay {
     }
 
     pub fn parse(cursor: &mut Cursor) -> Result<Overlay> {
-        let columns = cursor.list(1, Cursor::varint)?;
+        let columns = cursor.varints()?;
         let rows = RowSet::parse(cursor)?;
         let files = FileRef::parse_list(cursor)?;
         let id = match files.first() {
@@ -100,7 +100,7 @@ impl Overlay {
     }
 
     pub fn write(&self, writer: &mut Writer) {
-        writer.list(&self.columns, |writer, column| writer.varint(*column));
+        writer.varints(&self.columns);
         self.rows.write(writer);
         FileRef::write_list(&self.files, writer);
         if self.has_values() && self.files.is_empty() {

@@ -5,7 +5,7 @@ use penstock_error::{Error, Result};
 
 use crate::cursor::{Cursor, Magic, Writer, malformed, seal, unseal};
 pub use crate::delta::{Change, ChangeKind, Delta};
-use crate::files::{FileRef, Place};
+use crate::files::{FilePlace, FileRef};
 use crate::id::Id;
 pub use crate::ids::RECORD_BYTES;
 use crate::ids::{COUNTERS, LINEAGES, ObjectRef, PROVISIONAL, Run, SnapshotId, lineage_of, row_id};
@@ -93,6 +93,17 @@ pub struct Parent {
     pub crc: u32,
 }
 
+impl Parent {
+    pub fn snapshot(&self) -> SnapshotId {
+        SnapshotId { branch: self.branch, number: self.number, uuid: self.uuid }
+    }
+
+    fn parse(cursor: &mut Cursor) -> Result<Parent> {
+        let SnapshotId { branch, number, uuid } = SnapshotId::read(cursor)?;
+        Ok(Parent { branch, number, uuid, crc: cursor.u32()? })
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
     pub uuid: Id,
@@ -124,6 +135,25 @@ impl Transaction {
         }
         for value in [self.first_counter, self.assigned, self.samples_added, self.samples_deleted] {
             writer.varint(value);
+        }
+    }
+
+    fn parse(cursor: &mut Cursor) -> Result<Transaction> {
+        let transaction = Transaction {
+            uuid: cursor.id()?,
+            message: cursor.string()?,
+            author: cursor.string()?,
+            properties: if cursor.flag()? { Properties::Object(ObjectRef::parse(cursor)?) } else { Properties::Inline(cursor.string()?) },
+            first_counter: cursor.varint()?,
+            assigned: cursor.varint()?,
+            samples_added: cursor.varint()?,
+            samples_deleted: cursor.varint()?,
+        };
+        match &transaction.properties {
+            Properties::Inline(json) if !matches!(serde_json::from_str(json), Ok(serde_json::Value::Object(_))) => {
+                Err(malformed("the properties of a transaction are not a JSON object"))
+            }
+            _ => Ok(transaction),
         }
     }
 }
@@ -178,12 +208,12 @@ impl Record {
     /// Move data files that are in memory into this record. The deltas of earlier commits have none.
     pub fn take_data(&mut self) {
         let (branch, number, mut data) = (self.branch, self.number, Vec::new());
-        let in_memory = |delta: &&mut Delta| delta.files().iter().any(|file| matches!(file.place, Place::Inline(_)));
+        let in_memory = |delta: &&mut Delta| delta.files().iter().any(|file| matches!(file.place, FilePlace::Inline(_)));
         for file in self.deltas.iter_mut().filter(in_memory).flat_map(Delta::files_mut) {
-            if let Place::Inline(bytes) = &file.place {
+            if let FilePlace::Inline(bytes) = &file.place {
                 let offset = DATA_OFFSET + data.len() as u64;
                 data.extend_from_slice(bytes);
-                file.place = Place::Record { branch, number, offset };
+                file.place = FilePlace::Record { branch, number, offset };
             }
         }
         self.data = data.into();
@@ -192,7 +222,7 @@ impl Record {
     /// Return the bytes of a data file that this record has.
     pub fn data_of(&self, file: &FileRef) -> Option<Bytes> {
         match file.place {
-            Place::Record { branch, number, offset } if (branch, number) == (self.branch, self.number) => {
+            FilePlace::Record { branch, number, offset } if (branch, number) == (self.branch, self.number) => {
                 let begin = offset.checked_sub(DATA_OFFSET)? as usize;
                 let end = begin.checked_add(file.file_bytes as usize)?;
                 (end <= self.data.len()).then(|| self.data.slice(begin..end))
@@ -213,9 +243,7 @@ impl Record {
             writer.varint(self.gc_epoch);
             writer.varint(self.landmark);
             writer.list(&self.parents, |writer, parent| {
-                writer.u64(parent.branch);
-                writer.u64(parent.number);
-                writer.id(parent.uuid);
+                parent.snapshot().write(writer);
                 writer.u32(parent.crc);
             });
             writer.list(&self.transactions, |writer, transaction| transaction.write(writer));
@@ -235,7 +263,12 @@ impl Record {
         if bytes.len() > RECORD_BYTES {
             return Err(malformed(format!("a commit record has {} bytes, expected at most {RECORD_BYTES}", bytes.len())));
         }
-        let mut cursor = unseal(Magic::Record, bytes)?;
+        let record = unseal(Magic::Record, bytes, |cursor| Record::read(cursor, branch, number))?;
+        record.check()?;
+        Ok(record)
+    }
+
+    fn read(cursor: &mut Cursor, branch: u64, number: u64) -> Result<Record> {
         let kind_code = cursor.u8()?;
         let (dataset, found_branch, found_number) = (cursor.id()?, cursor.u64()?, cursor.u64()?);
         if (found_branch, found_number) != (branch, number) {
@@ -264,9 +297,8 @@ impl Record {
             },
             gc_epoch: cursor.varint()?,
             landmark: cursor.varint()?,
-            parents: cursor
-                .list(36, |cursor| Ok(Parent { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()?, crc: cursor.u32()? }))?,
-            transactions: cursor.list(23, read_transaction)?,
+            parents: cursor.list(36, Parent::parse)?,
+            transactions: cursor.list(23, Transaction::parse)?,
             lineage: cursor.varint()?,
             next_counter: cursor.varint()?,
             samples: cursor.varint()?,
@@ -275,74 +307,64 @@ impl Record {
                 if cursor.flag()? {
                     return Err(unknown_features("read", 1 << 6));
                 }
-                ObjectRef::parse(&mut cursor)?
+                ObjectRef::parse(cursor)?
             },
             deltas: cursor.list(4, Delta::parse)?,
-            changes: cursor.list(3, |cursor| {
-                Ok(Change {
-                    kind: ChangeKind::from_code(cursor.u8()?)?,
-                    columns: cursor.list(1, Cursor::varint)?,
-                    rows: RowSet::parse(cursor)?,
-                })
-            })?,
+            changes: cursor.list(3, Change::parse)?,
         };
-        if cursor.flag()? {
-            ObjectRef::parse(&mut cursor)?; // The complete change set, if the record has only a summary. It is not used.
-        }
-        cursor.end()?;
-        record.check()?;
+        cursor.option(ObjectRef::parse)?; // The complete change set, if the record has only a summary. It is not used.
         Ok(record)
     }
 
     /// Check the rules that every record must follow.
     fn check(&self) -> Result<()> {
-        let bad = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
+        let invalid = |what: String| Err(malformed(format!("the commit record at {:x}-{} {what}", self.branch, self.number)));
         if self.transactions.is_empty() || self.deltas.len() > RECORD_DELTAS || self.live > self.samples {
-            return bad("has no transactions or has invalid counts".into());
+            return invalid("has no transactions or has invalid counts".into());
         }
-        self.check_parents().or_else(|what| bad(what.into()))?;
+        self.check_parents().or_else(|what| invalid(what.into()))?;
         let allocated = self.transactions.iter().map(|entry| entry.first_counter.checked_add(entry.assigned));
         if self.lineage >= LINEAGES
             || self.next_counter > COUNTERS
             || !allocated.into_iter().all(|end| end.is_some_and(|end| end <= self.next_counter))
         {
-            return bad(format!("allocates row ids beyond next_counter {}", self.next_counter));
+            return invalid(format!("allocates row ids beyond next_counter {}", self.next_counter));
         }
         // `verify` checks the row ids of fragments in pages. Other branches assign those of other lineages.
         let next = row_id(self.lineage, self.next_counter);
-        let assigned = |last: u64| last & PROVISIONAL == 0 && (lineage_of(last) != self.lineage || last < next);
-        let beyond = |run: &Run| {
+        let is_assigned = |last: u64| last & PROVISIONAL == 0 && (lineage_of(last) != self.lineage || last < next);
+        let is_beyond = |run: &Run| {
             let last = run.first.checked_add(run.count).map_or(u64::MAX, |end| end.saturating_sub(1));
-            !assigned(last) || lineage_of(run.first) != lineage_of(last)
+            !is_assigned(last) || lineage_of(run.first) != lineage_of(last)
         };
-        let within = |delta: &Delta| match delta {
-            Delta::Fragment(fragment) => !fragment.runs.iter().any(beyond),
+        let is_allocated = |delta: &Delta| match delta {
+            Delta::Fragment(fragment) => !fragment.runs.iter().any(is_beyond),
             Delta::Page(page) => page.least & PROVISIONAL == 0,
-            Delta::Overlay(Overlay { rows: RowSet::Runs(runs), .. }) => !runs.iter().any(beyond),
-            Delta::Overlay(overlay) => assigned(overlay.rows.range().end - 1),
+            Delta::Overlay(Overlay { rows: RowSet::Runs(runs), .. }) => !runs.iter().any(is_beyond),
+            Delta::Overlay(overlay) => is_assigned(overlay.rows.range().end - 1),
             Delta::Attachment(attachment) => [&attachment.rows]
                 .into_iter()
                 .chain(&attachment.changed)
-                .all(|rows| rows.range().end == 0 || assigned(rows.range().end - 1)),
+                .all(|rows| rows.range().end == 0 || is_assigned(rows.range().end - 1)),
             Delta::Words(_) | Delta::Detached(_) => true,
         };
-        if !self.deltas.iter().all(within) {
-            return bad("has row ids that no commit allocated".into());
+        if !self.deltas.iter().all(is_allocated) {
+            return invalid("has row ids that no commit allocated".into());
         }
         // Later records are not there yet. Data files of earlier records are checked when they are read.
-        let here = |file: &FileRef| match file.place {
-            Place::Record { branch, number, offset } if branch == self.branch && number >= self.number => {
+        let is_readable = |file: &FileRef| match file.place {
+            FilePlace::Record { branch, number, offset } if branch == self.branch && number >= self.number => {
                 let data = DATA_OFFSET..DATA_OFFSET + self.data.len() as u64;
                 number == self.number && data.contains(&offset) && file.file_bytes <= data.end - offset
             }
-            Place::Inline(_) => false,
+            FilePlace::Inline(_) => false,
             _ => file.is_object() || self.features_read & FEATURE_INLINE != 0,
         };
-        if !self.deltas.iter().flat_map(Delta::files).all(here) {
-            return bad("refers to data files that it does not have".into());
+        if !self.deltas.iter().flat_map(Delta::files).all(is_readable) {
+            return invalid("refers to data files that it does not have".into());
         }
         if !TIMES_US.contains(&self.time_us) {
-            return bad(format!("has an invalid time: {} us, expected a time from year 1 to year 9999", self.time_us));
+            return invalid(format!("has an invalid time: {} us, expected a time from year 1 to year 9999", self.time_us));
         }
         Ok(())
     }
@@ -360,8 +382,8 @@ impl Record {
             (Reset, _) => predecessor && self.parents.len() == 2,
             _ => predecessor && self.parents.len() == 1,
         };
-        let own = |parent: &Parent| parent.branch == self.branch && parent.number >= self.number;
-        match (expected && !self.parents.iter().any(own), self.landmark < self.number.max(1)) {
+        let is_itself_or_later = |parent: &Parent| parent.branch == self.branch && parent.number >= self.number;
+        match (expected && !self.parents.iter().any(is_itself_or_later), self.landmark < self.number.max(1)) {
             (false, _) => Err("has parents that its kind cannot have"),
             (_, false) => Err("has an impossible landmark"),
             _ => Ok(()),
@@ -380,23 +402,4 @@ impl Record {
 fn unknown_features(verb: &str, bits: u64) -> Error {
     Error::new("unknown-feature", format!("cannot {verb} this dataset: it uses features {bits:#x}, which this release does not support"))
         .hint("upgrade Penstock")
-}
-
-fn read_transaction(cursor: &mut Cursor) -> Result<Transaction> {
-    let transaction = Transaction {
-        uuid: cursor.id()?,
-        message: cursor.string()?,
-        author: cursor.string()?,
-        properties: if cursor.flag()? { Properties::Object(ObjectRef::parse(cursor)?) } else { Properties::Inline(cursor.string()?) },
-        first_counter: cursor.varint()?,
-        assigned: cursor.varint()?,
-        samples_added: cursor.varint()?,
-        samples_deleted: cursor.varint()?,
-    };
-    match &transaction.properties {
-        Properties::Inline(json) if !matches!(serde_json::from_str(json), Ok(serde_json::Value::Object(_))) => {
-            Err(malformed("the properties of a transaction are not a JSON object"))
-        }
-        _ => Ok(transaction),
-    }
 }

@@ -44,9 +44,9 @@ impl RowSet {
             return Ok(RowSet::Object(RowIdsRef { object, base, ids, least, span }));
         }
         let runs = cursor.list(9, Run::parse)?;
-        let apart = |two: &[Run]| two[0].end() < two[1].first;
-        let valid = |run: &Run| run.count > 0 && run.first.checked_add(run.count).is_some();
-        match runs.len() <= INLINE_RUNS && runs.iter().all(valid) && runs.windows(2).all(apart) {
+        let is_valid = |run: &Run| run.count > 0 && run.first.checked_add(run.count).is_some();
+        let are_apart = |two: &[Run]| two[0].end() < two[1].first;
+        match runs.len() <= INLINE_RUNS && runs.iter().all(is_valid) && runs.windows(2).all(are_apart) {
             true => Ok(RowSet::Runs(runs)),
             false => Err(malformed(format!("a row set has {} runs that are invalid or not in order", runs.len()))),
         }
@@ -95,6 +95,9 @@ impl RowSet {
     }
 }
 
+/// Errors name at most this many row ids.
+const EXAMPLES: usize = 10;
+
 /// A union of at most this many runs stays a list of runs.
 const FEW_RUNS: usize = 64;
 
@@ -113,7 +116,7 @@ impl PartialEq for RowIds {
     fn eq(&self, other: &RowIds) -> bool {
         match (self, other) {
             (RowIds::Bitmap(one), RowIds::Bitmap(other)) => one == other,
-            _ => self.runs_in(0..u64::MAX) == other.runs_in(0..u64::MAX),
+            _ => self.runs().eq(other.runs()),
         }
     }
 }
@@ -140,8 +143,7 @@ impl RowIds {
             return RowIds::Runs(runs);
         }
         if parts > 2 * runs.len() as u64 + MANY_PARTS {
-            let others = RowIds::Bitmap(bitmaps).runs_in(0..u64::MAX).into_iter().map(|(run, _)| run);
-            return RowIds::Runs(joined(runs.into_iter().chain(others).collect()));
+            return RowIds::of_runs(runs.into_iter().chain(RowIds::Bitmap(bitmaps).runs()).collect());
         }
         RowIds::Bitmap(bitmap_of(&runs, bitmaps))
     }
@@ -163,8 +165,8 @@ impl RowIds {
 
     /// Return the row ids that the other set lacks.
     pub fn minus(&self, other: &RowIds) -> RowIds {
-        let (mut rest, mut taken) = (Vec::new(), other.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).peekable());
-        for (run, _) in self.runs_in(0..u64::MAX) {
+        let (mut rest, mut taken) = (Vec::new(), other.runs().peekable());
+        for run in self.runs() {
             let (mut first, end) = (run.first, run.end());
             while taken.next_if(|other| other.end() <= first).is_some() {}
             while let Some(other) = taken.peek().filter(|other| other.first < end) {
@@ -209,6 +211,11 @@ impl RowIds {
         }
     }
 
+    /// Return all maximal runs, in order.
+    pub fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+        self.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run)
+    }
+
     /// Visit the row ids in a range in ascending order. Unlike `runs_in`, does not depend on what is before the range.
     pub fn each_in(&self, range: Range<u64>, mut visit: impl FnMut(u64)) {
         match self {
@@ -230,6 +237,10 @@ impl RowIds {
         }
     }
 
+    pub fn contains(&self, row_id: u64) -> bool {
+        self.count_in(row_id..row_id + 1) > 0
+    }
+
     /// Return how many row ids are in runs. One that is in two runs counts twice.
     pub fn count_in_runs(&self, runs: &[Run]) -> u64 {
         runs.iter().map(|run| self.count_in(run.first..run.end())).sum()
@@ -237,14 +248,13 @@ impl RowIds {
 
     /// Return the row ids in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
-        self.runs_in(0..u64::MAX).into_iter().flat_map(|(run, _)| run.first..run.end())
+        self.runs().flat_map(|run| run.first..run.end())
     }
 
     /// Return the row ids that both sets contain, but at most the first `limit`.
     pub fn common(&self, other: &RowIds, limit: usize) -> Vec<u64> {
-        let others = other.runs_in(0..u64::MAX);
-        let (mut others, mut common) = (others.iter().map(|(run, _)| run).peekable(), Vec::new());
-        for (run, _) in self.runs_in(0..u64::MAX) {
+        let (mut others, mut common) = (other.runs().peekable(), Vec::new());
+        for run in self.runs() {
             while let Some(other) = others.peek().filter(|other| other.first < run.end() && common.len() < limit) {
                 common.extend((run.first.max(other.first)..run.end().min(other.end())).take(limit - common.len()));
                 if other.end() > run.end() {
@@ -256,9 +266,26 @@ impl RowIds {
         common
     }
 
+    /// Return whether the sets have a row id in common.
+    pub fn meets(&self, other: &RowIds) -> bool {
+        !self.common(other, 1).is_empty()
+    }
+
+    /// Return up to `limit` row ids from `from` on, and move `from` behind them. Returns None at the end.
+    pub fn next_group(&self, from: &mut u64, limit: usize) -> Option<Vec<u64>> {
+        let ids = self.first(*from, limit);
+        *from = ids.last()? + 1;
+        Some(ids)
+    }
+
+    /// Return some row ids for an error, which names only a few.
+    pub fn examples(&self) -> Vec<i64> {
+        self.iter().take(EXAMPLES).map(u64::cast_signed).collect()
+    }
+
     /// Return the set as its parent stores it, and the body of the object `id` if the set needs one.
     pub fn encode(&self, id: Id) -> (RowSet, Option<Vec<u8>>) {
-        let runs: Vec<Run> = self.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect();
+        let runs: Vec<Run> = self.runs().collect();
         if runs.len() <= INLINE_RUNS {
             return (RowSet::Runs(runs), None);
         }
@@ -278,8 +305,7 @@ impl RowIds {
 
     /// Parse the object that `reference` refers to, and replace provisional row ids by final ones.
     pub fn parse(body: &Bytes, reference: &RowIdsRef) -> Result<RowIds> {
-        let mut cursor = unseal(Magic::RowIds, body)?;
-        let bytes = cursor.take(cursor.left())?;
+        let bytes = unseal(Magic::RowIds, body, Cursor::rest)?;
         let mut rest = &bytes[..];
         let stored =
             RoaringTreemap::deserialize_from(&mut rest).map_err(|error| malformed(format!("a row id bitmap is invalid: {error}")))?;
@@ -362,23 +388,18 @@ fn clipped(runs: &[Run], range: Range<u64>) -> Vec<(Run, u64)> {
 fn bitmap_runs(bitmap: &RoaringTreemap, range: Range<u64>) -> Vec<(Run, u64)> {
     let mut found: Vec<(Run, u64)> = Vec::new();
     let mut rank = range.start.checked_sub(1).map_or(0, |before| bitmap.rank(before));
-    each_range(bitmap, range, |run| {
-        match found.last_mut().filter(|(last, _)| last.end() == run.first) {
-            Some((last, _)) => last.count += run.count,
-            None => found.push((run, rank)),
-        }
-        rank += run.count;
-    });
-    found
-}
-
-/// Visit runs of row ids in a range. Some of them may meet.
-fn each_range(bitmap: &RoaringTreemap, range: Range<u64>, mut visit: impl FnMut(Run)) {
     each_part(bitmap, range, |begin, mut runs| {
         while let Some(run) = runs.next_range() {
-            visit(Run { first: begin + u64::from(*run.start()), count: u64::from(*run.end() - *run.start()) + 1 });
+            let run = Run { first: begin + u64::from(*run.start()), count: u64::from(*run.end() - *run.start()) + 1 };
+            // Runs of neighbouring parts may meet.
+            match found.last_mut().filter(|(last, _)| last.end() == run.first) {
+                Some((last, _)) => last.count += run.count,
+                None => found.push((run, rank)),
+            }
+            rank += run.count;
         }
     });
+    found
 }
 
 /// Visit the bitmaps that have row ids in a range: what to add to their ids, and those in the range.
@@ -416,6 +437,12 @@ mod tests {
         ]
     }
 
+    /// Return a set in both of its forms.
+    fn forms(ids: &[u64]) -> [RowIds; 2] {
+        let bitmap = ids.iter().copied().collect::<RowIds>();
+        [RowIds::Runs(bitmap.runs().collect()), bitmap]
+    }
+
     #[test]
     fn sets_come_back_and_runs_agree_with_their_ids() -> Result<()> {
         for ids in samples() {
@@ -428,9 +455,8 @@ mod tests {
             };
             assert!(back.iter().eq(ids.iter().copied()) && back.len() == ids.len() as u64 && stored.ids() == back.len());
             assert_eq!(stored.range(), ids[0]..ids[ids.len() - 1] + 1);
-            let mut writer = Writer::default();
-            stored.write(&mut writer);
-            assert_eq!(RowSet::parse(&mut Cursor::new(writer.0.into()))?, stored);
+            let written = Writer::written(|writer| stored.write(writer));
+            assert_eq!(RowSet::parse(&mut Cursor::new(written.into()))?, stored);
             for range in [0..u64::MAX, 0..0, 8..30, ids[ids.len() / 2]..u64::MAX, 0..ids[ids.len() / 2], (1 << 32) - 7..(1 << 32) + 5] {
                 for set in [&set, &back] {
                     let found = set.runs_in(range.clone());
@@ -453,10 +479,6 @@ mod tests {
         for (one, other) in [(0, 1), (1, 1), (2, 3), (3, 4), (5, 0), (1, 5)] {
             let (ids, others) = (&samples()[one], &samples()[other]);
             let expected: Vec<u64> = ids.iter().filter(|id| others.contains(id)).take(20).copied().collect();
-            let forms = |ids: &[u64]| {
-                let bitmap = ids.iter().copied().collect::<RowIds>();
-                [RowIds::Runs(bitmap.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect()), bitmap]
-            };
             for (one, other) in forms(ids).iter().flat_map(|one| forms(others).map(|other| (one.clone(), other))) {
                 assert_eq!(one.common(&other, 20), expected);
             }
@@ -465,10 +487,6 @@ mod tests {
 
     #[test]
     fn sets_are_subtracted_and_joined_in_every_form() {
-        let forms = |ids: &[u64]| {
-            let bitmap = ids.iter().copied().collect::<RowIds>();
-            [RowIds::Runs(bitmap.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect()), bitmap]
-        };
         let small: Vec<Vec<u64>> = vec![vec![], vec![0, 1, 2, 5], (1..9).collect(), vec![2, 4, 6, 8], (0..20).collect(), vec![19]];
         for (one, other) in small.iter().flat_map(|one| small.iter().map(move |other| (one, other))) {
             let rest: Vec<u64> = one.iter().copied().filter(|id| !other.contains(id)).collect();
@@ -504,9 +522,8 @@ mod tests {
     #[test]
     fn a_set_that_breaks_a_rule_is_refused() {
         for bad in [&[(5, 0)][..], &[(5, 3), (7, 2)], &[(5, 3), (8, 2)], &[(9, 1), (2, 1)], &[(u64::MAX, 2)]] {
-            let mut writer = Writer::default();
-            RowSet::Runs(runs(bad)).write(&mut writer);
-            assert!(RowSet::parse(&mut Cursor::new(writer.0.into())).is_err(), "{bad:?}");
+            let written = Writer::written(|writer| RowSet::Runs(runs(bad)).write(writer));
+            assert!(RowSet::parse(&mut Cursor::new(written.into())).is_err(), "{bad:?}");
         }
         let ids: Vec<u64> = (0..100).map(|index| 2 * index).collect();
         let (RowSet::Object(reference), Some(body)) = ids.into_iter().collect::<RowIds>().encode(Id::default()) else {

@@ -6,7 +6,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::datafile::Codec;
-use crate::files::{FileRef, Place};
+use crate::files::{FilePlace, FileRef};
 use crate::id::Id;
 pub use crate::kinds::{ColumnKind, ImageMode};
 
@@ -29,17 +29,24 @@ pub struct ColumnSpec {
     pub codec: Codec,
     /// The value of samples for which no data file lists the column. They are null without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fill: Option<Fill>,
+    pub fill: Option<FillValue>,
     /// Earlier dtypes, oldest first. Data files may have any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub was: Vec<String>,
 }
 
+impl ColumnSpec {
+    /// Return a new column that is not compressed.
+    pub fn new(name: &str, kind: ColumnKind) -> ColumnSpec {
+        ColumnSpec { id: 0, name: name.to_owned(), kind, codec: Codec::None, fill: None, was: Vec::new() }
+    }
+}
+
 /// A data file with one sample, which is the value of many.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Fill(pub FileRef);
+pub struct FillValue(pub FileRef);
 
-/// The JSON form of a `Fill`. The column is that of its spec.
+/// The JSON form of a `FillValue`. The column is that of its spec.
 #[derive(Serialize, Deserialize)]
 struct FillFile {
     id: String,
@@ -48,18 +55,18 @@ struct FillFile {
     tail_crc: u32,
 }
 
-impl Serialize for Fill {
+impl Serialize for FillValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let FileRef { id, file_bytes, tail_bytes, tail_crc, .. } = self.0;
         FillFile { id: id.to_string(), file_bytes, tail_bytes, tail_crc }.serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Fill {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Fill, D::Error> {
+impl<'de> Deserialize<'de> for FillValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<FillValue, D::Error> {
         let FillFile { id, file_bytes, tail_bytes, tail_crc } = FillFile::deserialize(deserializer)?;
         let id = Id::parse(&id).ok_or_else(|| D::Error::custom("the fill value of a column has an invalid data file id"))?;
-        Ok(Fill(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: Vec::new(), place: Place::Object }))
+        Ok(FillValue(FileRef { id, file_bytes, tail_bytes, tail_crc, columns: Vec::new(), place: FilePlace::Object }))
     }
 }
 
@@ -87,7 +94,7 @@ impl Schema {
         })?;
         for column in &mut schema.columns {
             let id = column.id;
-            column.fill.iter_mut().for_each(|Fill(file)| file.columns = vec![id]);
+            column.fill.iter_mut().for_each(|FillValue(file)| file.columns = vec![id]);
         }
         schema.check()?;
         Ok(schema)
@@ -99,6 +106,24 @@ impl Schema {
 
     pub fn column(&self, name: &str) -> Option<(usize, &ColumnSpec)> {
         self.columns.iter().enumerate().find(|(_, column)| column.name == name)
+    }
+
+    pub fn column_by_id(&self, id: u64) -> Option<&ColumnSpec> {
+        self.columns.iter().find(|column| column.id == id)
+    }
+
+    /// Return the data files of the fill values.
+    pub fn fill_files(&self) -> impl Iterator<Item = &FileRef> {
+        self.columns.iter().filter_map(|column| column.fill.as_ref().map(|FillValue(file)| file))
+    }
+
+    pub fn has_column(&self, id: u64) -> bool {
+        self.column_by_id(id).is_some()
+    }
+
+    /// Return the columns that another schema lacks.
+    pub fn columns_missing_in<'a>(&'a self, other: &'a Schema) -> impl Iterator<Item = &'a ColumnSpec> {
+        self.columns.iter().filter(|column| !other.has_column(column.id))
     }
 
     pub(crate) fn check(&self) -> Result<()> {

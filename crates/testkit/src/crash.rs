@@ -24,16 +24,16 @@ struct Inode {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Entry {
+enum Node {
     File(usize),
     Folder,
 }
 
 #[derive(Debug, Clone, Default)]
-struct State {
+struct DiskState {
     inodes: Vec<Inode>,
-    names: BTreeMap<PathBuf, Entry>,
-    durable_names: BTreeMap<PathBuf, Entry>,
+    names: BTreeMap<PathBuf, Node>,
+    durable_names: BTreeMap<PathBuf, Node>,
     /// The number of operations left until the power fails; `None` if it never fails.
     left: Option<u64>,
     /// The first and last operations that fail, and whether the first one takes effect although it returns an error.
@@ -45,16 +45,12 @@ struct State {
 
 /// The simulated disk. Clones share its state.
 #[derive(Debug, Clone, Default)]
-pub struct CrashDisk(Arc<Mutex<State>>);
+pub struct CrashDisk(Arc<Mutex<DiskState>>);
 
 impl CrashDisk {
     pub fn new() -> CrashDisk {
-        let disk = CrashDisk::default();
-        let mut state = disk.lock();
-        state.names.insert("/".into(), Entry::Folder);
-        state.durable_names.insert("/".into(), Entry::Folder);
-        drop(state);
-        disk
+        let root = BTreeMap::from([("/".into(), Node::Folder)]);
+        CrashDisk(Arc::new(Mutex::new(DiskState { names: root.clone(), durable_names: root, ..DiskState::default() })))
     }
 
     /// Cut the power after `operations` more operations: all later ones fail and change nothing.
@@ -93,29 +89,21 @@ impl CrashDisk {
             }
         }
         // A name survives only if all folders above it survive.
-        let whole: BTreeMap<PathBuf, Entry> = names
+        let whole: BTreeMap<PathBuf, Node> = names
             .iter()
-            .filter(|(path, _)| path.ancestors().skip(1).all(|above| names.get(above) == Some(&Entry::Folder)))
+            .filter(|(path, _)| path.ancestors().skip(1).all(|above| names.get(above) == Some(&Node::Folder)))
             .map(|(path, entry)| (path.clone(), *entry))
             .collect();
         let inodes = state.inodes.iter().map(|inode| survive(inode, &mut random)).collect();
-        CrashDisk(Arc::new(Mutex::new(State {
-            inodes,
-            names: whole.clone(),
-            durable_names: whole,
-            left: None,
-            fault: None,
-            unsynced: None,
-            operations: 0,
-        })))
+        CrashDisk(Arc::new(Mutex::new(DiskState { inodes, names: whole.clone(), durable_names: whole, ..DiskState::default() })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begin an operation; fail if the power is off or a fault is due.
-    fn operate(&self) -> io::Result<MutexGuard<'_, State>> {
+    fn operate(&self) -> io::Result<MutexGuard<'_, DiskState>> {
         let mut state = self.lock();
         state.operations += 1;
         match &mut state.left {
@@ -124,8 +112,8 @@ impl CrashDisk {
             None => {}
         }
         let operation = state.operations;
-        let hit = |(first, last, done): (u64, u64, bool)| (first..=last).contains(&operation) && !(done && operation == first);
-        if state.fault.is_some_and(hit) {
+        let fails = |(first, last, done): (u64, u64, bool)| (first..=last).contains(&operation) && !(done && operation == first);
+        if state.fault.is_some_and(fails) {
             return Err(io::Error::other("a transient fault"));
         }
         Ok(state)
@@ -152,7 +140,7 @@ fn survive(inode: &Inode, random: &mut Random) -> Inode {
     Inode { written: content.clone(), durable: content }
 }
 
-impl State {
+impl DiskState {
     /// Return an error if the current operation must lose its reply after taking effect.
     fn lose_answer(&mut self) -> io::Result<()> {
         let operation = self.operations;
@@ -164,21 +152,21 @@ impl State {
 
     fn inode(&self, path: &Path) -> io::Result<usize> {
         match self.names.get(path) {
-            Some(Entry::File(inode)) => Ok(*inode),
-            Some(Entry::Folder) => Err(io::ErrorKind::IsADirectory.into()),
+            Some(Node::File(inode)) => Ok(*inode),
+            Some(Node::Folder) => Err(io::ErrorKind::IsADirectory.into()),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
     fn folder(&self, path: &Path) -> io::Result<()> {
         match self.names.get(path) {
-            Some(Entry::Folder) => Ok(()),
-            Some(Entry::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            Some(Node::Folder) => Ok(()),
+            Some(Node::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
-    fn add(&mut self, path: &Path, entry: Entry) -> io::Result<()> {
+    fn add(&mut self, path: &Path, entry: Node) -> io::Result<()> {
         self.folder(path.parent().unwrap_or(Path::new("/")))?;
         if self.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -212,7 +200,7 @@ impl FileSystem for CrashDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn File>> {
         let mut state = self.operate()?;
         let inode = state.inodes.len();
-        state.add(path, Entry::File(inode))?;
+        state.add(path, Node::File(inode))?;
         state.inodes.push(Inode::default());
         state.lose_answer()?;
         Ok(Box::new(CrashFile { disk: self.clone(), inode }))
@@ -250,7 +238,7 @@ impl FileSystem for CrashDisk {
     fn publish(&self, from: &Path, to: &Path) -> io::Result<bool> {
         let mut state = self.operate()?;
         let inode = state.inode(from)?;
-        state.add(to, Entry::File(inode))?;
+        state.add(to, Node::File(inode))?;
         // Some file systems rename, and others link.
         let renames = state.operations.is_multiple_of(2);
         if renames {
@@ -263,7 +251,7 @@ impl FileSystem for CrashDisk {
         let mut state = self.operate()?;
         let inode = state.inode(from)?;
         state.names.remove(from);
-        state.names.insert(to.to_owned(), Entry::File(inode));
+        state.names.insert(to.to_owned(), Node::File(inode));
         state.lose_answer()
     }
 
@@ -288,7 +276,7 @@ impl FileSystem for CrashDisk {
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         let mut state = self.operate()?;
-        state.add(path, Entry::Folder)?;
+        state.add(path, Node::Folder)?;
         state.lose_answer()
     }
 
@@ -298,10 +286,9 @@ impl FileSystem for CrashDisk {
         if let Some((_, errno)) = state.unsynced.as_ref().filter(|(folder, _)| folder == path) {
             return Err(io::Error::from_raw_os_error(*errno));
         }
-        let inside = |name: &Path| name.parent() == Some(path);
-        state.durable_names.retain(|name, _| !inside(name));
-        let now: Vec<(PathBuf, Entry)> =
-            state.names.iter().filter(|(name, _)| inside(name)).map(|(name, entry)| (name.clone(), *entry)).collect();
+        let mut now = state.names.clone();
+        now.retain(|name, _| name.parent() == Some(path));
+        state.durable_names.retain(|name, _| name.parent() != Some(path));
         state.durable_names.extend(now);
         state.lose_answer()
     }
@@ -311,7 +298,7 @@ impl FileSystem for CrashDisk {
         state.folder(path)?;
         let mut found = Vec::new();
         for (name, entry) in state.names.iter().filter(|(name, _)| name.parent() == Some(path)) {
-            if let (Entry::File(inode), Some(name)) = (entry, name.file_name().and_then(|name| name.to_str())) {
+            if let (Node::File(inode), Some(name)) = (entry, name.file_name().and_then(|name| name.to_str())) {
                 let bytes = state.inodes[*inode].written.len() as u64;
                 found.push(penstock_storage::Entry { name: name.to_owned(), bytes, modified: None });
             }
@@ -323,12 +310,12 @@ impl FileSystem for CrashDisk {
         let state = self.operate()?;
         state.folder(path)?;
         let inside = state.names.iter().filter(|(name, _)| name.parent() == Some(path));
-        Ok(inside.filter_map(|(name, entry)| Some((name.file_name()?.to_str()?.to_owned(), *entry == Entry::Folder))).collect())
+        Ok(inside.filter_map(|(name, entry)| Some((name.file_name()?.to_str()?.to_owned(), *entry == Node::Folder))).collect())
     }
 
     fn links(&self, path: &Path) -> io::Result<u64> {
         let state = self.operate()?;
         let inode = state.inode(path)?;
-        Ok(state.names.values().filter(|entry| **entry == Entry::File(inode)).count() as u64)
+        Ok(state.names.values().filter(|entry| **entry == Node::File(inode)).count() as u64)
     }
 }

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use penstock_codec::encode_png;
-use penstock_dataset::{History, Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate};
-use penstock_error::Result;
+use penstock_dataset::{Context, History, Input, Isolation, OnCorrupt, Purpose, Reader, Receipt, Snapshot, Transaction, Validate, verify};
+use penstock_error::{Error, Result};
 use penstock_format::classes::Classes;
 use penstock_format::datafile::Codec;
 use penstock_format::record::Record;
 use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
+use penstock_storage::Store;
 use penstock_tensor::{Column, Ragged};
 
 use crate::random::Random;
 
 fn column(name: &str, kind: ColumnKind, codec: Codec) -> ColumnSpec {
-    ColumnSpec { id: 0, name: name.into(), kind, codec, fill: None, was: Vec::new() }
+    ColumnSpec { codec, ..ColumnSpec::new(name, kind) }
 }
 
 /// Return a schema with at least one column of each layout and codec.
@@ -61,6 +62,19 @@ pub fn append_wide(base: &Arc<Snapshot>, seed: u64, samples: usize, narrow: bool
     let mut transaction = Transaction::begin(base.clone(), Isolation::Serializable)?;
     transaction.append((0..count).map(scalar).chain([breed]).collect(), Validate::Header)?;
     transaction.commit(&format!("seed {seed}"), "testkit", "{}")
+}
+
+/// Open the dataset in a store, with caches of its own.
+pub fn open(store: impl Store + 'static) -> Result<Arc<Snapshot>> {
+    Snapshot::open(Context::new(Arc::new(store)), 0).map(Arc::new)
+}
+
+/// Fail if `verify` finds a problem.
+pub fn check_verified(snapshot: &Snapshot) -> Result<()> {
+    match verify(snapshot, |_| {})?.problems.first() {
+        None => Ok(()),
+        Some(problem) => Err(Error::new("internal", format!("{}: {}", problem.object, problem.error))),
+    }
 }
 
 /// Return the records of a snapshot and its ancestors, newest first.

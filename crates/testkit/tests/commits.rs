@@ -11,7 +11,7 @@ use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
 use penstock_format::manifest::Fragment;
-use penstock_format::record::{Change, ChangeKind, Delta, Properties, RecordKind, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Properties, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::{Memory, Read as _};
 use penstock_testkit::random::{Random, is_soak, seeds};
@@ -276,19 +276,24 @@ fn a_collection_in_between_ends_the_transaction() -> Result<()> {
     Ok(())
 }
 
+/// Step a machine, and reply to its requests without faults, until its commit is done or refused.
+fn run_to_end(mut machine: Machine, log: &mut Log) -> Result<Arc<Record>> {
+    let mut event = Event::Begin;
+    loop {
+        match machine.step(event)? {
+            Request::Done(record) => return Ok(record),
+            request => event = answer(log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
+        }
+    }
+}
+
 /// Commit one append from each of two other transactions, and return the log.
 fn log_of_two_appends(name: &str) -> Result<Log> {
     let memory = Memory::named(name);
     create(Arc::new(Memory::named(name)), samples::schema(), "create", "test")?;
     let mut log: Log = [(0, memory.read(&record_name(0, 0))?.to_vec())].into();
     for uuid in [1, 2] {
-        let (mut machine, mut event) = (machine(uuid, ChangeSet::append(vec![1])), Event::Begin);
-        loop {
-            match machine.step(event)? {
-                Request::Done(_) => break,
-                request => event = answer(&mut log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
-            }
-        }
+        run_to_end(machine(uuid, ChangeSet::append(vec![1])), &mut log)?;
     }
     Ok(log)
 }
@@ -326,44 +331,23 @@ fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
 fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Result<()> {
     let mut log = log_of_two_appends("conflict")?;
     let reads = vec![Read { columns: vec![1], rows: None }];
-    let mut machine = machine(3, values(Run { first: 0, count: 2 }, reads));
-    let mut event = Event::Begin;
-    let error = loop {
-        match machine.step(event) {
-            Ok(request) => event = answer(&mut log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
-            Err(error) => break error,
-        }
-    };
+    let error = run_to_end(machine(3, values(Run { first: 0, count: 2 }, reads)), &mut log).expect_err("a conflict");
     let first = entry(&log, 1)?.record.snapshot();
-    assert_eq!(error.code(), "conflict");
-    assert!(
-        error
-            .message()
-            .contains(&format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more")),
-        "{error:?}"
-    );
+    let text = format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more");
+    assert!(error.code() == "conflict" && error.message().contains(&text), "{error:?}");
     Ok(())
 }
 
 #[test]
 fn a_shared_record_conflicts_if_any_of_its_transactions_does() -> Result<()> {
     let mut log = log_of_two_appends("shared")?;
-    let run = |mut machine: Machine, log: &mut Log| -> Result<()> {
-        let mut event = Event::Begin;
-        loop {
-            match machine.step(event)? {
-                Request::Done(_) => return Ok(()),
-                request => event = answer(log, &Sets::new(), request, &mut Random(0), u64::MAX)?,
-            }
-        }
-    };
     let changed = Run { first: 0, count: 2 };
-    run(machine(3, values(changed, Vec::new())), &mut log)?;
+    run_to_end(machine(3, values(changed, Vec::new())), &mut log)?;
     // The first transaction is a bare append. The second one changes what commit 3 changed.
     for (rows, conflicts) in [(changed, true), (Run { first: 2, count: 1 }, false)] {
         let others = vec![member(transaction(5, 0), values(rows, Vec::new()))];
         let shared = Proposal { base: 2, others, ..proposal(transaction(4, 0), ChangeSet::append(vec![1]), Sets::new()) };
-        let found = run(Machine::new(shared), &mut log.clone());
+        let found = run_to_end(Machine::new(shared), &mut log.clone());
         assert_eq!(found.err().map(|error| error.code()), conflicts.then_some("conflict"));
     }
     Ok(())

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create, verify};
-use penstock_error::{Error, Result};
+use penstock_dataset::{OnCorrupt, Purpose, Reader, Snapshot, create, verify};
+use penstock_error::{Context as _, Error, Result};
 use penstock_storage::{FileSystem as _, Io, Local};
 use penstock_testkit::crash::CrashDisk;
 use penstock_testkit::random::{Random, is_soak, slice};
@@ -18,7 +18,7 @@ fn local(disk: &CrashDisk) -> Result<Local> {
 }
 
 fn open(disk: &CrashDisk) -> Result<Arc<Snapshot>> {
-    Ok(Arc::new(Snapshot::open(Context::new(Arc::new(local(disk)?)), 0)?))
+    samples::open(local(disk)?)
 }
 
 /// The commits acknowledged to the writer: the contents of each committed snapshot, oldest first.
@@ -59,10 +59,7 @@ fn check(seed: u64) -> Result<u64> {
         Err(error) if !told.created && error.kind() == penstock_error::Kind::NotFound => return Ok(0),
         Err(error) => return Err(fail(format!("cannot open after the crash: {error}"))),
     };
-    let report = verify(snapshot.as_ref(), |_| {})?;
-    if let Some(problem) = report.problems.first() {
-        return Err(fail(format!("{}: {}", problem.object, problem.error)));
-    }
+    samples::check_verified(&snapshot).context(|| format!("seed {seed}"))?;
     let numbers = samples::commits(&snapshot)?;
     let (held, acknowledged) = (numbers.len(), told.contents.len());
     if held < acknowledged || held > acknowledged + 1 || (outcome.is_ok() && held != acknowledged) {
@@ -77,9 +74,10 @@ fn check(seed: u64) -> Result<u64> {
     }
     // The recovered dataset must accept another commit.
     let (_, next) = samples::append(&snapshot, seed, 3)?;
-    if next.len() != snapshot.len() + 3 || !verify(open(&back)?.as_ref(), |_| {})?.problems.is_empty() {
+    if next.len() != snapshot.len() + 3 {
         return Err(fail("the commit after the crash is incomplete".into()));
     }
+    samples::check_verified(&*open(&back)?).context(|| format!("seed {seed}, after another commit"))?;
     Ok(held as u64)
 }
 
@@ -134,8 +132,7 @@ fn faulty(disk: &CrashDisk) -> Result<bool> {
     }
     disk.fail_for_a_while(0, 0, false); // Check without faults.
     let snapshot = open(disk)?;
-    let report = verify(snapshot.as_ref(), |_| {})?;
-    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    samples::check_verified(&snapshot)?;
     // The only other commits that may exist are those whose state is unknown or that could not be read back.
     let most = told + failed;
     assert!(unknown <= failed);
@@ -197,10 +194,7 @@ fn fault_then_power(kind: Kind, first: u64, last: u64, done: bool, seed: u64) ->
         Err(error) if created.is_err() && error.kind() == penstock_error::Kind::NotFound => return Ok(operations),
         Err(error) => return Err(fail(format!("cannot open after the power loss: {error}"))),
     };
-    let report = verify(snapshot.as_ref(), |_| {})?;
-    if let Some(problem) = report.problems.first() {
-        return Err(fail(format!("{}: {}", problem.object, problem.error)));
-    }
+    samples::check_verified(&snapshot).map_err(|error| fail(error.to_string()))?;
     if snapshot.len() < told * 4 || snapshot.len() > (told + unknown) * 4 {
         return Err(fail(format!("found {} samples, but {told} commits were acknowledged and {unknown} are unknown", snapshot.len())));
     }
@@ -299,7 +293,7 @@ fn commits_of_pages_and_of_fragments_keep_their_order() -> Result<()> {
         reader.fixed(&column, &mut out)?;
         let found: Vec<i16> = out.chunks(2).map(|two| i16::from_le_bytes([two[0], two[1]])).collect();
         assert_eq!(found, (0..80i16).flat_map(|seed| [seed * 100, seed * 100 + 1]).collect::<Vec<_>>());
-        assert!(verify(snapshot.as_ref(), |_| {})?.problems.is_empty());
+        samples::check_verified(&snapshot)?;
     }
     Ok(())
 }

@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{Context, Snapshot, create, verify};
+use penstock_dataset::{create, verify};
 use penstock_error::{Error, Kind, Result};
-use penstock_format::files::Place;
+use penstock_format::files::FilePlace;
 use penstock_format::ids::{data_name, hint_name, log_folder, page_name, record_name, root_name, rows_name, words_name};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowSet;
@@ -39,23 +39,23 @@ fn dataset(name: &str) -> Result<(Objects, Vec<String>)> {
 }
 
 fn read(objects: Objects) -> Result<Vec<String>> {
-    samples::contents(&Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?)
+    samples::contents(&*samples::open(Memory::holding(objects))?)
 }
 
 /// Return the names of the objects that the newest snapshot reads: the record, the hint, and all pages, roots, words and row ids.
 /// Of the data files, return two small ones, and two records that have data files.
 /// Each name comes with the range of bytes that is read.
 fn reachable(objects: &Objects) -> Result<Vec<(String, Range<usize>)>> {
-    let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects.clone()))), 0)?;
+    let snapshot = samples::open(Memory::holding(objects.clone()))?;
     let (mut data, mut records) = (Vec::new(), Vec::new());
     snapshot.each_file(None, |file, _| {
         match file.place {
-            Place::Object => data.push((file.file_bytes, data_name(file.id))),
-            Place::Record { branch, number, offset } => {
+            FilePlace::Object => data.push((file.file_bytes, data_name(file.id))),
+            FilePlace::Record { branch, number, offset } => {
                 let begin = offset as usize;
                 records.push((record_name(branch, number), begin..begin + file.file_bytes as usize));
             }
-            Place::Inline(_) => {}
+            FilePlace::Inline(_) => {}
         }
         Ok(())
     })?;
@@ -124,8 +124,7 @@ fn verify_finds_every_flipped_byte_of_a_data_file() -> Result<()> {
         flipped[at] ^= 0x10;
         let mut damaged = objects.clone();
         damaged.insert(name.clone(), flipped.into());
-        let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(damaged))), 0)?;
-        let report = verify(&snapshot, |_| {})?;
+        let report = verify(&*samples::open(Memory::holding(damaged))?, |_| {})?;
         assert_eq!(report.problems.len(), 1, "byte {at} of {name}");
     }
     Ok(())

@@ -36,7 +36,7 @@ struct Writer {
 }
 
 #[derive(Debug, Clone)]
-struct State {
+struct SystemState {
     /// The bodies of records 0, 1, …
     log: Vec<Vec<u8>>,
     /// Puts that may still arrive.
@@ -106,8 +106,8 @@ fn entry(log: &[Vec<u8>], number: u64) -> Result<LogEntry> {
     LogEntry::parse(&Bytes::copy_from_slice(&log[number as usize]), 0, number)
 }
 
-impl State {
-    fn first(faults: u8) -> Result<State> {
+impl SystemState {
+    fn first(faults: u8) -> Result<SystemState> {
         let memory = Memory::named("explore");
         create(Arc::new(Memory::named("explore")), samples::schema(), "create", "test")?;
         let mut log = vec![memory.read(&record_name(0, 0))?.to_vec()];
@@ -129,7 +129,7 @@ impl State {
         }
         let mut writers: Vec<Writer> = (0..3).map(|number| Writer { number, outcomes: Vec::new(), running: None }).collect();
         writers.iter_mut().try_for_each(|writer| writer.begin(1))?;
-        Ok(State { log, flight: Vec::new(), writers, faults })
+        Ok(SystemState { log, flight: Vec::new(), writers, faults })
     }
 
     /// A number that is the same for equal states. Bodies of records are named by their uuids, and machines by all that they know.
@@ -159,7 +159,7 @@ impl State {
     }
 
     /// Return all states that may follow.
-    fn next(&self) -> Result<Vec<State>> {
+    fn next(&self) -> Result<Vec<SystemState>> {
         let mut found = Vec::new();
         for place in 0..self.flight.len() {
             let mut state = self.clone();
@@ -171,17 +171,17 @@ impl State {
             let Some((_, request)) = &writer.running else { continue };
             let newest = self.log.len() as u64 - 1;
             // A reply, the faults that it takes, and what happens to the log and the puts on their way.
-            let mut follow = |event: Event, faults: u8, change: &dyn Fn(&mut State)| -> Result<()> {
+            let mut follow = |event: Event, faults: u8, change: &dyn Fn(&mut SystemState)| -> Result<()> {
                 if let Some(faults) = self.faults.checked_sub(faults) {
-                    let mut state = State { faults, ..self.clone() };
+                    let mut state = SystemState { faults, ..self.clone() };
                     change(&mut state);
-                    let State { log, writers, .. } = &mut state;
+                    let SystemState { log, writers, .. } = &mut state;
                     writers[place].reply(event, log)?;
                     found.push(state);
                 }
                 Ok(())
             };
-            let none = |_: &mut State| {};
+            let none = |_: &mut SystemState| {};
             match request {
                 Request::ReadNewest => {
                     let parent = Box::new(entry(&self.log, newest)?);
@@ -193,10 +193,10 @@ impl State {
                 }
                 Request::Create { record, body } => {
                     let number = record.number;
-                    let arrives = |state: &mut State| {
+                    let arrives = |state: &mut SystemState| {
                         state.arrive(number, body);
                     };
-                    let later = |state: &mut State| state.flight.push((number, body.clone()));
+                    let later = |state: &mut SystemState| state.flight.push((number, body.clone()));
                     let reply = || if number > newest { Event::Created } else { Event::Exists };
                     follow(reply(), 0, &arrives)?;
                     // The reply is lost; the put is lost; it arrives later; it arrives twice, and the second reply is seen, or it arrives again later.
@@ -242,7 +242,7 @@ impl State {
 }
 
 fn explore(faults: u8) -> Result<(usize, usize)> {
-    let (mut stack, mut seen, mut ends) = (vec![State::first(faults)?], HashSet::new(), 0);
+    let (mut stack, mut seen, mut ends) = (vec![SystemState::first(faults)?], HashSet::new(), 0);
     while let Some(state) = stack.pop() {
         if !seen.insert(state.key()) {
             continue;

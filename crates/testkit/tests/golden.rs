@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_dataset::{
-    Context, Isolation, New, Policies, Policy, Snapshot, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag,
-    merge, verify,
+    Isolation, New, Policies, Policy, Texts, Transaction, Validate, attach, compact, create, create_branch, create_tag, merge,
 };
 use penstock_error::Result as Ours;
-use penstock_format::cursor::{Magic, seal, unseal};
+use penstock_format::cursor::{Cursor, Magic, seal, unseal};
 use penstock_format::datafile::Tail;
 use penstock_format::ids::{Run, record_number, rows_name};
 use penstock_format::manifest::{
@@ -67,8 +66,7 @@ fn make() -> Ours<Objects> {
     let mut staged = Transaction::begin(Arc::new(merged), Isolation::Serializable)?;
     staged.append(samples::batch(13, 5)?, Validate::Header)?;
     let stage = staged.into_stage()?;
-    let mut adding =
-        Transaction::begin(Arc::new(Snapshot::open(Context::new(Arc::new(Memory::named("golden"))), 0)?), Isolation::Serializable)?;
+    let mut adding = Transaction::begin(samples::open(Memory::named("golden"))?, Isolation::Serializable)?;
     adding.add(&[stage])?;
     let (_, with_stage) = adding.commit("add a stage", "golden", "{}")?;
     let (laid_out, done) = compact(&Arc::new(with_stage), Texts { message: "compact", ..texts })?;
@@ -93,7 +91,7 @@ fn golden() -> Result<Objects, Box<dyn std::error::Error>> {
             std::fs::create_dir_all(path.parent().ok_or("no parent")?)?;
             std::fs::write(path, body)?;
         }
-        let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?;
+        let snapshot = samples::open(Memory::holding(objects))?;
         std::fs::write(folder.join("contents.txt"), samples::contents(&snapshot)?.join("\n"))?;
     }
     let mut objects = Objects::new();
@@ -104,11 +102,10 @@ fn golden() -> Result<Objects, Box<dyn std::error::Error>> {
 #[test]
 fn the_golden_dataset_reads_the_same() -> Result<(), Box<dyn std::error::Error>> {
     let objects = golden()?;
-    let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?;
+    let snapshot = samples::open(Memory::holding(objects))?;
     let expected = std::fs::read_to_string(folder().join("contents.txt"))?;
     assert_eq!(samples::contents(&snapshot)?.join("\n"), expected);
-    assert!(verify(&snapshot, |_| {})?.problems.is_empty());
-    Ok(())
+    Ok(samples::check_verified(&snapshot)?)
 }
 
 /// Return the branch of a record from the name of its object.
@@ -167,8 +164,7 @@ fn every_golden_object_is_written_the_same_way() -> Result<(), Box<dyn std::erro
             }
             Some("s") => (8, PageStatistics::parse(&body)?.encode()),
             Some("a") => {
-                let mut cursor = unseal(Magic::Attachment, &body)?;
-                let content = cursor.take(cursor.left())?;
+                let content = unseal(Magic::Attachment, &body, Cursor::rest)?;
                 (9, seal(Magic::Attachment, |writer| writer.0.extend_from_slice(&content)))
             }
             Some("g") => (7, encode_stages(&parse_stages(&body)?)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Context, Isolation, Snapshot, Texts, Transaction, Validate, compact, create, fence, verify};
+use penstock_dataset::{Isolation, Snapshot, Texts, Transaction, Validate, compact, create, fence, verify};
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, page_name, record_name, root_name};
@@ -16,7 +16,7 @@ use penstock_testkit::samples;
 const TEXTS: Texts = Texts { message: "", author: "test", properties: "{}" };
 
 fn open(name: &str) -> Result<Arc<Snapshot>> {
-    Snapshot::open(Context::new(Arc::new(Memory::named(name))), 0).map(Arc::new)
+    samples::open(Memory::named(name))
 }
 
 fn append(base: &Arc<Snapshot>) -> Result<Transaction> {
@@ -65,7 +65,7 @@ fn a_layout_keeps_samples_and_tells_older_handles_from_newer_ones() -> Result<()
     late.append(samples::batch(2, 1)?, Validate::Header)?;
     let (_, after) = late.commit("", "test", "{}")?;
     assert_eq!(after.len(), before.len() + 4);
-    assert!(verify(&after, |_| {})?.problems.is_empty());
+    samples::check_verified(&after)?;
     let (same, done) = compact(&Arc::new(laid_out), TEXTS)?;
     assert_eq!((same.len(), done.dropped), (after.len(), 0));
     Ok(())
@@ -95,7 +95,7 @@ fn crafted(name: &str, change: impl FnOnce(&mut Vec<Fragment>, &mut Root)) -> Re
     objects.insert(page_name(Id([1; 16])), body.clone().into());
     objects.insert(root_name(Id([2; 16])), written.into());
     objects.insert(record_name(0, record.number), record.encode().into());
-    let opened = || Snapshot::open(Context::new(Arc::new(Memory::holding(objects.clone()))), 0).map(Arc::new);
+    let opened = || samples::open(Memory::holding(objects.clone()));
     let read = opened().and_then(|snapshot| samples::contents(&snapshot)).err().map(|error| error.code());
     let found = match opened() {
         Err(error) => Some(error.code()),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use penstock_dataset::{Context, Isolation, Snapshot, Transaction, Validate, create, verify};
 use penstock_error::Result;
+use penstock_format::Id;
 use penstock_format::ids::{Run, record_name};
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind, Delta, Record};
 use penstock_format::rows::RowSet;
-use penstock_format::{Id, SnapshotId};
 use penstock_storage::Memory;
 use penstock_testkit::samples;
 
@@ -22,6 +22,16 @@ fn two_commits(name: &str) -> Result<(Memory, Record)> {
     Ok((memory, record))
 }
 
+/// Changes a record into one that no writer produces.
+type Craft = fn(&mut Record);
+
+/// Return the store with another record of the same number.
+fn with_record(memory: &Memory, record: &Record) -> Memory {
+    let mut objects = memory.objects();
+    objects.insert(record_name(0, record.number), record.encode().into());
+    Memory::holding(objects)
+}
+
 fn runs(record: &mut Record) -> &mut Run {
     let fragments = record.deltas.iter_mut().filter_map(|delta| if let Delta::Fragment(fragment) = delta { Some(fragment) } else { None });
     &mut Arc::make_mut(fragments.last().expect("a small append is stored in its record")).runs[0]
@@ -33,8 +43,7 @@ fn deletion(first: u64, count: u64) -> Delta {
 
 #[test]
 fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
-    type Change = fn(&mut Record);
-    let changes: [(&str, Change); 12] = [
+    let changes: [(&str, Craft); 12] = [
         ("a lineage of more than 23 bits", |record| record.lineage = 1 << 23),
         ("a counter of more than 40 bits", |record| record.next_counter = (1 << 40) + 1),
         ("a counter below the number of samples", |record| record.next_counter = 11),
@@ -61,19 +70,15 @@ fn row_ids_that_nobody_gave_out_are_refused() -> Result<()> {
 
 #[test]
 fn verify_finds_row_ids_that_were_given_out_twice() -> Result<()> {
-    type Change = fn(&mut Record);
-    let changes: [(&str, Change); 2] = [
+    let changes: [(&str, Craft); 2] = [
         ("row ids assigned twice", |record| record.transactions[0].first_counter = 0),
         ("two samples with the same row id", |record| runs(record).first = 5),
     ];
     let (memory, record) = two_commits("twice")?;
-    for (what, change) in [("nothing", (|_| ()) as Change)].into_iter().chain(changes) {
+    for (what, change) in [("nothing", (|_| ()) as Craft)].into_iter().chain(changes) {
         let mut crafted = record.clone();
         change(&mut crafted);
-        let mut objects = memory.objects();
-        objects.insert(record_name(0, record.number), crafted.encode().into());
-        let snapshot = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0)?;
-        let problems = verify(&snapshot, |_| {})?.problems;
+        let problems = verify(&*samples::open(with_record(&memory, &crafted))?, |_| {})?.problems;
         assert_eq!(problems.is_empty(), what == "nothing", "{what}: {problems:?}");
     }
     Ok(())
@@ -102,10 +107,7 @@ fn overlays_that_do_not_fit_the_samples_are_errors() -> Result<()> {
         crafted.next_counter = 20;
         crafted.live = live;
         crafted.deltas.extend(overlays);
-        let mut objects = memory.objects();
-        objects.insert(record_name(0, record.number), crafted.encode().into());
-        let opened = Snapshot::open(Context::new(Arc::new(Memory::holding(objects))), 0);
-        let found = match opened {
+        let found = match samples::open(with_record(&memory, &crafted)) {
             Err(error) => Some(("open", error.code())),
             Ok(snapshot) => match samples::contents(&snapshot) {
                 Err(error) => Some(("read", error.code())),
@@ -123,12 +125,9 @@ fn a_change_set_of_2_to_the_62_rows_does_not_stop_an_upsert() -> Result<()> {
     for (kind, count) in [(ChangeKind::Append, 1 << 34), (ChangeKind::Append, 1 << 62), (ChangeKind::Value, 1 << 62)] {
         let mut crafted = record.clone();
         crafted.changes = vec![Change { kind, columns: Vec::new(), rows: RowSet::Runs(vec![Run { first: 6, count }]) }];
-        let mut objects = memory.objects();
-        objects.insert(record_name(0, record.number), crafted.encode().into());
-        let context = Context::new(Arc::new(Memory::holding(objects)));
+        let context = Context::new(Arc::new(with_record(&memory, &crafted)));
         let newest = Snapshot::open(context.clone(), 0)?;
-        let link = &newest.record().parents[0];
-        let parent = SnapshotId { branch: 0, number: link.number, uuid: link.uuid };
+        let parent = newest.record().parents[0].snapshot();
         let mut transaction = Transaction::begin(Arc::new(Snapshot::open_at(context, &parent.to_string())?), Isolation::Serializable)?;
         let batch = samples::batch(3, 2)?.into_iter().filter(|input| input.name == "text").collect();
         assert_eq!(transaction.upsert("text", batch, Validate::Header)?.len(), 2);

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataset::{Context, Snapshot, create, verify};
-use penstock_error::{Error, Kind, Result};
+use penstock_dataset::{Snapshot, create};
+use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_storage::{Memory, Remote, Store, conformance};
 use penstock_testkit::minio::{BUCKET, Minio, SERVER};
 use penstock_testkit::proxy::{Faults, Proxy, schedules};
@@ -125,9 +125,8 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
         let writer = |number: u64| {
             for commit in 0..commits {
                 let batch = seed * 100 + number * 10 + commit;
-                let opened = Remote::open(&uri, &options).and_then(|store| Snapshot::open(Context::new(Arc::new(store)), 0));
-                let snapshot = match opened {
-                    Ok(snapshot) => Arc::new(snapshot),
+                let snapshot = match Remote::open(&uri, &options).and_then(samples::open) {
+                    Ok(snapshot) => snapshot,
                     Err(error) if hard && error.kind() == Kind::NotFound => return Ok(()), // The dataset could not be created.
                     Err(error) => {
                         note(&error)?;
@@ -165,16 +164,14 @@ fn schedule(seed: u64, minio: &Minio, proxy: &Proxy) -> Result<Told> {
     // Check the result without the proxy.
     let told = told.into_inner().unwrap_or_else(PoisonError::into_inner);
     let store = Remote::open(&uri, &Minio::options(minio.address, &[])?)?;
-    let snapshot = match Snapshot::open(Context::new(Arc::new(store)), 0) {
+    let snapshot = match samples::open(store) {
         Ok(snapshot) => snapshot,
         Err(error) if hard && error.kind() == Kind::NotFound && told.acknowledged.is_empty() => return Ok(told),
         Err(error) => return Err(fail(format!("cannot open after the schedule: {error}"))),
     };
     let mut held = seeds_of(&snapshot)?;
     same(without_id(samples::contents(&snapshot)?)?, reference(&held)?).map_err(|told| fail(format!("after the schedule: {told}")))?;
-    if let Some(problem) = verify(&snapshot, |_| {})?.problems.first() {
-        return Err(fail(format!("{}: {}", problem.object, problem.error)));
-    }
+    samples::check_verified(&snapshot).context(|| format!("schedule {seed}"))?;
     held.sort_unstable();
     let doubled = held.windows(2).any(|two| two[0] == two[1]);
     let lost = told.acknowledged.iter().any(|batch| held.binary_search(batch).is_err());

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataset::{
     Context, Input, Isolation, OnCorrupt, Policies, Policy, Purpose, Reader, Snapshot, Texts, Transaction, Validate, compact, create,
-    create_branch, fence, merge, verify,
+    create_branch, fence, merge,
 };
 use penstock_error::{Error, Kind, Result};
-use penstock_format::datafile::Codec;
 use penstock_format::record::{Record, RecordKind};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::{Io, Local, Remote, Store};
@@ -36,8 +35,7 @@ type Cells = [Option<i32>; 2];
 type Samples = BTreeMap<i32, (i64, Cells)>;
 
 fn column(name: &str) -> ColumnSpec {
-    let kind = ColumnKind::Scalar { dtype: "int32".into() };
-    ColumnSpec { id: 0, name: name.into(), kind, codec: Codec::None, fill: None, was: Vec::new() }
+    ColumnSpec::new(name, ColumnKind::Scalar { dtype: "int32".into() })
 }
 
 fn input(name: &str, values: &[Option<i32>]) -> Input {
@@ -171,8 +169,8 @@ impl Writer<'_> {
                 self.keys += 1;
             }
             let keys: Vec<Option<i32>> = appended.iter().copied().map(Some).collect();
-            let of = |place: usize| cells.iter().map(|cells| cells[place]).collect::<Vec<_>>();
-            let batch = vec![input("key", &keys), input("a", &of(0)), input("b", &of(1))];
+            let (a, b): (Vec<Option<i32>>, Vec<Option<i32>>) = cells.iter().map(|[a, b]| (*a, *b)).unzip();
+            let batch = vec![input("key", &keys), input("a", &a), input("b", &b)];
             if self.random.chance(4) {
                 let mut staged = Transaction::begin(base.clone(), Isolation::Serializable)?;
                 staged.append(batch, Validate::Header)?;
@@ -297,8 +295,8 @@ fn write(open: Open, seed: u64, first: i32, told: &Mutex<Told>) -> Result<()> {
     let (count, commits) = (3 + random.below(4) as i32, 2 + random.below(5));
     let opened = |number| Ok((number, random.number(), open()?));
     // On a slow machine, a writer without patience may not even open the dataset.
-    let there = |writer: &Result<_>| !writer.as_ref().is_err_and(|error: &Error| error.kind() == Kind::Unavailable);
-    let writers = (first..first + count).map(opened).filter(there).collect::<Result<Vec<_>>>()?;
+    let is_reachable = |writer: &Result<_>| !writer.as_ref().is_err_and(|error: &Error| error.kind() == Kind::Unavailable);
+    let writers = (first..first + count).map(opened).filter(is_reachable).collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
         for (number, seed, handle) in writers {
             scope.spawn(move || Writer { number, random: Random(seed), handle, commits: 0, keys: 0, told }.run(commits));
@@ -324,9 +322,7 @@ fn check(open: Open, told: &Told) -> Result<()> {
         return fail(wrong.clone());
     }
     let snapshot = open()?;
-    if let Some(problem) = verify(&snapshot, |_| {})?.problems.first() {
-        return fail(format!("{}: {}", problem.object, problem.error));
-    }
+    samples::check_verified(&snapshot)?;
     let (mut model, mut tags, mut epoch) = (BTreeMap::new(), BTreeMap::<String, u32>::new(), 0);
     let records = samples::commits(&snapshot)?;
     for record in records.iter().rev().filter(|record| record.branch == 0) {

@@ -87,7 +87,7 @@ def warm(
     tag: str = at.TAG,
     as_of: str = at.AS_OF,
     cache: str = CACHE,
-    workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Objects that are read at once. Not for datasets."),
+    workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Number of objects to read concurrently. Not for datasets."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Read all data files of a snapshot into a cache. Ends with 1 if they do not fit.
@@ -194,7 +194,7 @@ def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
             )
     if any(dict(counts)["corrupt_pages"] for _, counts in found):
         print(
-            "hint: damaged pages were removed and will be fetched again; if this returns, look at the health of the drive", file=sys.stderr
+            "hint: damaged pages were removed and will be fetched again; if this returns, check the health of the drive", file=sys.stderr
         )
         raise typer.Exit(1)
 

@@ -43,7 +43,7 @@ def import_(
     key: Annotated[
         str, typer.Option(help="The column that identifies samples: --mode skip-existing leaves out those whose key the dataset has.")
     ] = "",
-    limit: Annotated[int, typer.Option(help="Import at most so many samples; 0 for all.")] = 0,
+    limit: Annotated[int, typer.Option(help="Import at most this many samples; 0 for all.")] = 0,
     shuffle_seed: Annotated[int | None, typer.Option(help="Shuffle the images of a folder before they are stored.")] = None,
     files: Annotated[
         list[str], typer.Option(help="Columns of type bytes whose text names files; image and mask columns need no option.")

@@ -42,17 +42,17 @@ def load(
     bucket: str = typer.Argument(help="The bucket, such as s3://bucket/prefix. Objects are written below the prefix."),
     size: str = typer.Option("1MiB", "--size", help="The size of an object, such as 100KB or 10MiB."),
     objects: int = typer.Option(
-        100, "--objects", min=1, max=10_000_000, help="Number of objects that are written first, and then read and written again."
+        100, "--objects", min=1, max=10_000_000, help="Number of objects. They are written first, and then read and overwritten."
     ),
-    puts: float = typer.Option(0.0, "--puts", min=0.0, max=1.0, help="Share of puts: 0 only reads, 1 only writes."),
-    workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Requests at once. With --tune, the most."),
-    seconds: float = typer.Option(30.0, "--seconds", help="How long the load lasts. With --tune, each step lasts a tenth of it."),
+    puts: float = typer.Option(0.0, "--puts", min=0.0, max=1.0, help="Share of writes, from 0 (only reads) to 1 (only writes)."),
+    workers: int = typer.Option(16, "--workers", "-w", min=1, max=10_000, help="Concurrent requests (the maximum with --tune)."),
+    seconds: float = typer.Option(30.0, "--seconds", help="Duration of the load. With --tune, each step lasts a tenth of it."),
     tune: bool = typer.Option(False, "--tune", help="Search for the fewest workers that reach nearly the best throughput."),
     existing: bool = typer.Option(
-        False, "--existing", help="The objects are there from an earlier run with --keep, the same size and number. They stay."
+        False, "--existing", help="Use the objects of an earlier run with --keep and the same size and number. They are kept."
     ),
-    keep: bool = typer.Option(False, "--keep", help="Keep the objects at the end."),
-    verify: bool = typer.Option(False, "--verify", help="Compare the checksum of each body with what was written."),
+    keep: bool = typer.Option(False, "--keep", help="Do not delete the objects at the end."),
+    verify: bool = typer.Option(False, "--verify", help="Verify the checksum of each body."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end."),
 ) -> None:
     """Read and write objects of an S3 endpoint, and print what it reached every 10 seconds.

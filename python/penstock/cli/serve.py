@@ -14,24 +14,24 @@ CACHE = typer.Option([], "--cache", "-c", help="A drive of the cache and its siz
 WRITE_BACK = typer.Option(
     "",
     "--write-back",
-    help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged when this folder has them, and sent to the cold store later. "
-    "Risk: until then, its drive has the only copy of at most so many bytes, and a later write by others to the cold store is overwritten.",
+    help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged once they are in this folder, and sent to the cold store later. "
+    "Risk: until then, its drive has the only copy, and a later write by others to the cold store is overwritten.",
 )
 MOST = 1_000_000
 LISTEN = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port.")
 KEYS = typer.Option("", "--keys", help="A JSON file with access keys and their rights.")
 SIGNATURE_V2 = typer.Option(
-    False, "--signature-v2", help="Also take signatures of version 2, of old clients. They cover neither the host nor the body."
+    False, "--signature-v2", help="Also accept version 2 signatures, for old clients. They cover neither the host nor the body."
 )
-ANONYMOUS = typer.Option(False, "--anonymous", help="Answer requests without a signature; only at a loopback address.")
+ANONYMOUS = typer.Option(False, "--anonymous", help="Accept unsigned requests. Allowed only on a loopback address.")
 TLS_CERTIFICATE = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS.")
 TLS_KEY = typer.Option("", "--tls-key", help="A PEM file with the private key.")
 STATUS = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101.")
 STATUS_TOKEN = typer.Option(
-    "", "--status-token", help="A file with a token that all of the status but /health needs, and that allows POST /purge."
+    "", "--status-token", help="A file with a token. All status pages except /health require it, and it allows POST /purge."
 )
-STATUS_TLS = typer.Option(False, "--status-tls", help="Serve the status with the certificate, too.")
-ACCESS_LOG = typer.Option("", "--access-log", help="A file that gets a line of JSON for each request; - for the standard output.")
+STATUS_TLS = typer.Option(False, "--status-tls", help="Serve the status page over HTTPS, too.")
+ACCESS_LOG = typer.Option("", "--access-log", help="A file for the access log, with a line of JSON per request; - for standard output.")
 DOMAIN = typer.Option([], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated.")
 REVALIDATE = typer.Option(
     "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
@@ -41,15 +41,15 @@ STALE_IF_ERROR = typer.Option(
     "--stale-if-error",
     min=0.0,
     max=3650 * 86400.0,
-    help="While the cold store fails, serve what was confirmed at most so many seconds ago. The response has the headers Age and Warning.",
+    help="While the cold store fails, serve objects that were confirmed at most this many seconds ago, with the headers Age and Warning.",
 )
 IMMUTABLE = typer.Option(
-    [], "--immutable", help="A prefix, as bucket/folder/, whose objects never change and are not asked for again. Can be repeated."
+    [], "--immutable", help="A prefix, such as bucket/folder/, whose objects never change and need no revalidation. Can be repeated."
 )
 QUOTA = typer.Option(
     [],
     "--quota",
-    help="The most bytes of a bucket or a prefix, such as bucket=1TB or bucket/folder/=100GB. A write beyond it is refused with 403, "
+    help="The maximum size of a bucket or a prefix, such as bucket=1TB or bucket/folder/=100GB. Writes beyond it are refused with 403, "
     "QuotaExceeded. Can be repeated.",
 )
 MEMORY = typer.Option(
@@ -57,23 +57,23 @@ MEMORY = typer.Option(
     "--memory-bytes",
     min=1,
     max=1 << 50,
-    help="Memory for bodies that are being fetched or uploaded, and, in a quarter of it, for what is read often.",
+    help="Memory for bodies that are being fetched or uploaded. A quarter of it keeps frequently read data.",
 )
-CONNECTIONS = typer.Option(1024, "--connections", min=1, max=MOST, help="The most connections. More are answered with 503.")
+CONNECTIONS = typer.Option(1024, "--connections", min=1, max=MOST, help="The maximum number of connections. Further ones are answered with 503.")
 REQUESTS = typer.Option(
     512,
     "--requests",
     min=1,
     max=MOST,
-    help="The most requests at once, with those whose responses are being sent. More are answered with 503.",
+    help="The maximum number of concurrent requests, including responses being sent. Further ones are answered with 503.",
 )
-IDLE = typer.Option(60.0, "--idle-seconds", min=1.0, max=86400.0, help="How long a connection may send or receive nothing.")
+IDLE = typer.Option(60.0, "--idle-seconds", min=1.0, max=86400.0, help="How long a connection may be idle.")
 LAME_DUCK = typer.Option(
     None,
     "--lame-duck",
     min=0.0,
     max=86400.0,
-    help="How many seconds connections are still accepted after SIGTERM, while /health says 503. 5 with --status, otherwise 0.",
+    help="How many seconds to accept connections after SIGTERM while /health returns 503. 5 with --status, otherwise 0.",
     show_default=False,
 )
 CONFIG = typer.Option(
@@ -81,10 +81,10 @@ CONFIG = typer.Option(
     "--config",
     is_eager=True,
     callback=config_file.read,
-    help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table \\[option] for the store. Options given here win.",
+    help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table \\[option] for the store. Command-line options take precedence.",
 )
-CHECK = typer.Option(False, "--check", help="Check the options and the files that they name, and end. Nothing is served or created.")
-DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to end after that.")
+CHECK = typer.Option(False, "--check", help="Check the options and their files, and exit without serving or creating anything.")
+DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to finish after that.")
 
 
 # Over 6 parameters: each is an option of the command line.
@@ -128,8 +128,8 @@ def serve(
         (bool(status_token) and not status, "--status-token needs --status, the address of the status"),
         (status_tls and not status, "--status-tls needs --status, the address of the status"),
         (status_tls and not tls_key, "--status-tls needs --tls-certificate and --tls-key"),
-        (signature_v2 and anonymous, "--signature-v2 has no use with --anonymous, which takes no signatures"),
-        (bool(immutable) and not cache, "--immutable has no use without --cache, which keeps objects"),
+        (signature_v2 and anonymous, "--signature-v2 has no effect with --anonymous, which accepts no signatures"),
+        (bool(immutable) and not cache, "--immutable has no effect without --cache"),
     )
     if said := next((text for is_wrong, text in contradictions if is_wrong), ""):
         raise typer.BadParameter(said)

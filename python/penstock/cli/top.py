@@ -99,11 +99,11 @@ def _lines(sample: dict[str, Any]) -> list[str]:
 
 
 def top(
-    address: str = typer.Argument("127.0.0.1:9101", help="The address that the server was given as --status."),
+    address: str = typer.Argument("127.0.0.1:9101", help="The address of the server's --status option."),
     token: str = typer.Option("", "--token", help="The file of --status-token. Only its owner may read it."),
-    ca: str = typer.Option("", "--ca", help="A PEM file with the authority of the server's certificate, for https:// addresses."),
-    once: bool = typer.Option(False, "--once", help="Print once and end."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON once."),
+    ca: str = typer.Option("", "--ca", help="A PEM file with the certificate authority of the server, for https:// addresses."),
+    once: bool = typer.Option(False, "--once", help="Print once and exit."),
+    as_json: bool = typer.Option(False, "--json", help="Print the status as JSON once and exit."),
 ) -> None:
     """Show what a running server does, each second, and which resource is its limit."""
     from penstock.cli.terminal import show

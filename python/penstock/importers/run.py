@@ -128,7 +128,7 @@ def import_data(
             if not created and (isinstance(error, AlreadyExistsError) or mode == "append"):
                 raise
             if not again:
-                error.hint = "import it once more: rows that come from an iterator cannot be read again"
+                error.hint = "import it again: rows that come from an iterator cannot be read again"
                 raise
         except NotFoundError as error:
             # Perhaps somebody else created the destination, failed, and removed it.
@@ -204,7 +204,7 @@ class _Wanted:
         """Return what a commit says about its source: nothing for tables in memory. `root` is the folder of files that it names."""
         if not opened.files and self.mode == "skip-existing" and self.key is None and self.name is None:
             raise InvalidInputError(
-                f"cannot import {name} with mode={self.mode!r}: nothing tells whether it was imported already",
+                f"cannot import {name} with mode={self.mode!r}: it is unknown whether it was imported already",
                 hint='name a column whose values identify rows: key="id" (--key id); or name the rows: name="part 1"; or import a file',
             )
         if not opened.files:
@@ -235,7 +235,7 @@ class _Wanted:
                 return None
             text = f"commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported it when it had other contents"
             raise AlreadyExistsError(
-                f"cannot import `{name}`: {text}, and nothing tells which rows are new",
+                f"cannot import `{name}`: {text}, and it is unknown which rows are new",
                 code="already-imported",
                 hint='name a column whose values identify rows: key="id", mode="skip-existing" (--key id --mode skip-existing); '
                 'or mode="append" (--mode append) imports all of them',

@@ -26,7 +26,7 @@ use crate::store::context::Context;
 /// Lineages have this many bits. The bits above them are random if a log with the number of a lineage already exists.
 const LINEAGE_BITS: u32 = LINEAGES.trailing_zeros();
 
-/// Create a branch that begins at this snapshot, and return its first snapshot. Cost: two small creates, and as for `refs::branches`.
+/// Create a branch that begins at this snapshot, and return its first snapshot. Cost: two small creates, and as for `refs::names`.
 pub fn create_branch(at: &Snapshot, name: &str, author: &str) -> Result<Snapshot> {
     at.record().check_writable()?;
     let context = &at.context;
@@ -71,7 +71,7 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
     let is_used = at.record().lineage >= lineage || storage.exists(&record_name(lineage, 1))?;
     // A listing may be older than the snapshot, which then may have row ids of this lineage already: those of a branch that was named and merged since.
     if storage.exists(&numbered(NAMES_FOLDER, lineage - 1))? {
-        return Err(Error::new("conflict", "another writer was first"));
+        return Err(Error::new("conflict", "another writer was faster"));
     }
     if is_used {
         let text = format!("cannot create a branch of `{}`: `refs` has fewer records than there are branches", storage.uri());
@@ -130,10 +130,10 @@ fn first_record(
 }
 
 /// Return the newest snapshot of each branch by name, `main` included. A branch that is being deleted is left out. Cost: as for
-/// `refs::branches`, then for each branch a call to `newest_number` and a read.
+/// `refs::names`, then for each branch a call to `newest_number` and a read.
 pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
     let mut found = BTreeMap::new();
-    let named = refs::branches(context)?.into_iter().map(|(name, first)| (name, first.branch));
+    let named = refs::names(context, NameKind::Branch)?.into_iter().map(|(name, first)| (name, first.branch));
     for (name, branch) in [(MAIN.to_owned(), 0)].into_iter().chain(named) {
         let entry = newest_of(context, &name, branch)?;
         if entry.check_open().is_ok() {
@@ -148,12 +148,12 @@ fn newest_of(context: &Context, name: &str, branch: u64) -> Result<LogEntry> {
         .ok_or_else(|| Error::new("branch-not-found", format!("branch `{name}` of `{}` has no log", context.storage.uri())))
 }
 
-/// Return the name of a branch, or None if it was deleted. Costs nothing for `main`; otherwise as for `refs::branches`.
+/// Return the name of a branch, or None if it was deleted. Costs nothing for `main`; otherwise as for `refs::names`.
 pub fn branch_name(context: &Context, branch: u64) -> Result<Option<String>> {
     if branch == 0 {
         return Ok(Some(MAIN.to_owned()));
     }
-    Ok(refs::branches(context)?.into_iter().find(|(_, first)| first.branch == branch).map(|(name, _)| name))
+    Ok(refs::names(context, NameKind::Branch)?.into_iter().find(|(_, first)| first.branch == branch).map(|(name, _)| name))
 }
 
 /// Delete a branch: end its log, then remove its name. Its snapshots remain. Cost: a commit, and as for `refs::delete_tag`.

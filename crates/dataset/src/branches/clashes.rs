@@ -54,30 +54,26 @@ impl ByPolicy {
     }
 }
 
-/// At most this many row ids are named in an error.
-const NAMED: usize = 10;
+impl Clash {
+    fn description(&self) -> String {
+        let (count, examples) = (self.rows.len(), self.rows.examples());
+        let more = if count as usize > examples.len() { ", …" } else { "" };
+        let row_ids = examples.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let samples = format!("{count} sample{} (row ids {row_ids}{more})", if count == 1 { "" } else { "s" });
+        match (self.column.as_str(), self.what) {
+            ("", _) => format!("{samples}, which one side deleted: the other side or an older merge changed them"),
+            (column, Clashing::Lacking) => format!("{samples} that this branch lacks and the commit changed in column `{column}`"),
+            (column, Clashing::Deleted) => format!("{samples} that one side deleted and the other one changed in column `{column}`"),
+            (column, Clashing::Changed) => format!("{samples} in column `{column}`, which both sides changed"),
+        }
+    }
+}
 
 /// Make the error for conflicts that no policy decides.
 pub fn error(clashes: &[Clash]) -> Error {
-    let text = |Clash { column, rows, what }: &Clash| {
-        let (count, named) = (rows.len(), rows.first(0, NAMED));
-        let more = if count as usize > named.len() { ", …" } else { "" };
-        let named = named.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        let samples = if count == 1 { "1 sample" } else { &format!("{count} samples") };
-        match (column.as_str(), what) {
-            ("", _) => format!("{samples} (row ids {named}{more}), which one side deleted: the other side or an older merge changed them"),
-            (column, Clashing::Lacking) => {
-                format!("{samples} (row ids {named}{more}) that this branch lacks and the commit changed in column `{column}`")
-            }
-            (column, Clashing::Deleted) => {
-                format!("{samples} (row ids {named}{more}) that one side deleted and the other one changed in column `{column}`")
-            }
-            (column, Clashing::Changed) => format!("{samples} (row ids {named}{more}) in column `{column}`, which both sides changed"),
-        }
-    };
-    let all = RowIds::union(clashes.iter().map(|clash| &clash.rows));
-    let row_ids = all.first(0, NAMED).into_iter().map(u64::cast_signed).collect();
-    let found = Error::new("conflict", format!("found conflicts: {}", clashes.iter().map(text).collect::<Vec<_>>().join("; ")));
+    let row_ids = RowIds::union(clashes.iter().map(|clash| &clash.rows)).examples();
+    let descriptions: Vec<String> = clashes.iter().map(Clash::description).collect();
+    let found = Error::new("conflict", format!("found conflicts: {}", descriptions.join("; ")));
     let found = match clashes.iter().find(|clash| !clash.column.is_empty()) {
         Some(clash) => found.column(&clash.column),
         None => found,

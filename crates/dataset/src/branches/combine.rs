@@ -25,7 +25,7 @@ use crate::read::reader::{OnCorrupt, Reader};
 use crate::read::scan::Group;
 use crate::snapshot::Snapshot;
 use crate::snapshot::attachments::note_changed;
-use crate::snapshot::live::Part;
+use crate::snapshot::live::ManifestPart;
 use crate::snapshot::overlays::Overlays;
 use crate::snapshot::values::file_of;
 use crate::write::pending::Pending;
@@ -33,7 +33,7 @@ use crate::write::pending::Pending;
 /// What a merge adds to a snapshot.
 #[derive(Default)]
 pub struct Additions {
-    pub parts: Vec<Part>,
+    pub parts: Vec<ManifestPart>,
     pub words: Vec<WordsSegment>,
     pub overlays: Vec<Overlay>,
     /// Feature bits required to read the values that were written.
@@ -52,7 +52,7 @@ impl Additions {
 
     /// Add samples that were written again. Returns their fragments.
     pub fn copy(&mut self, Rewritten { fragments, features, .. }: Rewritten) -> Vec<Fragment> {
-        self.parts.extend(fragments.iter().cloned().map(|fragment| Part::Fragment(Arc::new(fragment))));
+        self.parts.extend(fragments.iter().cloned().map(|fragment| ManifestPart::Fragment(Arc::new(fragment))));
         self.features |= features;
         fragments
     }
@@ -60,14 +60,13 @@ impl Additions {
     /// Return the additions as deltas. Returns None if there are too many for a record.
     pub fn deltas(&self) -> Option<Vec<Delta>> {
         let parts = self.parts.iter().map(|part| match part {
-            Part::Page(page) => Delta::Page(*page),
-            Part::Fragment(fragment) => Delta::Fragment(fragment.clone()),
+            ManifestPart::Page(page) => Delta::Page(*page),
+            ManifestPart::Fragment(fragment) => Delta::Fragment(fragment.clone()),
         });
         let words = self.words.iter().map(|segment| Delta::Words(*segment));
         let deltas: Vec<Delta> = parts.chain(words).chain(self.overlays.iter().cloned().map(Delta::Overlay)).collect();
-        let mut writer = Writer::default();
-        deltas.iter().for_each(|delta| delta.write(&mut writer));
-        (deltas.len() <= DELTAS && writer.0.len() <= BYTES).then_some(deltas)
+        let written = Writer::written(|writer| deltas.iter().for_each(|delta| delta.write(writer)));
+        (deltas.len() <= DELTAS && written.len() <= BYTES).then_some(deltas)
     }
 }
 
@@ -99,11 +98,11 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
     let known = ours.pages();
     let (mut parts, mut row_ids, mut copied) = (Vec::new(), Vec::new(), Vec::new());
     let count = |fragment: &Fragment, ids: &RowIds| ids.count_in_runs(&fragment.runs);
-    let gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
-    let own = names_in(ours, theirs, &known, gone)?;
-    let mut needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {
+    let is_gone = |fragment: &Fragment| count(fragment, wanted.added) == 0 && count(fragment, wanted.new) == fragment.samples;
+    let own = names_in(ours, theirs, &known, is_gone)?;
+    let mut is_needed = |fragment: &Fragment| match count(fragment, wanted.lacking) {
         0 => false,
-        all if all == fragment.samples && gone(fragment) => fragment.files.first().is_some_and(|file| !own.contains(&file.id)),
+        all if all == fragment.samples && is_gone(fragment) => fragment.files.first().is_some_and(|file| !own.contains(&file.id)),
         all if all == fragment.samples => count(fragment, wanted.added) + count(fragment, wanted.learned) > 0,
         _ => {
             copied.extend(&fragment.runs);
@@ -115,7 +114,7 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
             continue;
         }
         let fragments = theirs.fragments(index)?;
-        let wanted: Vec<bool> = fragments.as_slice().iter().map(&mut needed).collect();
+        let wanted: Vec<bool> = fragments.as_slice().iter().map(&mut is_needed).collect();
         let chosen = fragments.as_slice().iter().zip(&wanted).filter(|(_, wanted)| **wanted);
         row_ids.extend(chosen.flat_map(|(fragment, _)| &fragment.runs));
         parts.push((index, wanted));
@@ -124,17 +123,13 @@ pub fn linked(ours: &Snapshot, theirs: &Snapshot, wanted: &Wanted) -> Result<Lin
     Ok(Linked { parts, row_ids: RowIds::of_runs(row_ids), copied })
 }
 
-/// Return which data files of the fragments that `gone` selects in `theirs` are also in fragments of `ours`. `known` are the pages of `ours`.
-fn names_in(ours: &Snapshot, theirs: &Snapshot, known: &HashSet<PageRef>, gone: impl Fn(&Fragment) -> bool) -> Result<HashSet<Id>> {
+/// Return which data files of the fragments that `is_gone` selects in `theirs` are also in fragments of `ours`. `known` are the pages of `ours`.
+fn names_in(ours: &Snapshot, theirs: &Snapshot, known: &HashSet<PageRef>, is_gone: impl Fn(&Fragment) -> bool) -> Result<HashSet<Id>> {
     let mut files = HashSet::new();
-    for (index, part) in theirs.parts.iter().enumerate() {
-        if part.page().is_none_or(|page| !known.contains(&page)) {
-            let fragments = theirs.fragments(index)?;
-            files.extend(
-                fragments.as_slice().iter().filter(|fragment| gone(fragment)).filter_map(|fragment| Some(fragment.files.first()?.id)),
-            );
-        }
-    }
+    theirs.each_fragment_outside(known, |fragment| {
+        files.extend(fragment.files.first().filter(|_| is_gone(fragment)).map(|file| file.id));
+        Ok(())
+    })?;
     Ok(ours.rows_of_files(Some(theirs), &files)?.into_iter().map(|(file, _)| file).collect())
 }
 
@@ -149,22 +144,22 @@ pub fn linked_files(theirs: &Snapshot, linked: &Linked, visit: &mut dyn FnMut(&F
 }
 
 /// Return the chosen fragments as parts. Cost: writes pages if some of the pages' fragments are not needed, or if there are many fragments.
-pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> Result<Vec<Part>> {
-    let (mut parts, mut loose): (Vec<Part>, Vec<Fragment>) = Default::default();
-    let flush = |parts: &mut Vec<Part>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
+pub fn new_parts(theirs: &Snapshot, linked: &Linked, puts: &mut Vec<String>) -> Result<Vec<ManifestPart>> {
+    let (mut parts, mut loose): (Vec<ManifestPart>, Vec<Fragment>) = Default::default();
+    let flush = |parts: &mut Vec<ManifestPart>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
         copy_to_fragments(&theirs.context, loose)?;
         match loose.iter().map(Fragment::encoded_bytes).sum::<usize>() <= INLINE_BYTES {
-            true => parts.extend(loose.drain(..).map(|fragment| Part::Fragment(Arc::new(fragment)))),
-            false => parts.extend(write_pages(&theirs.context, loose, puts)?.into_iter().map(Part::Page)),
+            true => parts.extend(loose.drain(..).map(|fragment| ManifestPart::Fragment(Arc::new(fragment)))),
+            false => parts.extend(write_pages(&theirs.context, loose, puts)?.into_iter().map(ManifestPart::Page)),
         }
         loose.clear();
         Ok(())
     };
     for (index, wanted) in &linked.parts {
         match &theirs.parts[*index] {
-            Part::Page(page) if wanted.iter().all(|wanted| *wanted) => {
+            ManifestPart::Page(page) if wanted.iter().all(|wanted| *wanted) => {
                 flush(&mut parts, &mut loose, puts)?;
-                parts.push(Part::Page(*page));
+                parts.push(ManifestPart::Page(*page));
             }
             part => {
                 part.page().iter().try_for_each(|page| theirs.context.carry_statistics(page))?;
@@ -185,16 +180,15 @@ pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowI
     theirs.each_fragment(|fragment| {
         let rows = RowIds::of_runs(fragment.runs.clone()).and(ids);
         if !rows.is_empty() {
-            let stored = |spec: &ColumnSpec| spec.fill.is_none() || file_of(&fragment.files, spec.id).is_some();
-            let lists = |spec: &&ColumnSpec| columns.contains(&spec.id) && stored(spec);
-            found.push((rows, theirs.schema.columns.iter().filter(lists).collect()));
+            let is_listed =
+                |spec: &&ColumnSpec| columns.contains(&spec.id) && (spec.fill.is_none() || file_of(&fragment.files, spec.id).is_some());
+            found.push((rows, theirs.schema.columns.iter().filter(is_listed).collect()));
         }
         Ok(())
     })?;
     // A sample has a column's fill value unless it was given another one, in its fragment or later.
     for spec in theirs.schema.columns.iter().filter(|spec| spec.fill.is_some() && columns.contains(&spec.id)) {
-        let later = theirs.overlays.all().iter().filter(|overlay| overlay.columns.contains(&spec.id)).map(|overlay| &overlay.rows);
-        let later = theirs.context.all_row_ids(later)?;
+        let later = theirs.overlay_rows(|overlay| overlay.columns.contains(&spec.id))?;
         for (rows, specs) in std::mem::take(&mut found) {
             match specs.iter().any(|own| own.id == spec.id) {
                 true => found.push((rows, specs)),
@@ -223,10 +217,9 @@ pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowI
 pub fn new_words(ours: &Snapshot, theirs: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<WordsSegment>> {
     let mut added = Vec::new();
     let known: HashSet<ObjectRef> = ours.words_segments().map(|segment| segment.object).collect();
-    let with_new = |spec: &&ColumnSpec| {
-        spec.kind.is_category() && theirs.words_segments().any(|segment| segment.column == spec.id && !known.contains(&segment.object))
-    };
-    for spec in ours.schema.columns.iter().filter(with_new) {
+    let new: HashSet<u64> =
+        theirs.words_segments().filter(|segment| !known.contains(&segment.object)).map(|segment| segment.column).collect();
+    for spec in ours.schema.columns.iter().filter(|spec| spec.kind.is_category() && new.contains(&spec.id)) {
         let (own, other) = (ours.vocabulary(spec.id)?, theirs.vocabulary(spec.id)?);
         let words: Vec<&str> = other.iter().filter(|word| own.code(word).is_none()).collect();
         if !words.is_empty() {
@@ -256,10 +249,7 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
             Ok(())
         };
         let (mut from, mut group) = (0, Group::default());
-        loop {
-            let ids = rows.first(from, group.samples);
-            let Some(last) = ids.last() else { break };
-            from = last + 1;
+        while let Some(ids) = rows.next_group(&mut from, group.samples) {
             let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
             let mut reader = Reader::new(theirs.clone(), positions, OnCorrupt::Raise)?;
             let pulled = reader.leave_out_large(&specs)?;
@@ -267,9 +257,11 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
                 flush(&mut pending, &mut lists)?;
             }
             reader.fetch(&specs, Purpose::Take)?;
-            let mut stored = |spec: &ColumnSpec| reader.stored(spec, lists.entry(spec.id).or_default());
-            let columns = schema.columns.iter().map(|spec| specs.iter().any(|own| own.id == spec.id).then_some(spec));
-            let columns = columns.map(|spec| spec.map(&mut stored).transpose()).collect::<Result<_>>()?;
+            let mut columns = Vec::new();
+            for spec in &schema.columns {
+                let is_copied = specs.iter().any(|copied| copied.id == spec.id);
+                columns.push(is_copied.then(|| reader.stored(spec, lists.entry(spec.id).or_default())).transpose()?);
+            }
             let before = pending.bytes();
             pending.push(&ids, schema, columns);
             group.note(ids.len(), pending.bytes() - before);
@@ -310,13 +302,12 @@ impl Turned {
 
 /// Return a snapshot with the additions, and with the stages of `theirs`. The deletions, the absences and the gone samples are written again if they change.
 pub fn combined(ours: &Snapshot, theirs: &Snapshot, additions: &Additions, turned: &Turned, puts: &mut Vec<String>) -> Result<Snapshot> {
-    let all = Overlays::new(ours.overlays.all().iter().chain(&additions.overlays).cloned().collect());
-    let mut overlays = all.all().to_vec();
+    let mut overlays: Vec<Overlay> = ours.overlays.all().iter().chain(&additions.overlays).cloned().collect();
     let Turned { revived, settled, back } = turned;
     if !turned.is_empty() {
-        let (deleted, absent) = (ours.context.all_row_ids(all.deletions())?, ours.context.all_row_ids(all.absences())?);
-        let gone = ours.context.all_row_ids(all.gone())?;
-        overlays.retain(Overlay::has_values);
+        let without_values = Overlays::new(overlays.extract_if(.., |overlay| !overlay.has_values()).collect());
+        let rows = |is_wanted: fn(&Overlay) -> bool| ours.context.all_row_ids(without_values.rows(is_wanted));
+        let (deleted, absent, gone) = (rows(Overlay::is_deletion)?, rows(Overlay::is_absence)?, rows(Overlay::is_gone)?);
         overlays.extend(hiding(ours, &deleted.minus(revived).or(settled), Overlay::deleting, puts)?);
         overlays.extend(hiding(ours, &absent.minus(revived).minus(settled), Overlay::without, puts)?);
         overlays.extend(hiding(ours, &gone.minus(back), Overlay::gone, puts)?);

@@ -15,12 +15,12 @@ use super::combine::{
 use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
-use super::three_way::{Comparison, Decided, Samples, Sides, Taken, Values};
+use super::three_way::{Comparison, Decided, MergedSamples, MergedValues, Sides, Taken};
 use crate::commit::changes::{Proposal, State, Theirs, schema_change};
-use crate::commit::manifest::objects::{folders_of, write_rows};
+use crate::commit::manifest::objects::write_rows;
 use crate::commit::manifest::overlays::summary;
 use crate::commit::manifest::root::{copy_to_overlays, write_root};
-use crate::commit::written::{Texts, Written};
+use crate::commit::written::{Texts, Written, commit_to_newest};
 use crate::log::history::merge_bases;
 use crate::log::records::{self, LogEntry};
 use crate::snapshot::Snapshot;
@@ -42,7 +42,7 @@ const RACES: u32 = 50;
 /// snapshots differ, and the values that both sides may have changed. Files are shared, and values are copied only if both sides changed
 /// samples of the same overlays. If the branch has no commits since the merge base, it gets the state of `theirs`.
 pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, texts: Texts) -> Result<Merged> {
-    let merged = retried(handle, |written| {
+    let merged = commit_to_newest(handle, RACES, |written| {
         let ours = written.base.clone();
         let store = ours.context.storage.as_ref();
         let theirs = records::named(store, theirs)?;
@@ -50,7 +50,7 @@ pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, t
         let policies = policies.resolved(&ours, &theirs, bases.first().unwrap_or(&theirs))?;
         let is_base = |snapshot: SnapshotId| bases.iter().any(|base| base.record.snapshot() == snapshot);
         if is_base(theirs.record.snapshot()) {
-            return Ok(None);
+            return Ok((None, RowIds::default()));
         }
         let (mut proposal, added) = match is_base(ours.id()) {
             true => fast_forward(written, &theirs, texts)?,
@@ -58,56 +58,34 @@ pub fn merge(handle: &Arc<Snapshot>, theirs: &SnapshotId, policies: &Policies, t
         };
         proposal.features |= FEATURE_MERGES;
         proposal.theirs.parent = Some((theirs.as_parent(), theirs.record.time_us));
-        Ok(Some((proposal, added)))
+        Ok((Some(proposal), added))
     });
-    merged.context(|| format!("cannot merge snapshot {theirs}"))
+    let (snapshot, row_ids) = merged.context(|| format!("cannot merge snapshot {theirs}"))?;
+    Ok(Merged { snapshot, row_ids })
 }
 
 /// Copy the changes of one commit to the newest snapshot of the handle's branch: its differences from its first parent. Costs the same as
 /// `merge`, without the search for a merge base.
 pub fn cherry_pick(handle: &Arc<Snapshot>, commit: &SnapshotId, policies: &Policies, texts: Texts) -> Result<Merged> {
-    let merged = retried(handle, |written| {
+    let merged = commit_to_newest(handle, RACES, |written| {
         let store = written.base.context.storage.as_ref();
         let theirs = records::named(store, commit)?;
-        let parent = theirs
-            .record
-            .parents
-            .first()
-            .ok_or_else(|| Error::new("invalid-argument", "it created the dataset").hint("give a later commit"))?;
-        let parent = SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid };
-        let base = records::named(store, &parent)?;
+        let parent = theirs.record.parents.first();
+        let parent = parent.ok_or_else(|| Error::new("invalid-argument", "it created the dataset").hint("give a later commit"))?;
+        let base = records::named(store, &parent.snapshot())?;
         let policies = policies.resolved(&written.base, &theirs, &base)?;
         let (proposal, added) = three_way(written, Taken::Copied, &[base], &theirs, &policies, texts)?;
-        Ok((!proposal.own.changes.writes.is_empty()).then_some((proposal, added)))
+        Ok((Some(proposal).filter(|proposal| !proposal.own.changes.writes.is_empty()), added))
     });
-    merged.context(|| format!("cannot copy commit {commit}"))
-}
-
-/// Commit what `propose` returns for the newest snapshot of the handle's branch. Repeat this if other commits are made in the meantime.
-fn retried(handle: &Arc<Snapshot>, mut propose: impl FnMut(&mut Written) -> Result<Option<(Proposal, RowIds)>>) -> Result<Merged> {
-    for race in 0.. {
-        let newest = Arc::new(handle.refreshed()?);
-        let mut written = Written::at(&newest)?;
-        let Some((proposal, row_ids)) = propose(&mut written)? else {
-            return Ok(Merged { snapshot: newest.within(handle.context.clone()), row_ids: RowIds::default() });
-        };
-        written.base.context.storage.sync(&folders_of(&written.puts))?;
-        match written.commit(proposal) {
-            Ok(snapshot) => return Ok(Merged { snapshot, row_ids }),
-            Err(error) if error.code() == "conflict" && race < RACES => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(Error::new("internal", "a merge ended without a result"))
+    let (snapshot, row_ids) = merged.context(|| format!("cannot copy commit {commit}"))?;
+    Ok(Merged { snapshot, row_ids })
 }
 
 /// Give the branch the state of `theirs`, which was made from the branch's newest snapshot.
 fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Result<(Proposal, RowIds)> {
     let theirs = Arc::new(written.base.near(theirs.clone())?);
-    let altered = (theirs.schema != written.base.schema).then(|| {
-        let kept = |id: &u64| theirs.schema.columns.iter().any(|spec| spec.id == *id);
-        schema_change(written.base.schema.columns.iter().map(|spec| spec.id).filter(|id| !kept(id)).collect())
-    });
+    let dropped = written.base.schema.columns_missing_in(&theirs.schema).map(|spec| spec.id);
+    let altered = (theirs.schema != written.base.schema).then(|| schema_change(dropped.collect()));
     let sides = Sides::new(written.base.clone(), written.base.clone(), theirs);
     let found = Comparison::of(&sides, Taken::Merged)?;
     let (added, removed) = (found.added().clone(), found.removed().clone());
@@ -150,7 +128,7 @@ fn three_way(
     let learned = others.iter().fold(found.learned(), |learned, other| learned.and(&other.learned()));
     let choose = |added: &RowIds| linked(&ours, &sides.theirs, &Wanted { added, learned: &learned, lacking: &found.lacking, new: &new });
     let mut chosen = choose(found.added())?;
-    let Decided { samples: Samples { added, removed, revived }, values, reads } = match others.is_empty() {
+    let Decided { samples: MergedSamples { added, removed, revived }, values, reads } = match others.is_empty() {
         true => found.decide(&chosen.row_ids, policies)?,
         false => found.decide_among(&others, policies)?,
     };
@@ -158,7 +136,7 @@ fn three_way(
     if added.len() != found.added().and(&found.lacking).len() || !added.minus(&chosen.row_ids).minus(&chosen.copied).is_empty() {
         chosen = choose(&added)?;
     }
-    let back = revived.and(&ours.context.all_row_ids(ours.overlays.gone())?);
+    let back = revived.and(&ours.overlay_rows(Overlay::is_gone)?);
     let copied = chosen.copied.or(&back);
     let linked = check_stages(&ours, &sides.theirs, &chosen, &revived)?;
     check_leftover(&new_there, |_, visit| linked_files(&sides.theirs, &chosen, visit))?;
@@ -219,17 +197,17 @@ fn additions(
     chosen: &Linked,
     lacking: &RowIds,
     learned: &RowIds,
-    values: Values,
+    values: MergedValues,
     puts: &mut Vec<String>,
 ) -> Result<Additions> {
     let theirs = &sides.theirs;
     let mut additions = Additions { parts: new_parts(theirs, chosen, puts)?, ..Additions::default() };
     (additions.overlays, additions.features) = match values {
-        Values::Overlays(mut overlays) => {
+        MergedValues::Overlays(mut overlays) => {
             copy_to_overlays(&theirs.context, &mut overlays)?;
             (overlays, 0)
         }
-        Values::Samples(mut values) => {
+        MergedValues::Samples(mut values) => {
             let absent = lacking.minus(&chosen.row_ids);
             values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&absent));
             let theirs = if learned.is_empty() { theirs.clone() } else { Arc::new(theirs.with_hidden()) };
@@ -246,10 +224,8 @@ fn has_other_values(sides: &Sides, overlays: &[Overlay]) -> Result<bool> {
         let own = overlays.iter().filter(|overlay| overlay.columns.contains(&spec.id));
         let rows = ours.context.all_row_ids(own.map(|overlay| &overlay.rows))?;
         let (mut from, mut count) = (0, 1 << 10);
-        while let ids = rows.first(from, count)
-            && let Some(last) = ids.last()
-        {
-            (from, count) = (last + 1, 8 * count);
+        while let Some(ids) = rows.next_group(&mut from, count) {
+            count *= 8;
             if !changed_values(ours, theirs, spec, &ids.into_iter().collect())?.is_empty() {
                 return Ok(true);
             }
@@ -283,8 +259,9 @@ fn check_stages(ours: &Snapshot, theirs: &Snapshot, chosen: &Linked, revived: &R
         return Ok(linked);
     }
     let text = format!("found conflicts: both sides added one stage, and {} of its samples would be there twice", twice.len());
-    let row_ids = twice.first(0, 10).into_iter().map(u64::cast_signed).collect();
-    Err(Error::new("conflict", text).row_ids(row_ids).hint("delete its samples on one side, then merge again; nothing was committed"))
+    Err(Error::new("conflict", text)
+        .row_ids(twice.examples())
+        .hint("delete its samples on one side, then merge again; nothing was committed"))
 }
 
 /// List what a merge changes in its change set.
@@ -309,7 +286,6 @@ fn list_changes(
 
 #[cfg(test)]
 mod tests {
-    use penstock_format::datafile::Codec;
     use penstock_format::schema::{ColumnKind, ColumnSpec};
     use penstock_storage::Memory;
     use penstock_tensor::Column;
@@ -331,8 +307,7 @@ mod tests {
     }
 
     fn started(name: &str, values: &[i32]) -> Result<Arc<Snapshot>> {
-        let kind = ColumnKind::Scalar { dtype: "int32".into() };
-        let number = ColumnSpec { id: 0, name: "n".into(), kind, codec: Codec::None, fill: None, was: Vec::new() };
+        let number = ColumnSpec::new("n", ColumnKind::Scalar { dtype: "int32".into() });
         create(Arc::new(Memory::named(name)), vec![number], "create", "test")?;
         let empty = Arc::new(Snapshot::open(Context::new(Arc::new(Memory::named(name))), 0)?);
         commit(&empty, |first| first.append(cells(values), Validate::Header).map(drop))

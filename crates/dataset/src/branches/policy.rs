@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use penstock_error::{Error, Result};
-use penstock_format::schema::ColumnSpec;
 
 use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
@@ -51,8 +50,7 @@ impl Policies {
         let (theirs, base) = (ours.near(theirs.clone())?, ours.near(base.clone())?);
         for (name, policy) in &self.columns {
             let own = ours.column(name).map(|spec| spec.id);
-            let lacked = |spec: &&ColumnSpec| ours.schema.columns.iter().all(|known| known.id != spec.id);
-            let other = theirs.column(name).ok().filter(lacked).map(|spec| spec.id);
+            let other = theirs.column(name).ok().map(|spec| spec.id).filter(|id| !ours.schema.has_column(*id));
             let mut named: Vec<u64> = own.iter().copied().chain(other).collect();
             if named.is_empty() {
                 named.push(base.column(name).map(|spec| spec.id).or(own)?);

@@ -42,12 +42,9 @@ pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, pol
     for other in &all[1..] {
         schema.widen_to(&other.base.schema)?;
     }
-    let lacks = |snapshot: &Snapshot| {
-        let lacking = |spec: &&ColumnSpec| snapshot.schema.columns.iter().all(|column| column.id != spec.id);
-        schema.columns.iter().filter(lacking).cloned().collect::<Vec<ColumnSpec>>()
-    };
-    check_leftover(&lacks(ours), |ids, visit| ours.each_file(Some(ids), |file, _| visit(file)))?;
-    let (altered, new_there) = (schema != *ours.schema, lacks(&theirs));
+    let new_here: Vec<ColumnSpec> = schema.columns_missing_in(&ours.schema).cloned().collect();
+    check_leftover(&new_here, |ids, visit| ours.each_file(Some(ids), |file, _| visit(file)))?;
+    let (altered, new_there) = (schema != *ours.schema, schema.columns_missing_in(&theirs.schema).cloned().collect());
     let schema = Arc::new(schema);
     let all = all.into_iter().map(|sides| sides.with_schema(schema.clone())).collect();
     Ok(Compared { all, altered, dropped, new_there })
@@ -57,9 +54,8 @@ pub fn compared(ours: &Arc<Snapshot>, bases: &[LogEntry], theirs: &LogEntry, pol
 /// policy must be that of the side that dropped it: the other side's root may lack the older values.
 fn merged_schema(sides: &Sides, policies: &Policies, taken: Taken) -> Result<(Schema, Vec<u64>)> {
     let Sides { base, ours, theirs, .. } = sides;
-    let has = |snapshot: &Snapshot, spec: &ColumnSpec| snapshot.schema.columns.iter().any(|column| column.id == spec.id);
     for spec in &base.schema.columns {
-        let (kept, policy, word) = match (has(ours, spec), has(theirs, spec)) {
+        let (kept, policy, word) = match (ours.schema.has_column(spec.id), theirs.schema.has_column(spec.id)) {
             (true, false) => (ours, Policy::Theirs, "theirs"),
             (false, true) => (theirs, Policy::Ours, "ours"),
             _ => continue,
@@ -77,9 +73,8 @@ fn merged_schema(sides: &Sides, policies: &Policies, taken: Taken) -> Result<(Sc
         }
     }
     let merged = Schema::merged(&base.schema, &ours.schema, &theirs.schema)?;
-    let gone = |id: &u64| merged.columns.iter().all(|spec| spec.id != *id);
-    let gone = ours.schema.columns.iter().map(|spec| spec.id).filter(gone).collect();
-    Ok((merged, gone))
+    let dropped = ours.schema.columns_missing_in(&merged).map(|spec| spec.id).collect();
+    Ok((merged, dropped))
 }
 
 /// Make the error for values of a column that only one side has. `word` is the policy that drops them.
@@ -95,7 +90,7 @@ fn lost_values(spec: &ColumnSpec, changed: &RowIds, word: &str, taken: Taken) ->
     };
     Error::new("conflict", format!("found conflicts: {text}"))
         .column(name)
-        .row_ids(changed.first(0, 10).into_iter().map(u64::cast_signed).collect())
+        .row_ids(changed.examples())
         .hint(format!("on_conflict=\"{word}\", for this column or for all, {hint}; nothing was committed"))
 }
 
@@ -106,8 +101,7 @@ fn given(base: &Snapshot, kept: &Snapshot, spec: &ColumnSpec) -> Result<RowIds> 
     if added.is_empty() {
         return Ok(added);
     }
-    let later = kept.overlays.all().iter().filter(|overlay| overlay.columns.contains(&spec.id)).map(|overlay| &overlay.rows);
-    let mut found = kept.context.all_row_ids(later)?.and(&added);
+    let mut found = kept.overlay_rows(|overlay| overlay.columns.contains(&spec.id))?.and(&added);
     for (index, part) in kept.parts.iter().enumerate() {
         if part.page().is_some_and(|page| added.count_in(page.least..page.least + page.span) == 0) {
             continue;

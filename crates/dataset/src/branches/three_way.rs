@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use penstock_error::{Error, Result};
+use penstock_error::Result;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::{ColumnSpec, Schema};
@@ -26,7 +26,7 @@ pub struct Sides {
 
 /// The samples that a merge adds to `ours` or removes from it.
 #[derive(Default)]
-pub struct Samples {
+pub struct MergedSamples {
     /// Samples whose fragments `ours` lacks.
     pub added: RowIds,
     pub removed: RowIds,
@@ -44,22 +44,22 @@ pub enum Taken {
 }
 
 /// The values that a merge takes from `theirs`: overlays that apply unchanged, or samples by column.
-pub enum Values {
+pub enum MergedValues {
     Overlays(Vec<Overlay>),
     Samples(Vec<(ColumnSpec, RowIds)>),
 }
 
 /// What a merge changes, and what it found that `ours` has in the same way.
 pub struct Decided {
-    pub samples: Samples,
-    pub values: Values,
+    pub samples: MergedSamples,
+    pub values: MergedValues,
     /// What `ours` did that keeps the merge from doing something: the same as `theirs`, or values for which a policy decides. If `ours` changes it before
     /// the merge is committed, the merge decides again.
     pub reads: Vec<Read>,
 }
 
 /// The same as `Decided`, with values that are copied by sample.
-type BySample = (Samples, Vec<(ColumnSpec, RowIds)>, Vec<Read>);
+type BySample = (MergedSamples, Vec<(ColumnSpec, RowIds)>, Vec<Read>);
 
 /// What both sides did to samples and to values since the ancestor.
 pub struct Comparison<'a> {
@@ -107,8 +107,31 @@ impl Sides {
     /// Give all three snapshots the merged schema.
     pub fn with_schema(self, schema: Arc<Schema>) -> Sides {
         let Sides { base, ours, theirs, columns } = self;
-        let with = |snapshot: &Snapshot| Arc::new(snapshot.with_schema(schema.clone(), &[&ours, &theirs]));
-        Sides { base: with(&base), ours: with(&ours), theirs: with(&theirs), columns }
+        let [base, ours, theirs] =
+            [&base, &ours, &theirs].map(|snapshot| Arc::new(snapshot.with_schema(schema.clone(), &[&ours, &theirs])));
+        Sides { base, ours, theirs, columns }
+    }
+}
+
+impl<'a> Candidates<'a> {
+    fn of(sides: &Sides, spec: &'a ColumnSpec) -> Result<Candidates<'a>> {
+        let Sides { base, ours, theirs, .. } = sides;
+        let [before, own, other] = [0, 1, 2].map(|side| sides.columns[side].contains(&spec.id));
+        let (added, ours, theirs) = match (before, own, other) {
+            (true, ..) => {
+                // Of samples that the ancestor lacks, both sides may have other values in fragments since a layout.
+                let moved = moved_rows(ours, theirs, spec.id)?;
+                (AddedBy::Nobody, changed_rows(base, ours, spec.id)?.or(&moved), changed_rows(base, theirs, spec.id)?.or(&moved))
+            }
+            (_, true, false) => (AddedBy::Ours, changed_rows(base, ours, spec.id)?, RowIds::default()),
+            // Without an ancestor, all values of the other side count.
+            (_, false, _) => (AddedBy::Theirs, RowIds::default(), changed_rows(ours, theirs, spec.id)?),
+            (_, true, true) => {
+                let either = changed_rows(ours, theirs, spec.id)?;
+                (AddedBy::Both, either.clone(), either)
+            }
+        };
+        Ok(Candidates { spec, ours, theirs, added })
     }
 }
 
@@ -116,27 +139,8 @@ impl<'a> Comparison<'a> {
     /// Cost: reads the manifest pages and sets of row ids in which the snapshots differ.
     pub fn of(sides: &'a Sides, taken: Taken) -> Result<Comparison<'a>> {
         let Sides { base, ours, theirs, .. } = sides;
-        let candidates = |spec: &'a ColumnSpec| {
-            let [before, own, other] = [0, 1, 2].map(|side| sides.columns[side].contains(&spec.id));
-            let (added, own, other) = match (before, own, other) {
-                (true, ..) => {
-                    // Of samples that the ancestor lacks, both sides may have other values in fragments since a layout.
-                    let moved = moved_rows(ours, theirs, spec.id)?;
-                    let since = |side: &Snapshot| Ok::<_, Error>(changed_rows(base, side, spec.id)?.or(&moved));
-                    (AddedBy::Nobody, since(ours)?, since(theirs)?)
-                }
-                (_, true, false) => (AddedBy::Ours, changed_rows(base, ours, spec.id)?, RowIds::default()),
-                // Without an ancestor, all values of the other side count.
-                (_, false, _) => (AddedBy::Theirs, RowIds::default(), changed_rows(ours, theirs, spec.id)?),
-                (_, true, true) => {
-                    let either = changed_rows(ours, theirs, spec.id)?;
-                    (AddedBy::Both, either.clone(), either)
-                }
-            };
-            Ok(Candidates { spec, ours: own, theirs: other, added })
-        };
         let Unshared { rows: lacking, known: unknown, removed: own, added: missing } = Unshared::between(ours, theirs)?;
-        let columns = ours.schema.columns.iter().map(candidates).collect::<Result<_>>()?;
+        let columns = ours.schema.columns.iter().map(|spec| Candidates::of(sides, spec)).collect::<Result<_>>()?;
         let (ours, theirs) = (Unshared::between(base, ours)?, Unshared::between(base, theirs)?);
         let died = match taken {
             Taken::Merged => [ours.died().and(&theirs.added), theirs.died().and(&ours.added)],
@@ -184,11 +188,10 @@ impl<'a> Comparison<'a> {
     /// results, the policies decide.
     pub fn decide_among(&self, others: &[Comparison], policies: &Policies) -> Result<Decided> {
         let Sides { ours, theirs, .. } = self.sides;
-        let of = |comparison: &Comparison| comparison.decide_values(comparison.samples(), policies);
-        let (mut samples, mut values, mut reads) = of(self)?;
+        let (mut samples, mut values, mut reads) = self.decide_values(self.samples(), policies)?;
         let (mut clashes, mut unclear) = (Vec::new(), RowIds::default());
         for other in others {
-            let (other_samples, other_values, other_reads) = of(other)?;
+            let (other_samples, other_values, other_reads) = other.decide_values(other.samples(), policies)?;
             reads.extend(other_reads);
             let pairs = [(&samples.added, &other_samples.added), (&samples.removed, &other_samples.removed)];
             for (one, other) in pairs.into_iter().chain([(&samples.revived, &other_samples.revived)]) {
@@ -208,8 +211,9 @@ impl<'a> Comparison<'a> {
             _ if unclear.is_empty() => {}
             Policy::Fail => clashes.push(Clash { column: String::new(), rows: unclear, what: Clashing::Deleted }),
             Policy::Ours => {
-                let Samples { added, removed, revived } = samples;
-                samples = Samples { added: added.minus(&unclear), removed: removed.minus(&unclear), revived: revived.minus(&unclear) };
+                let MergedSamples { added, removed, revived } = samples;
+                samples =
+                    MergedSamples { added: added.minus(&unclear), removed: removed.minus(&unclear), revived: revived.minus(&unclear) };
                 values.iter_mut().for_each(|(_, rows)| *rows = rows.minus(&unclear));
             }
             Policy::Theirs => {
@@ -223,7 +227,7 @@ impl<'a> Comparison<'a> {
         if !clashes.is_empty() {
             return Err(error(&clashes));
         }
-        Ok(Decided { samples, values: Values::Samples(values), reads })
+        Ok(Decided { samples, values: MergedValues::Samples(values), reads })
     }
 
     /// Decide what the merge changes. `linked` are the row ids of the fragments that `ours` gets for the samples added by `theirs`. Cost:
@@ -231,10 +235,10 @@ impl<'a> Comparison<'a> {
     pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<Decided> {
         let samples = self.samples();
         Ok(match self.unchanged_overlays(linked, &samples)? {
-            Some(overlays) => Decided { samples, values: Values::Overlays(overlays), reads: self.read_as_removed() },
+            Some(overlays) => Decided { samples, values: MergedValues::Overlays(overlays), reads: self.read_as_removed() },
             None => {
                 let (samples, values, reads) = self.decide_values(samples, policies)?;
-                Decided { samples, values: Values::Samples(values), reads }
+                Decided { samples, values: MergedValues::Samples(values), reads }
             }
         })
     }
@@ -246,16 +250,16 @@ impl<'a> Comparison<'a> {
     }
 
     /// Return the samples that the merge adds or removes, if no policy decides otherwise.
-    fn samples(&self) -> Samples {
+    fn samples(&self) -> MergedSamples {
         let (ours, theirs, [_, died]) = (&self.ours, &self.theirs, &self.died);
         // A sample that `ours` got from elsewhere and then deleted remains deleted. One that never lived in `ours` was not deleted there.
         let back = theirs.added.minus(&self.unknown).minus(&ours.added).minus(&ours.known);
         let revived = theirs.added.and(&self.unknown).minus(&self.lacking).or(&back);
-        Samples { added: theirs.added.and(&self.lacking), removed: theirs.removed.minus(&ours.removed).or(died), revived }
+        MergedSamples { added: theirs.added.and(&self.lacking), removed: theirs.removed.minus(&ours.removed).or(died), revived }
     }
 
     /// Return the overlays of `theirs` if they apply unchanged: no sample has changes on both sides, and `ours` gets all of their samples.
-    fn unchanged_overlays(&self, linked: &RowIds, samples: &Samples) -> Result<Option<Vec<Overlay>>> {
+    fn unchanged_overlays(&self, linked: &RowIds, samples: &MergedSamples) -> Result<Option<Vec<Overlay>>> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let is_new = |overlay: &Overlay| !base.overlays.have(overlay) && !ours.overlays.have(overlay);
         let values: Vec<(&Overlay, bool)> =
@@ -263,41 +267,38 @@ impl<'a> Comparison<'a> {
         if self.hides_shared(&values)? {
             return Ok(None);
         }
-        let exists = |column: &u64| ours.schema.columns.iter().any(|spec| spec.id == *column);
-        let wanted = |(overlay, is_new): &(&Overlay, bool)| *is_new && overlay.columns.iter().any(exists);
-        let overlays: Vec<Overlay> = values.into_iter().filter(wanted).map(|(overlay, _)| overlay.clone()).collect();
+        let exists = |column: &u64| ours.schema.has_column(*column);
+        let is_wanted = |(overlay, is_new): &(&Overlay, bool)| *is_new && overlay.columns.iter().any(exists);
+        let overlays: Vec<Overlay> = values.into_iter().filter(is_wanted).map(|(overlay, _)| overlay.clone()).collect();
         // A copy that left a column out may have linked an overlay with its values.
-        let left_out = |column: &u64| exists(column) && !self.sides.columns[2].contains(column);
-        if overlays.iter().any(|overlay| overlay.columns.iter().any(left_out)) {
+        let is_left_out = |column: &u64| exists(column) && !self.sides.columns[2].contains(column);
+        if overlays.iter().any(|overlay| overlay.columns.iter().any(is_left_out)) {
             return Ok(None);
         }
-        let sets = theirs.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<&RowSet>>())?;
+        let sets = theirs.context.row_ids(overlays.iter().map(|overlay| &overlay.rows))?;
         let absent = self.lacking.minus(linked);
         let on_both = self.ours.added.and(&self.theirs.added).or(&RowIds::union(self.died.iter()));
-        let apart = |one: &RowIds, other: &RowIds| one.common(other, 1).is_empty();
-        let simple = |column: &Candidates| {
-            let own = overlays.iter().zip(&sets).filter(|(overlay, _)| overlay.columns.contains(&column.spec.id));
-            let all = RowIds::union(own.map(|(_, rows)| rows.as_ref()));
-            apart(&all, &column.ours)
-                && column.theirs.minus(&all).is_empty()
-                && apart(&column.theirs, &self.ours.removed)
-                && apart(&column.ours, &self.theirs.removed)
-                && apart(&on_both, &column.ours.or(&column.theirs))
-                && apart(&samples.added, &column.ours)
+        let is_changed_on_one_side = |column: &Candidates| {
+            let of_column = overlays.iter().zip(&sets).filter(|(overlay, _)| overlay.columns.contains(&column.spec.id));
+            let all = RowIds::union(of_column.map(|(_, rows)| rows.as_ref()));
+            column.theirs.minus(&all).is_empty()
+                && ![&all, &self.theirs.removed, &samples.added].into_iter().any(|rows| rows.meets(&column.ours))
+                && !column.theirs.meets(&self.ours.removed)
+                && !on_both.meets(&column.ours.or(&column.theirs))
         };
         // A copy leaves out what died in its commit.
         let dead = if self.taken == Taken::Copied { self.theirs.died() } else { RowIds::default() };
         let buried = self.buried(&samples.revived).or(&dead);
         let unchanged = samples.revived.is_empty()
-            && sets.iter().all(|rows| apart(rows, &absent) && apart(rows, &self.own) && apart(rows, &buried))
-            && self.columns.iter().all(simple);
+            && !sets.iter().any(|rows| [&absent, &self.own, &buried].into_iter().any(|others| rows.meets(others)))
+            && self.columns.iter().all(is_changed_on_one_side);
         if !unchanged {
             return Ok(None);
         }
         // What both sides have of a column that the ancestor lacks is a change beside a deletion, too.
         for column in self.columns.iter().filter(|column| column.added != AddedBy::Nobody) {
             for (side, removed) in [(theirs, &self.ours.removed), (ours, &self.theirs.removed)] {
-                if !removed.is_empty() && !apart(&changed_rows(base, side, column.spec.id)?, removed) {
+                if !removed.is_empty() && changed_rows(base, side, column.spec.id)?.meets(removed) {
                     return Ok(None);
                 }
             }
@@ -321,9 +322,8 @@ impl<'a> Comparison<'a> {
             if later.is_empty() {
                 continue;
             }
-            let own = theirs.context.row_ids(&[&overlay.rows])?;
-            let shared = theirs.context.row_ids(&later)?;
-            if own.iter().any(|own| shared.iter().any(|rows| !own.common(rows, 1).is_empty())) {
+            let own = theirs.context.all_row_ids([&overlay.rows])?;
+            if theirs.context.row_ids(later)?.iter().any(|shared| own.meets(shared)) {
                 return Ok(true);
             }
         }
@@ -331,7 +331,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Return the values that the merge takes, by column, and what both sides did alike.
-    fn decide_values(&self, mut samples: Samples, policies: &Policies) -> Result<BySample> {
+    fn decide_values(&self, mut samples: MergedSamples, policies: &Policies) -> Result<BySample> {
         let Sides { base, ours, theirs, .. } = self.sides;
         let on_both = self.ours.added.and(&self.theirs.added);
         let mut reads = self.read_as_removed();
@@ -355,19 +355,11 @@ impl<'a> Comparison<'a> {
             };
             let alike = if *added == AddedBy::Both { either.clone() } else { changed.and(&own_changed).or(&either.and(&on_both)) };
             reads.extend(read_of(spec.id, &alike));
-            // The values of an added column are compared with its fill value.
-            let kept = |side: &Arc<Snapshot>, removed: &RowIds| {
-                if removed.is_empty() {
-                    Ok(RowIds::default())
-                } else {
-                    changed_values(base, side, spec, &changed_rows(base, side, spec.id)?.and(removed))
-                }
-            };
             let [died_here, died_there] = self.changed_before(spec)?;
-            let changed_here = kept(ours, &self.theirs.removed)?.or(&died_there);
+            let changed_here = self.changed_since(ours, spec, &self.theirs.removed)?.or(&died_there);
             reads.extend(read_of(spec.id, &changed_here));
             kept_by_ours.add(policy, &spec.name, changed_here);
-            kept_by_theirs.add(policy, &spec.name, kept(theirs, &self.ours.removed)?.or(&died_here));
+            kept_by_theirs.add(policy, &spec.name, self.changed_since(theirs, spec, &self.ours.removed)?.or(&died_here));
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
             taken.extend([either.and(&samples.added), either.and(&samples.revived)]);
             // A later merge compares the values that a sample had before it was deleted.
@@ -396,6 +388,16 @@ impl<'a> Comparison<'a> {
         Ok((samples, values, reads))
     }
 
+    /// Return which of some samples have another value than in the ancestor. The values of an added column are compared with its fill value.
+    fn changed_since(&self, side: &Arc<Snapshot>, spec: &ColumnSpec, rows: &RowIds) -> Result<RowIds> {
+        let base = &self.sides.base;
+        if rows.is_empty() {
+            Ok(RowIds::default())
+        } else {
+            changed_values(base, side, spec, &changed_rows(base, side, spec.id)?.and(rows))
+        }
+    }
+
     /// Return the samples that one side deleted, although no ancestor knows them, and that have another value in the other side: those that `ours`
     /// deleted, and those that `theirs` deleted. The values before the deletion count. A side that lacks the column has changed nothing in it.
     fn changed_before(&self, spec: &ColumnSpec) -> Result<[RowIds; 2]> {
@@ -405,7 +407,7 @@ impl<'a> Comparison<'a> {
                 return Ok(RowIds::default());
             }
             // The values of samples that no fragment has any more may have been others.
-            let gone = there.context.all_row_ids(there.overlays.gone())?.and(died);
+            let gone = there.overlay_rows(Overlay::is_gone)?.and(died);
             let candidates = changed_rows(ours, theirs, spec.id)?.and(died);
             Ok(changed_values(&Arc::new(there.with_hidden()), living, spec, &candidates)?.or(&gone))
         };

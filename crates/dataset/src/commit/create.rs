@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_cache::Tiered;
 use penstock_error::{Error, Result};
-use penstock_format::ids::{ObjectRef, Place, log_folder, place_of, record_name, root_name};
+use penstock_format::ids::{NameOwner, ObjectRef, log_folder, owner_of, record_name, root_name};
 use penstock_format::manifest::Root;
 use penstock_format::record::{Change, ChangeKind, Record, RecordKind};
 use penstock_format::rows::RowSet;
@@ -110,10 +110,10 @@ fn check_free(store: &dyn Store) -> Result<()> {
     }
     let mut taken = None;
     store.survey(&mut |name| {
-        taken = match place_of(name) {
-            Place::Ours => return ControlFlow::Continue(()),
-            Place::Commit => Some(exists(store)),
-            Place::Foreign => {
+        taken = match owner_of(name) {
+            NameOwner::Ours => return ControlFlow::Continue(()),
+            NameOwner::Commit => Some(exists(store)),
+            NameOwner::Foreign => {
                 let text = format!("cannot create dataset `{}`: it contains `{name}`, which is not part of a dataset", store.uri());
                 Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
             }

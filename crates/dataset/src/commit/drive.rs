@@ -140,7 +140,7 @@ impl Driver<'_> {
                 }
                 Request::ReadRowIds(sets) => {
                     let stored: Vec<RowSet> = sets.iter().map(|set| RowSet::Object(*set)).collect();
-                    let found = base.context.row_ids(&stored.iter().collect::<Vec<_>>())?;
+                    let found = base.context.row_ids(&stored)?;
                     Event::RowIds(sets.into_iter().zip(found).collect())
                 }
                 Request::CheckAppended { keys, stages } => Event::Appended(self.taken(&keys, stages)?),
@@ -212,7 +212,7 @@ impl Driver<'_> {
     fn taken(&self, keys: &[RowSet], stages: bool) -> Result<Option<Taken>> {
         let parent = self.parent.as_ref().ok_or_else(|| Error::new("internal", "keys were checked before any parent was read"))?;
         let parent = Arc::new(parent.within(parent.context.clone()));
-        for ids in parent.context.row_ids(&keys.iter().collect::<Vec<_>>())? {
+        for ids in parent.context.row_ids(keys)? {
             for keys in self.keys {
                 if let Some((row_id, key)) = keys.other_with_key(&parent, &ids)? {
                     return Ok(Some(Taken::Key { row_id, key, column: keys.column.name.clone() }));

@@ -10,6 +10,7 @@ use penstock_format::record::{RecordKind, Transaction};
 use penstock_format::rows::RowSet;
 
 use crate::commit::changes::{ChangeSet, Known, Member, Proposal, Theirs};
+use crate::commit::manifest::objects::folders_of;
 use crate::commit::{drive, machine};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
@@ -92,6 +93,27 @@ impl Written {
             self.puts.clear(); // The commit succeeded or may have succeeded.
         }
         committed
+    }
+}
+
+/// Commit what `propose` returns for the newest snapshot of the handle's branch. Repeat this up to `races` times if other commits are made in the meantime.
+/// Returns the new snapshot and what else `propose` returned. Without a proposal, the snapshot is the newest one.
+pub fn commit_to_newest<T>(
+    handle: &Arc<Snapshot>,
+    races: u32,
+    mut propose: impl FnMut(&mut Written) -> Result<(Option<Proposal>, T)>,
+) -> Result<(Snapshot, T)> {
+    let mut race = 0;
+    loop {
+        let newest = Arc::new(handle.refreshed()?);
+        let mut written = Written::at(&newest)?;
+        let (proposal, done) = propose(&mut written)?;
+        let Some(proposal) = proposal else { return Ok((newest.within(handle.context.clone()), done)) };
+        written.base.context.storage.sync(&folders_of(&written.puts))?;
+        match written.commit(proposal) {
+            Err(error) if error.code() == "conflict" && race < races => race += 1,
+            committed => return Ok((committed?, done)),
+        }
     }
 }
 

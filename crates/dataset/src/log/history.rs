@@ -1,9 +1,7 @@
 //! The ancestors of a commit: its parents, their parents, and so on. `History` visits all of them, `Ancestry` only finds out which they are.
 
-use std::cmp::Ordering;
 use std::collections::hash_map::Entry;
-use std::collections::{BinaryHeap, HashMap, HashSet};
-
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::{Error, Result};
@@ -16,44 +14,22 @@ use super::records::{LogEntry, read_record};
 
 /// A commit and its ancestors, newest first. No commit comes before one of its descendants.
 pub struct History {
-    waiting: BinaryHeap<ByTime>,
+    /// By time, branch and number. A child is later than its parents.
+    waiting: BTreeMap<(i64, u64, u64), LogEntry>,
     seen: HashSet<(u64, u64)>,
     last: Option<Arc<Record>>,
 }
 
-/// An entry that is ordered by its time. A child is later than its parents.
-struct ByTime(LogEntry);
-
-impl ByTime {
-    fn key(&self) -> (i64, u64, u64) {
-        let Record { time_us, branch, number, .. } = &*self.0.record;
-        (*time_us, *branch, *number)
-    }
-}
-
-impl Ord for ByTime {
-    fn cmp(&self, other: &ByTime) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-impl PartialOrd for ByTime {
-    fn partial_cmp(&self, other: &ByTime) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for ByTime {
-    fn eq(&self, other: &ByTime) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for ByTime {}
-
 impl History {
     pub fn new(from: LogEntry) -> History {
-        History { waiting: BinaryHeap::from([ByTime(from)]), seen: HashSet::new(), last: None }
+        let mut history = History { waiting: BTreeMap::new(), seen: HashSet::new(), last: None };
+        history.add(from);
+        history
+    }
+
+    fn add(&mut self, entry: LogEntry) {
+        let Record { time_us, branch, number, .. } = *entry.record;
+        self.waiting.insert((time_us, branch, number), entry);
     }
 
     /// Return the next commit, or None at the end. Cost: one read for each parent of the commit before.
@@ -61,11 +37,11 @@ impl History {
         if let Some(child) = self.last.take() {
             for parent in &child.parents {
                 if self.seen.insert((parent.branch, parent.number)) {
-                    self.waiting.push(ByTime(read_parent(storage, &child, parent)?));
+                    self.add(read_parent(storage, &child, parent)?);
                 }
             }
         }
-        let next = self.waiting.pop().map(|ByTime(entry)| entry);
+        let next = self.waiting.pop_last().map(|(_, entry)| entry);
         self.last = next.as_ref().map(|entry| entry.record.clone());
         Ok(next)
     }
@@ -79,24 +55,24 @@ fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<Log
         let text = format!("cannot read `{name}`: crc32c {:#010x}, expected {:#010x} (recorded by its child)", entry.crc, link.crc);
         return Err(Error::new("object-checksum", text));
     }
-    let bad = |what: &str| Err(malformed(format!("the commit {} {what} its parent {}", child.snapshot(), parent.snapshot())));
+    let invalid = |what: &str| Err(malformed(format!("the commit {} {what} its parent {}", child.snapshot(), parent.snapshot())));
     let predecessor = (parent.branch, parent.number.checked_add(1)) == (child.branch, Some(child.number));
     if parent.dataset != child.dataset || parent.time_us >= child.time_us {
-        return bad("belongs to another dataset than, or is not later than,");
+        return invalid("belongs to another dataset than, or is not later than,");
     }
     if predecessor && parent.kind == RecordKind::Close {
-        return bad("follows the end of its branch:");
+        return invalid("follows the end of its branch:");
     }
     let second = child.parents.get(1).is_some_and(|second| (second.branch, second.number) == (parent.branch, parent.number));
     let takes_its_state = child.kind == RecordKind::Branch || child.kind == RecordKind::Reset && second;
     if takes_its_state && (child.samples, child.live) != (parent.samples, parent.live) {
-        return bad("has another number of samples than");
+        return invalid("has another number of samples than");
     }
     if predecessor && (parent.lineage != child.lineage || child.landmark != parent.next_landmark()) {
-        return bad("disagrees on the lineage or the landmark with");
+        return invalid("disagrees on the lineage or the landmark with");
     }
     if predecessor && child.transactions.iter().any(|transaction| transaction.first_counter < parent.next_counter) {
-        return bad("assigns row ids already assigned by");
+        return invalid("assigns row ids already assigned by");
     }
     Ok(entry)
 }
@@ -106,11 +82,20 @@ fn read_parent(storage: &dyn Store, child: &Record, link: &Parent) -> Result<Log
 pub struct Ancestry(HashMap<u64, u64>);
 
 /// Landmarks and merged commits that were read, by branch and number.
-type Known = HashMap<(u64, u64), LogEntry>;
+struct KnownEntries(HashMap<(u64, u64), LogEntry>);
+
+impl KnownEntries {
+    fn get_or_read(&mut self, key: (u64, u64), read: impl FnOnce() -> Result<LogEntry>) -> Result<LogEntry> {
+        Ok(match self.0.entry(key) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(free) => free.insert(read()?).clone(),
+        })
+    }
+}
 
 impl Ancestry {
     /// Cost: one read for each merge, reset and schema change among the ancestors, and for each branch, unless they are known.
-    fn of(storage: &dyn Store, entry: &LogEntry, known_entries: &mut Known) -> Result<Ancestry> {
+    fn of(storage: &dyn Store, entry: &LogEntry, known_entries: &mut KnownEntries) -> Result<Ancestry> {
         let mut ancestry = Ancestry::default();
         let mut waiting = vec![entry.clone()];
         while let Some(LogEntry { record: mut at, .. }) = waiting.pop() {
@@ -121,18 +106,13 @@ impl Ancestry {
             ancestry.0.insert(at.branch, at.number);
             loop {
                 for parent in at.parents.iter().filter(|parent| parent.branch != at.branch && !ancestry.has(parent.branch, parent.number)) {
-                    waiting.push(match known_entries.entry((parent.branch, parent.number)) {
-                        Entry::Occupied(known) => known.get().clone(),
-                        Entry::Vacant(free) => free.insert(read_parent(storage, &at, parent)?).clone(),
-                    });
+                    waiting.push(known_entries.get_or_read((parent.branch, parent.number), || read_parent(storage, &at, parent))?);
                 }
                 if at.number == 0 || known >= Some(at.landmark) {
                     break;
                 }
-                at = match known_entries.entry((at.branch, at.landmark)) {
-                    Entry::Occupied(known) => known.get().record.clone(),
-                    Entry::Vacant(free) => free.insert(read_record(storage, at.branch, at.landmark)?).record.clone(),
-                };
+                let landmark = known_entries.get_or_read((at.branch, at.landmark), || read_record(storage, at.branch, at.landmark))?;
+                at = landmark.record;
             }
         }
         Ok(ancestry)
@@ -152,14 +132,12 @@ impl Ancestry {
 /// Return the merge bases of two commits: the common ancestors that are not ancestors of another one, latest first. There are several if each
 /// side merged an older commit of the other one. Cost: one read for each merge, reset, schema change and branch among the ancestors.
 pub fn merge_bases(storage: &dyn Store, one: &LogEntry, other: &LogEntry) -> Result<Vec<LogEntry>> {
-    let known = &mut Known::from([one, other].map(|entry| ((entry.record.branch, entry.record.number), entry.clone())));
+    let both = [one, other].map(|entry| ((entry.record.branch, entry.record.number), entry.clone()));
+    let known = &mut KnownEntries(HashMap::from(both));
     let common = Ancestry::of(storage, one, known)?.common(&Ancestry::of(storage, other, known)?);
     let mut candidates = Vec::new();
-    for key in &common {
-        let entry = match known.entry(*key) {
-            Entry::Occupied(known) => known.get().clone(),
-            Entry::Vacant(free) => free.insert(read_record(storage, key.0, key.1)?).clone(),
-        };
+    for (branch, number) in common {
+        let entry = known.get_or_read((branch, number), || read_record(storage, branch, number))?;
         let ancestry = Ancestry::of(storage, &entry, known)?;
         candidates.push((entry, ancestry));
     }

@@ -101,8 +101,8 @@ pub fn newest_number(storage: &dyn Store, folder: &str, known: Option<u64>) -> R
         number = search(number, exists)?;
         let next = number.checked_add(2).map(|next| Ok(exists(next)?.then_some(next))).transpose()?.flatten();
         // In a copied dataset, the hint may be newer than the records.
-        let here = || storage.place().is_none_or(|here| written_in == Some(here));
-        let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && here()));
+        let is_hint_of_this_folder = || storage.place().is_none_or(|here| written_in == Some(here));
+        let beyond = next.or_else(|| hinted.filter(|hinted| *hinted > number && is_hint_of_this_folder()));
         // Two commits made since the search look like a gap, so check again.
         if beyond.is_some() && exists(number + 1)? {
             number += 1;

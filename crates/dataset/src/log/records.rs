@@ -62,11 +62,7 @@ pub fn is_there(storage: &dyn Store, entry: &LogEntry) -> Result<bool> {
 
 /// Return the record identified by a snapshot id.
 pub fn named(storage: &dyn Store, snapshot: &SnapshotId) -> Result<LogEntry> {
-    match read_record(storage, snapshot.branch, snapshot.number) {
-        Ok(entry) if entry.record.uuid() == snapshot.uuid => Ok(entry),
-        Err(error) if error.kind() != Kind::NotFound => Err(error),
-        _ => Err(without_snapshot(storage, snapshot)),
-    }
+    beginning(storage, &snapshot.to_string())
 }
 
 /// Return the record whose snapshot id begins with a text: its branch and number, which identify it, and any digits of its uuid.
@@ -75,13 +71,11 @@ pub fn beginning(storage: &dyn Store, text: &str) -> Result<LogEntry> {
     match read_record(storage, branch, number) {
         Ok(entry) if entry.record.snapshot().to_string().starts_with(text) => Ok(entry),
         Err(error) if error.kind() != Kind::NotFound => Err(error),
-        _ => Err(without_snapshot(storage, text)),
+        _ => {
+            let text = format!("cannot open snapshot `{text}` of `{}`: no such commit exists", storage.uri());
+            Err(Error::new("snapshot-not-found", text).hint("see `penstock log`"))
+        }
     }
-}
-
-fn without_snapshot(storage: &dyn Store, snapshot: impl std::fmt::Display) -> Error {
-    Error::new("snapshot-not-found", format!("cannot open snapshot `{snapshot}` of `{}`: no such commit exists", storage.uri()))
-        .hint("see `penstock log`")
 }
 
 /// Return whether a commit succeeded whose state was unknown, given the snapshot that it would be. Fails with `commit-state-unknown` if it

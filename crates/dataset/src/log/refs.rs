@@ -75,27 +75,12 @@ fn layers(context: &Context, objects: &[ObjectRef]) -> Result<Vec<Layer>> {
     context.objects(objects, names_name)?.into_iter().zip(objects).map(|(body, object)| parse(object, body)).collect()
 }
 
-/// Return the names of a kind. Cost: a read of commit 0, a call to `newest_number`, one request, and concurrent ones for new objects.
-pub fn all(context: &Context, kind: NameKind) -> Result<BTreeMap<String, SnapshotId>> {
+/// Return the targets of all names of a kind: of a branch, its first record. `main` is not among them. Cost: a read of commit 0, a call to `newest_number`, one request, and concurrent ones for new objects.
+pub fn names(context: &Context, kind: NameKind) -> Result<BTreeMap<String, SnapshotId>> {
     context.check_dataset()?;
     let mut folded = context.refs.get().lock().unwrap_or_else(PoisonError::into_inner);
     catch_up(&mut folded, context, None)?;
     Ok(folded.all(kind))
-}
-
-/// Return all pins by name. Costs the same as `all`.
-pub fn pins(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
-    all(context, NameKind::Pin)
-}
-
-/// Return all tags by name. Costs the same as `all`.
-pub fn tags(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
-    all(context, NameKind::Tag)
-}
-
-/// Return the first records of all branches by name, except `main`. Costs the same as `all`.
-pub fn branches(context: &Context) -> Result<BTreeMap<String, SnapshotId>> {
-    all(context, NameKind::Branch)
 }
 
 /// Return what a tag or a branch names, without checking the dataset. Cost: a call to `newest_number` and one request. If the newest record
@@ -128,7 +113,7 @@ fn unknown_tag(context: &Context, name: &str) -> Error {
     Error::new("name-not-found", format!("`{}` has no tag `{name}`", context.storage.uri())).hint("see ds.tags() or `penstock tag`")
 }
 
-/// Give a snapshot a tag, which must be new. Costs one more put and one more read than `tags`.
+/// Give a snapshot a tag, which must be new. Costs one more put and one more read than `names`.
 pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     records::named(context.storage.as_ref(), &target).context(|| format!("cannot create tag `{name}` of `{}`", context.storage.uri()))?;
     create_name(context, NameKind::Tag, name, |_, _| Ok(target)).map(drop)
@@ -136,7 +121,7 @@ pub fn create_tag(context: &Context, name: &str, target: SnapshotId) -> Result<(
 
 /// Set a tag or a branch, which must be new. `target` is called with the place of all puts and the number of the next names record, again
 /// after each lost race. It fails with `conflict` if that record exists. Returns the last target. Of several callers, one succeeds. Costs one more put than
-/// `tags`.
+/// `names`.
 pub fn create_name(
     context: &Context,
     kind: NameKind,
@@ -170,7 +155,7 @@ pub fn create_name(
         .hint("use another name, or delete that one first; branches and tags share one set of names"))
 }
 
-/// Remove a tag, which must exist. Costs one more put than `tags`.
+/// Remove a tag, which must exist. Costs one more put than `names`.
 pub fn delete_tag(context: &Context, name: &str) -> Result<()> {
     match remove(context, NameKind::Tag, name, |_| true).context(|| format!("cannot delete tag `{name}` of `{}`", context.storage.uri()))? {
         true => Ok(()),
@@ -198,7 +183,7 @@ fn check_apart(context: &Context, name: &str) -> Result<()> {
     let is_id = name.strip_prefix(&beginning).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     match is_id && context.storage.exists(&record_name(branch, 0))? {
         false => Ok(()),
-        true => Err(Error::new("invalid-argument", format!("`{name}` is the beginning of a snapshot id, and would mean two things"))
+        true => Err(Error::new("invalid-argument", format!("`{name}` is the beginning of a snapshot id, and would be ambiguous"))
             .hint("use a name of another form, such as v1")),
     }
 }
@@ -209,7 +194,7 @@ fn has_ended(context: &Context, branch: u64) -> Result<bool> {
     Ok(newest.is_some_and(|newest| newest.check_open().is_err()))
 }
 
-/// Pin a snapshot under this name until `unpin` is called. Costs one more put than `pins`, unless the pin already exists.
+/// Pin a snapshot under this name until `unpin` is called. Costs one more put than `names`, unless the pin already exists.
 pub fn pin(context: &Context, name: &str, target: SnapshotId) -> Result<()> {
     let set = |_: &Context, folded: &Folded| {
         let operation = Operation { removes: false, kind: NameKind::Pin, name: name.into(), target };

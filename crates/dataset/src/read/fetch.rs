@@ -112,9 +112,7 @@ impl Reader {
                 if source.file.tail.samples > 1 {
                     blocks.dedup();
                 }
-                bytes += blocks.into_iter().map(|block| entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(block)).sum::<u64>()
-                    / entry.dtype.size() as u64
-                    * size;
+                bytes += blocks.into_iter().map(|block| entry.decoded_bytes().get(block)).sum::<u64>() / entry.dtype.size() as u64 * size;
             }
         });
         Ok(bytes)

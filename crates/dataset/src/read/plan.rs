@@ -10,7 +10,7 @@ use penstock_format::manifest::Fragment;
 
 use crate::selection::out_of_range;
 use crate::snapshot::Snapshot;
-use crate::snapshot::live::{LiveFragments, Part};
+use crate::snapshot::live::{LiveFragments, ManifestPart};
 use crate::snapshot::overlays::{Divided, Patch};
 use crate::snapshot::row_ids::row_ids_of;
 
@@ -99,7 +99,7 @@ impl Plan {
             return Err(out_of_range(positions[place] as i64, snapshot.len()).rows(vec![place as u64]));
         }
         let (rows, groups) = match &snapshot.parts[..] {
-            [Part::Fragment(_)] if !positions.is_empty() => {
+            [ManifestPart::Fragment(_)] if !positions.is_empty() => {
                 let part = PlannedPart::new(snapshot, 0, positions.len())?;
                 let row_of = |(place, position): (usize, &u64)| (part.fragments.physical_row(*position), place as u32);
                 let rows: Vec<(u64, u32)> = positions.iter().enumerate().map(row_of).collect();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_codec::widen;
 use penstock_error::Result;
-use penstock_format::classes::{Classes, Places};
+use penstock_format::classes::{ClassPlaces, Classes};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Codec, Layout, Packed};
 use penstock_format::schema::ColumnSpec;
@@ -114,7 +114,7 @@ impl RaggedValues {
 }
 
 /// Check that the codes of a list of labels are those of classes.
-pub fn check_label_codes(codes: &[u8], classes: &Classes, places: &Places<'_>) -> Result<()> {
+pub fn check_label_codes(codes: &[u8], classes: &Classes, places: &ClassPlaces<'_>) -> Result<()> {
     match codes.as_chunks::<8>().0.iter().map(|code| u64::from_le_bytes(*code)).find(|code| places.of(*code).is_none()) {
         None => Ok(()),
         Some(code) => Err(malformed(no_class(code, classes))),

@@ -9,7 +9,7 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, Layout};
 use penstock_format::files::FileRef;
-use penstock_format::schema::{ColumnSpec, Fill};
+use penstock_format::schema::{ColumnSpec, FillValue};
 use penstock_storage::Pattern;
 
 use super::blocks::{Fetched, Held};
@@ -18,7 +18,7 @@ use super::plan::{Group, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Divided;
 use crate::snapshot::own::{Own, OwnValue};
-use crate::snapshot::values::{Values, file_of};
+use crate::snapshot::values::{StoredColumn, file_of};
 use crate::store::blocks;
 use crate::store::datafile::{DataFile, Decoded};
 
@@ -106,7 +106,7 @@ impl Reader {
     pub(super) fn located<'a>(&'a self, group: &'a Group, column: &'a ColumnSpec) -> Result<impl Iterator<Item = Located<'a>>> {
         let fragment = group.fragment();
         let of_fragment = |rows: Cow<'a, [(u64, u32)]>| match (file_of(&fragment.files, column.id), &column.fill) {
-            (None, Some(Fill(file))) => {
+            (None, Some(FillValue(file))) => {
                 let rows = rows.iter().map(|(_, place)| (0, *place)).collect();
                 Located { file: Some(file), samples: 1, rows: Cow::Owned(rows), in_order: Some(true) }
             }
@@ -138,7 +138,7 @@ impl Reader {
     pub(super) fn opened<'a>(&self, located: &'a Located<'_>, column: &ColumnSpec) -> Result<Option<ColumnRows<'a>>> {
         let Some(reference) = located.file else { return Ok(None) };
         let known = self.fetched.files.get(&reference.id).cloned();
-        let Values { file, chunk } = self.snapshot.values(reference, located.samples, column, known)?;
+        let StoredColumn { file, chunk } = self.snapshot.values(reference, located.samples, column, known)?;
         let entry = &file.tail.chunks[chunk];
         let any_order = entry.layout == Layout::Fixed && entry.raw_bytes.is_none();
         let rows = if any_order { Cow::Borrowed(&located.rows[..]) } else { ascending(&located.rows) };

@@ -22,9 +22,7 @@ impl Selection {
     /// Return the description of the selection. It says `all` and `split` without their samples, so that it fits later snapshots, too.
     /// With `origin`, it also has the origin.
     pub fn to_bytes(&self, origin: bool) -> Vec<u8> {
-        let mut writer = Writer::default();
-        self.write(&mut writer, origin);
-        writer.0
+        Writer::written(|writer| self.write(writer, origin))
     }
 
     fn write(&self, writer: &mut Writer, origin: bool) {

@@ -233,11 +233,6 @@ impl Selection {
     pub fn part(&self, indices: &[Stride]) -> Selection {
         let strides = Strides::joined(indices.iter().flat_map(|indices| self.strides(*indices)));
         let count: u64 = strides.iter().map(|stride| stride.count).sum();
-        let all = || {
-            let mut positions = Vec::with_capacity(count as usize);
-            strides.iter().for_each(|stride| self.of.extend(*stride, &mut positions));
-            positions
-        };
         let takes = match &self.of {
             // A part of a list is a shorter list.
             Source::List(_) => u64::MAX,
@@ -253,7 +248,11 @@ impl Selection {
             many if takes <= LISTED_BYTES * count => {
                 Selection { within: Within::Runs(Arc::new(Strides::new(many))), ..Selection::of(self.of.clone()) }
             }
-            _ => Selection::of(Source::List(Arc::new(all()))),
+            _ => {
+                let mut positions = Vec::with_capacity(count as usize);
+                strides.iter().for_each(|stride| self.of.extend(*stride, &mut positions));
+                Selection::of(Source::List(Arc::new(positions)))
+            }
         };
         made.from(self)
     }

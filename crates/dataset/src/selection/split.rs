@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::ids::Run;
+use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowIds;
 
 use super::bits::{each_one, nth_in, ones};
@@ -123,7 +124,7 @@ fn number_of(id: i64) -> i64 {
 
 impl Cells {
     fn of(snapshot: &Snapshot) -> Result<Cells> {
-        let hidden = snapshot.context.row_ids(&snapshot.overlays.hidden().collect::<Vec<_>>())?;
+        let hidden = snapshot.context.row_ids(snapshot.overlays.rows(Overlay::hides))?;
         let (mut runs, mut rows, mut cells) = (Vec::<IdRun>::new(), 0, 0);
         for part in 0..snapshot.parts.len() {
             for (Run { first, count }, _) in runs_of(snapshot.fragments(part)?.as_slice()).filter(|(run, _)| run.count > 0) {

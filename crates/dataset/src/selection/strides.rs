@@ -148,10 +148,13 @@ impl Strides {
 
     /// Return the index of a place, or None if it is not one of them. Cost: a binary search, or a look at each stride if some overlap.
     pub fn index_of(&self, place: u64) -> Option<u64> {
-        let of = |number: usize| Some(self.begin(number) + self.get(number).index_of(place)?);
+        let index_in = |number: usize| Some(self.begin(number) + self.get(number).index_of(place)?);
         match &self.ascending {
-            Some(order) => of(order[order.partition_point(|number| self.get(*number as usize).ends().0 <= place).checked_sub(1)?] as usize),
-            None => (0..self.all.len()).find_map(of),
+            None => (0..self.all.len()).find_map(index_in),
+            Some(order) => {
+                let after = order.partition_point(|number| self.get(*number as usize).ends().0 <= place);
+                index_in(order[after.checked_sub(1)?] as usize)
+            }
         }
     }
 

@@ -4,16 +4,15 @@ use std::collections::{HashMap, HashSet};
 
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
-use penstock_format::files::{FileRef, Place};
+use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::{
     ObjectRef, attachment_name, data_name, forwarding_name, page_name, record_name, rows_name, stages_name, statistics_name, words_name,
 };
 use penstock_format::rows::RowSet;
-use penstock_format::schema::Fill;
 use penstock_storage::Store;
 
 use super::Snapshot;
-use super::live::Part;
+use super::live::ManifestPart;
 use crate::log::newest;
 use crate::store::context::Incomplete;
 
@@ -58,63 +57,60 @@ fn lacks(store: &dyn Store, missing: &[String]) -> Error {
 /// List the objects of a snapshot that are absent or have the wrong length. Other damage is reported when the object is read.
 fn missing(snapshot: &Snapshot) -> Result<Vec<String>> {
     let store = snapshot.context.storage.as_ref();
-    let list = |folder: &str| Ok(store.list(folder)?.into_iter().map(|entry| (entry.name, entry.bytes)).collect::<HashMap<String, u64>>());
-    let (data, words, rows, stages) = (list("d")?, list("w")?, list("o")?, list("g")?);
-    let (attachments, statistics) = (list("a")?, list("s")?);
-    let lacking = |listed: &HashMap<String, u64>, id: Id, bytes: u64, name: String| {
-        let whole = match listed.get(&id.to_string()) {
+    let mut listed: HashMap<String, u64> = HashMap::new();
+    for folder in ["d", "w", "o", "g", "a", "s"] {
+        listed.extend(store.list(folder)?.into_iter().map(|entry| (format!("{folder}/{}", entry.name), entry.bytes)));
+    }
+    let name_if_missing = |id: Id, bytes: u64, name: String| {
+        let is_whole = match listed.get(&name) {
             Some(found) => *found == bytes,
             // Listings omit links to files.
             None => store.exists(&name)? || name == data_name(id) && store.exists(&forwarding_name(id))?,
         };
-        Ok((!whole).then_some(name))
+        Ok((!is_whole).then_some(name))
     };
     // The snapshot's own log is checked as a whole.
     let mut records = HashSet::new();
-    let mut of_file = |file: &FileRef| match file.place {
-        Place::Object => lacking(&data, file.id, file.file_bytes, data_name(file.id)),
-        Place::Record { branch, number, .. } if branch != snapshot.id().branch && records.insert((branch, number)) => {
+    let mut name_if_file_missing = |file: &FileRef| match file.place {
+        FilePlace::Object => name_if_missing(file.id, file.file_bytes, data_name(file.id)),
+        FilePlace::Record { branch, number, .. } if branch != snapshot.id().branch && records.insert((branch, number)) => {
             let name = record_name(branch, number);
             Ok((!store.exists(&name)?).then_some(name))
         }
-        Place::Record { .. } | Place::Inline(_) => Ok(None),
+        FilePlace::Record { .. } | FilePlace::Inline(_) => Ok(None),
     };
     let mut missing = Vec::new();
     for ObjectRef { id, bytes, .. } in snapshot.words_segments().map(|segment| segment.object) {
-        missing.extend(lacking(&words, id, bytes, words_name(id))?);
+        missing.extend(name_if_missing(id, bytes, words_name(id))?);
     }
     for ObjectRef { id, bytes, .. } in snapshot.stages.iter().copied() {
-        missing.extend(lacking(&stages, id, bytes, stages_name(id))?);
+        missing.extend(name_if_missing(id, bytes, stages_name(id))?);
     }
     for ObjectRef { id, bytes, .. } in snapshot.attachments.iter().map(|attachment| attachment.object) {
-        missing.extend(lacking(&attachments, id, bytes, attachment_name(id))?);
+        missing.extend(name_if_missing(id, bytes, attachment_name(id))?);
     }
     for ObjectRef { id, bytes, .. } in snapshot.parts.iter().filter_map(|part| part.page()?.statistics) {
-        missing.extend(lacking(&statistics, id, bytes, statistics_name(id))?);
+        missing.extend(name_if_missing(id, bytes, statistics_name(id))?);
     }
     let of_attachments = snapshot.attachments.iter().flat_map(|attachment| [&attachment.rows].into_iter().chain(&attachment.changed));
-    for rows_of in snapshot.overlays.all().iter().map(|overlay| &overlay.rows).chain(of_attachments) {
-        if let RowSet::Object(reference) = rows_of {
+    for rows in snapshot.overlays.rows(|_| true).chain(of_attachments) {
+        if let RowSet::Object(reference) = rows {
             let ObjectRef { id, bytes, .. } = reference.object;
-            missing.extend(lacking(&rows, id, bytes, rows_name(id))?);
+            missing.extend(name_if_missing(id, bytes, rows_name(id))?);
         }
     }
-    for overlay in snapshot.overlays.all() {
-        for file in &overlay.files {
-            missing.extend(of_file(file)?);
-        }
-    }
-    for Fill(file) in snapshot.fills() {
-        missing.extend(of_file(file)?);
+    let files = snapshot.overlays.all().iter().flat_map(|overlay| &overlay.files);
+    for file in files.chain(snapshot.schema.fill_files()) {
+        missing.extend(name_if_file_missing(file)?);
     }
     for (index, part) in snapshot.parts.iter().enumerate() {
         match (snapshot.fragments(index), part) {
             (Ok(fragments), _) => {
                 for file in fragments.as_slice().iter().flat_map(|fragment| &fragment.files) {
-                    missing.extend(of_file(file)?);
+                    missing.extend(name_if_file_missing(file)?);
                 }
             }
-            (Err(error), Part::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
+            (Err(error), ManifestPart::Page(page)) if error.kind() == Kind::NotFound || error.code() == "object-truncated" => {
                 missing.push(page_name(page.object.id));
             }
             (Err(error), _) if error.kind() == Kind::Corrupt => {}

@@ -11,15 +11,13 @@ impl Snapshot {
     /// Return the samples to which no update gave a value in a column: those in fragments that lack the column, and those in other fragments,
     /// whose values may be null. Cost: reads the manifest, and the row ids of hidden samples and of overlays with the column.
     pub fn without_value(&self, column: &ColumnSpec) -> Result<(RowIds, RowIds)> {
-        let hides = self.overlays.all().iter().filter(|overlay| overlay.hides() || overlay.columns.contains(&column.id));
-        let hidden = self.context.all_row_ids(hides.map(|overlay| &overlay.rows))?;
+        let hidden = self.overlay_rows(|overlay| overlay.hides() || overlay.columns.contains(&column.id))?;
         let (mut lacking, mut others) = (Vec::new(), Vec::new());
-        for part in 0..self.parts.len() {
-            for fragment in self.fragments(part)?.as_slice() {
-                let own = if file_of(&fragment.files, column.id).is_none() { &mut lacking } else { &mut others };
-                own.extend(&fragment.runs);
-            }
-        }
+        self.each_fragment(|fragment| {
+            let runs = if file_of(&fragment.files, column.id).is_none() { &mut lacking } else { &mut others };
+            runs.extend(&fragment.runs);
+            Ok(())
+        })?;
         Ok((RowIds::of_runs(lacking).minus(&hidden), RowIds::of_runs(others).minus(&hidden)))
     }
 }

@@ -7,6 +7,7 @@ use penstock_error::{Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::ids::Run;
 use penstock_format::manifest::{Fragment, PageRef};
+use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowIds;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -18,28 +19,28 @@ use crate::store::context::file_cache_bytes;
 
 /// A page or a fragment: a group of consecutive samples in manifest order.
 #[derive(Debug, Clone)]
-pub enum Part {
+pub enum ManifestPart {
     Page(PageRef),
     Fragment(Arc<Fragment>),
 }
 
-impl Part {
+impl ManifestPart {
     /// Return the number of samples, deleted ones included.
     pub fn samples(&self) -> u64 {
         match self {
-            Part::Page(page) => page.samples,
-            Part::Fragment(fragment) => fragment.samples,
+            ManifestPart::Page(page) => page.samples,
+            ManifestPart::Fragment(fragment) => fragment.samples,
         }
     }
 
     pub fn page(&self) -> Option<PageRef> {
-        if let Part::Page(page) = self { Some(*page) } else { None }
+        if let ManifestPart::Page(page) = self { Some(*page) } else { None }
     }
 }
 
 impl Snapshot {
     pub fn pages(&self) -> HashSet<PageRef> {
-        self.parts.iter().filter_map(Part::page).collect()
+        self.parts.iter().filter_map(ManifestPart::page).collect()
     }
 }
 
@@ -55,21 +56,21 @@ struct Deleted {
     sets: Vec<Arc<RowIds>>,
     count: u64,
     /// The deleted and absent rows of each part.
-    gaps: Cache<usize, Arc<Gaps>, ByHeld>,
+    gaps: Cache<usize, Arc<Gaps>, PartWeight>,
     /// Parts that were searched instead.
-    searched: Cache<usize, Arc<Searched>, ByHeld>,
+    searched: Cache<usize, Arc<Searched>, PartWeight>,
 }
 
 #[derive(Clone)]
-struct ByHeld;
+struct PartWeight;
 
-impl Weighter<usize, Arc<Gaps>> for ByHeld {
+impl Weighter<usize, Arc<Gaps>> for PartWeight {
     fn weight(&self, _part: &usize, gaps: &Arc<Gaps>) -> u64 {
         64 + gaps.held_bytes()
     }
 }
 
-impl Weighter<usize, Arc<Searched>> for ByHeld {
+impl Weighter<usize, Arc<Searched>> for PartWeight {
     fn weight(&self, _part: &usize, searched: &Arc<Searched>) -> u64 {
         64 + searched.held_bytes()
     }
@@ -85,7 +86,7 @@ const SEARCHED: u64 = 32;
 impl Live {
     /// Cost: nothing without deletions. Otherwise, reads their row ids, and the pages with gaps in their row ids.
     fn of(snapshot: &Snapshot) -> Result<Live> {
-        let sets = snapshot.context.row_ids(&snapshot.overlays.hidden().collect::<Vec<_>>())?;
+        let sets = snapshot.context.row_ids(snapshot.overlays.rows(Overlay::hides))?;
         let mut starts = vec![0];
         for part in 0..snapshot.parts.len() {
             let live = snapshot.parts[part].samples().checked_sub(deleted_in(snapshot, part, &sets)?);
@@ -97,10 +98,13 @@ impl Live {
             let text = format!("commit {} has {expected} samples, but its deletions leave {found}", snapshot.id());
             return Err(malformed(text));
         }
-        let (gaps, searched) =
-            (|| cache(KEPT_PARTS, file_cache_bytes() / 4, ByHeld), || cache(KEPT_PARTS, file_cache_bytes() / 16, ByHeld));
-        let count = snapshot.record().samples - expected;
-        Ok(Live { starts, deleted: (!sets.is_empty()).then(|| Deleted { sets, count, gaps: gaps(), searched: searched() }) })
+        let deleted = (!sets.is_empty()).then(|| Deleted {
+            sets,
+            count: snapshot.record().samples - expected,
+            gaps: cache(KEPT_PARTS, file_cache_bytes() / 4, PartWeight),
+            searched: cache(KEPT_PARTS, file_cache_bytes() / 16, PartWeight),
+        });
+        Ok(Live { starts, deleted })
     }
 
     /// Return the part that contains a position, which must be in range.
@@ -118,27 +122,25 @@ impl Live {
     fn gaps(&self, part: usize, fragments: &Fragments, wanted: u64) -> Result<Option<PartGaps>> {
         let Some(deleted) = self.deleted.as_ref() else { return Ok(None) };
         let live = self.starts[part + 1] - self.starts[part];
-        let of_part = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>().saturating_sub(live);
-        if deleted.count > MANY_DELETED && wanted.saturating_mul(SEARCHED) < of_part && deleted.gaps.peek(&part).is_none() {
-            let make = || Ok::<_, Error>(Arc::new(Searched::new(fragments.as_slice(), &deleted.sets)));
-            let searched = deleted.searched.get_or_insert_with(&part, make)?;
+        let samples: u64 = fragments.as_slice().iter().map(|fragment| fragment.samples).sum();
+        let dead = samples.saturating_sub(live);
+        if deleted.count > MANY_DELETED && wanted.saturating_mul(SEARCHED) < dead && deleted.gaps.peek(&part).is_none() {
+            let search = || Ok::<_, Error>(Arc::new(Searched::new(fragments.as_slice(), &deleted.sets)));
+            let searched = deleted.searched.get_or_insert_with(&part, search)?;
             if searched.samples == live {
                 return Ok(Some(PartGaps::Searched(searched)));
             }
         }
-        let make = || {
+        let count_gaps = || {
             let gaps = gaps_of(fragments.as_slice(), &deleted.sets);
-            let samples = fragments.as_slice().iter().map(|fragment| fragment.samples).sum::<u64>();
+            let rows = gaps.rows();
             // The first counts are of ranges of row ids, which may be wrong if two samples have the same row id.
-            match samples - gaps.rows() == live {
-                true => Ok(Arc::new(gaps)),
-                false => {
-                    let rows = gaps.rows();
-                    Err(malformed(format!("{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted")))
-                }
+            if samples - rows != live {
+                return Err(malformed(format!("{rows} of {samples} samples of manifest part {part} are deleted, which is not as counted")));
             }
+            Ok(Arc::new(gaps))
         };
-        deleted.gaps.get_or_insert_with(&part, make).map(|table| Some(PartGaps::Table(table)))
+        deleted.gaps.get_or_insert_with(&part, count_gaps).map(|table| Some(PartGaps::Table(table)))
     }
 }
 
@@ -149,7 +151,7 @@ fn deleted_in(snapshot: &Snapshot, part: usize, sets: &[Arc<RowIds>]) -> Result<
     }
     let count = |range: std::ops::Range<u64>| sets.iter().map(|set| set.count_in(range.clone())).sum::<u64>();
     Ok(match &snapshot.parts[part] {
-        Part::Page(page) if page.is_dense() => count(page.least..page.least + page.span),
+        ManifestPart::Page(page) if page.is_dense() => count(page.least..page.least + page.span),
         _ => snapshot.fragments(part)?.as_slice().iter().flat_map(|fragment| &fragment.runs).map(|run| count(run.first..run.end())).sum(),
     })
 }
@@ -305,8 +307,8 @@ impl Snapshot {
     /// Return all fragments of a part. Cost: reads a page, unless it is cached.
     pub fn fragments(&self, part: usize) -> Result<Fragments> {
         Ok(match &self.parts[part] {
-            Part::Page(page) => Fragments::Page(self.context.page(page)?),
-            Part::Fragment(fragment) => Fragments::One(fragment.clone()),
+            ManifestPart::Page(page) => Fragments::Page(self.context.page(page)?),
+            ManifestPart::Fragment(fragment) => Fragments::One(fragment.clone()),
         })
     }
 
@@ -318,17 +320,32 @@ impl Snapshot {
 
     /// Return the row ids of all samples that are deleted or absent. Cost: reads the sets of row ids.
     pub fn hidden(&self) -> Result<RowIds> {
-        self.context.all_row_ids(self.overlays.hidden())
+        self.overlay_rows(Overlay::hides)
     }
 
     /// Return the row ids of all samples that are deleted or absent, and of those that no fragment has any more. Cost: as for `hidden`.
     pub fn not_alive(&self) -> Result<RowIds> {
-        self.context.all_row_ids(self.overlays.hidden().chain(self.overlays.gone()))
+        self.overlay_rows(|overlay| overlay.hides() || overlay.is_gone())
+    }
+
+    /// Return the row ids of the overlays for which `is_wanted` returns true. Cost: reads their sets of row ids.
+    pub fn overlay_rows(&self, is_wanted: impl Fn(&Overlay) -> bool) -> Result<RowIds> {
+        self.context.all_row_ids(self.overlays.rows(is_wanted))
     }
 
     /// Visit every fragment.
-    pub fn each_fragment(&self, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
-        (0..self.parts.len()).try_for_each(|part| self.fragments(part)?.as_slice().iter().try_for_each(&mut visit))
+    pub fn each_fragment(&self, visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
+        self.each_fragment_outside(&HashSet::new(), visit)
+    }
+
+    /// Visit the fragments that are not in one of these pages.
+    pub fn each_fragment_outside(&self, pages: &HashSet<PageRef>, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
+        for (index, part) in self.parts.iter().enumerate() {
+            if part.page().is_none_or(|page| !pages.contains(&page)) {
+                self.fragments(index)?.as_slice().iter().try_for_each(&mut visit)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ pub mod statistics;
 pub mod values;
 pub mod vocabulary;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_error::{Error, Result};
@@ -26,15 +26,15 @@ use penstock_format::manifest::{Attachment, Fragment, PageRef, Root, WordsSegmen
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, FEATURE_TILED, Record};
 use penstock_format::rows::RowSet;
-use penstock_format::schema::{ColumnSpec, Fill, Schema};
+use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::Access;
 use penstock_storage::process::PerProcess;
 use penstock_tensor::counted;
 use quick_cache::sync::Cache;
 
 use self::attachments::{check_attachments, note_changed};
-use self::live::{Live, Part};
-use self::overlays::{ByHeld, KeptPatches, Overlays, Patch};
+use self::live::{Live, ManifestPart};
+use self::overlays::{KeptPatches, Overlays, Patch, PatchWeight};
 use self::row_ids::PartRanges;
 use self::vocabulary::{CodeTables, Vocabulary};
 use crate::log::newest::LogKey;
@@ -49,7 +49,7 @@ pub struct Snapshot {
     pub entry: LogEntry,
     pub root: Arc<Root>,
     pub schema: Arc<Schema>,
-    pub parts: Arc<Vec<Part>>,
+    pub parts: Arc<Vec<ManifestPart>>,
     pub overlays: Arc<Overlays>,
     /// Stages whose fragments were replaced.
     pub stages: Vec<ObjectRef>,
@@ -60,19 +60,16 @@ pub struct Snapshot {
 }
 
 /// What a process has found out about a snapshot so far.
+#[derive(Default)]
 pub(super) struct Tables {
     /// Vocabularies of category columns, and tables that map each data file's local codes to vocabulary codes.
     pub codes: Mutex<CodeTables>,
     pub live: OnceLock<Live>,
     pub ranges: OnceLock<PartRanges>,
     /// The newer values of columns, by part and column. Most snapshots have none.
-    pub patches: OnceLock<Cache<(usize, u64), Arc<Patch>, ByHeld>>,
+    pub patches: OnceLock<Cache<(usize, u64), Arc<Patch>, PatchWeight>>,
     /// Those that snapshots of one transaction share.
     pub kept: OnceLock<Arc<KeptPatches>>,
-}
-
-fn tables() -> Tables {
-    Tables { codes: Mutex::default(), live: OnceLock::new(), ranges: OnceLock::new(), patches: OnceLock::new(), kept: OnceLock::new() }
 }
 
 impl Snapshot {
@@ -84,13 +81,13 @@ impl Snapshot {
             return Err(malformed(format!("cannot read `{name}`: it is the root of a different commit")));
         }
         let schema = context.caches.get().schema(&root.schema)?;
-        let mut parts: Vec<Part> = root.pages.iter().map(|page| Part::Page(*page)).collect();
+        let mut parts: Vec<ManifestPart> = root.pages.iter().map(|page| ManifestPart::Page(*page)).collect();
         let (mut segments, mut overlays) = (root.words.clone(), root.overlays.clone());
         let mut attachments = root.attachments.clone();
         for delta in &record.deltas {
             match delta {
-                Delta::Fragment(fragment) => parts.push(Part::Fragment(fragment.clone())),
-                Delta::Page(page) => parts.push(Part::Page(*page)),
+                Delta::Fragment(fragment) => parts.push(ManifestPart::Fragment(fragment.clone())),
+                Delta::Page(page) => parts.push(ManifestPart::Page(*page)),
                 Delta::Words(words) => segments.push(*words),
                 Delta::Overlay(overlay) => {
                     note_changed(&mut attachments, overlay);
@@ -103,7 +100,7 @@ impl Snapshot {
         check_attachments(&attachments, &schema, record)?;
         let overlays = Overlays::new(overlays);
         let found = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.samples()));
-        let deleted = overlays.hidden().map(RowSet::ids).try_fold(0u64, u64::checked_add);
+        let deleted = overlays.rows(Overlay::hides).map(RowSet::ids).try_fold(0u64, u64::checked_add);
         if found != Some(record.samples) || deleted != Some(record.samples - record.live) {
             return Err(malformed(format!(
                 "commit {} has {} samples ({} live), but its manifest has {}, of which {} are deleted or absent",
@@ -123,7 +120,7 @@ impl Snapshot {
             let text = format!("the manifest of commit {} has row ids that no commit allocated", record.snapshot());
             return Err(malformed(text));
         }
-        let known = overlays.gone().map(RowSet::ids).fold(record.samples, u64::saturating_add);
+        let known = overlays.rows(Overlay::is_gone).map(RowSet::ids).fold(record.samples, u64::saturating_add);
         if let Some(overlay) = overlays.all().iter().find(|overlay| !overlay.is_gone() && overlay.rows.ids() > known) {
             let (ids, samples) = (overlay.rows.ids(), record.samples);
             let text = format!("an overlay of commit {} has {ids} row ids, but the commit has only {samples} samples", record.snapshot());
@@ -143,7 +140,7 @@ impl Snapshot {
             parts: Arc::new(parts),
             overlays: Arc::new(overlays),
             words,
-            tables: Arc::new(PerProcess::new(tables)),
+            tables: Arc::new(PerProcess::new(Tables::default)),
         })
     }
 
@@ -154,7 +151,7 @@ impl Snapshot {
 
     /// Return a copy that has found out nothing yet, because it will be changed.
     fn anew(&self) -> Snapshot {
-        Snapshot { tables: Arc::new(PerProcess::new(tables)), ..self.clone() }
+        Snapshot { tables: Arc::new(PerProcess::new(Tables::default)), ..self.clone() }
     }
 
     /// Return a snapshot of `samples` samples whose values are in these files, with this snapshot's schema and words.
@@ -165,7 +162,7 @@ impl Snapshot {
         let fragment = Fragment { samples, is_stage: false, runs: vec![Run { first: 0, count: samples }], files };
         // A column that the files lack is null, whatever it is in fragments.
         Arc::make_mut(&mut made.schema).columns.iter_mut().for_each(|column| column.fill = None);
-        made.parts = Arc::new(vec![Part::Fragment(Arc::new(fragment))]);
+        made.parts = Arc::new(vec![ManifestPart::Fragment(Arc::new(fragment))]);
         (made.overlays, made.stages, made.attachments) = Default::default();
         made
     }
@@ -191,23 +188,23 @@ impl Snapshot {
         tables.codes.lock().unwrap_or_else(PoisonError::into_inner).vocabularies.extend(words);
         let kept = before.and_then(|before| before.tables.get().kept.get().cloned());
         let _ = tables.kept.set(kept.unwrap_or_else(|| Arc::new(KeptPatches::new(self.parts.len()))));
-        let new = new.into_iter().map(|fragment| Part::Fragment(Arc::new(fragment)));
+        let new = new.into_iter().map(|fragment| ManifestPart::Fragment(Arc::new(fragment)));
         made.parts = Arc::new(self.parts.iter().cloned().chain(new).collect());
         made.overlays = Arc::new(Overlays::new(self.overlays.all().iter().cloned().chain(overlays).collect()));
         made
     }
 
     /// Return this snapshot with more parts and words, and with these overlays instead of its own. All row ids are final.
-    pub fn combined(&self, more: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
+    pub fn combined(&self, more: Vec<ManifestPart>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
         self.replaced(self.parts.iter().cloned().chain(more).collect(), overlays, words)
     }
 
     /// Return this snapshot with these parts and overlays instead of its own, and with more words. All row ids are final.
-    pub fn replaced(&self, parts: Vec<Part>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
+    pub fn replaced(&self, parts: Vec<ManifestPart>, overlays: Vec<Overlay>, words: &[WordsSegment]) -> Snapshot {
         let mut made = self.anew();
         let hidden: u64 = overlays.iter().filter(|overlay| overlay.hides()).map(|overlay| overlay.rows.ids()).sum();
         let record = Arc::make_mut(&mut made.entry.record);
-        record.samples = parts.iter().map(Part::samples).sum::<u64>();
+        record.samples = parts.iter().map(ManifestPart::samples).sum::<u64>();
         record.live = record.samples.saturating_sub(hidden);
         for segment in words {
             let first_code = self.word_count(segment.column);
@@ -226,19 +223,13 @@ impl Snapshot {
     /// Return this snapshot with another schema. `others` have the words of category columns that this snapshot lacks.
     pub fn with_schema(&self, schema: Arc<Schema>, others: &[&Snapshot]) -> Snapshot {
         let mut made = self.anew();
-        let before: HashSet<u64> = self.schema.columns.iter().map(|spec| spec.id).collect();
-        for spec in schema.columns.iter().filter(|spec| !before.contains(&spec.id)) {
+        for spec in schema.columns.iter().filter(|spec| !self.schema.has_column(spec.id)) {
             let known = others.iter().find_map(|other| other.words.get(&spec.id));
             made.words.extend(known.map(|segments| (spec.id, segments.clone())));
         }
-        made.attachments.retain(|attachment| attachment.columns.iter().all(|column| schema.columns.iter().any(|spec| spec.id == *column)));
+        made.attachments.retain(|attachment| attachment.columns.iter().all(|column| schema.has_column(*column)));
         made.schema = schema;
         made
-    }
-
-    /// Return the fill values of columns.
-    pub fn fills(&self) -> impl Iterator<Item = &Fill> {
-        self.schema.columns.iter().filter_map(|column| column.fill.as_ref())
     }
 
     /// Return whether all data files are mapped.
@@ -288,9 +279,8 @@ impl Snapshot {
     pub fn column(&self, name: &str) -> Result<&ColumnSpec> {
         let found = self.schema.column(name).map(|(_, column)| column);
         found.ok_or_else(|| {
-            let names: Vec<&str> = self.schema.columns.iter().map(|column| column.name.as_str()).collect();
             Error::new("column-not-found", format!("cannot read column `{name}`: `{}` has no such column", self.context.storage.uri()))
-                .hint(format!("columns: {}", names.join(", ")))
+                .hint(self.schema.names())
         })
     }
 }

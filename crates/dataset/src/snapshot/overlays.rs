@@ -4,13 +4,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_error::{Error, Result};
+use penstock_error::Result;
 use penstock_format::files::FileRef;
-use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
-use penstock_format::schema::Fill;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -49,24 +47,9 @@ impl Overlays {
         self.all.iter().any(|own| own.has_values() && own.id == overlay.id)
     }
 
-    /// Return the row sets of all deletions.
-    pub fn deletions(&self) -> impl Iterator<Item = &RowSet> {
-        self.all.iter().filter(|overlay| overlay.is_deletion()).map(|overlay| &overlay.rows)
-    }
-
-    /// Return the row sets of samples that never lived on the branch.
-    pub fn absences(&self) -> impl Iterator<Item = &RowSet> {
-        self.all.iter().filter(|overlay| overlay.is_absence()).map(|overlay| &overlay.rows)
-    }
-
-    /// Return the row sets of all samples that are deleted or absent. They have a physical row, but no position.
-    pub fn hidden(&self) -> impl Iterator<Item = &RowSet> {
-        self.all.iter().filter(|overlay| overlay.hides()).map(|overlay| &overlay.rows)
-    }
-
-    /// Return the row sets of deleted samples that no fragment has any more.
-    pub fn gone(&self) -> impl Iterator<Item = &RowSet> {
-        self.all.iter().filter(|overlay| overlay.is_gone()).map(|overlay| &overlay.rows)
+    /// Return the row sets of the overlays for which `is_wanted` returns true.
+    pub fn rows<'a>(&'a self, is_wanted: impl Fn(&Overlay) -> bool + 'a) -> impl Iterator<Item = &'a RowSet> {
+        self.all.iter().filter(move |overlay| is_wanted(overlay)).map(|overlay| &overlay.rows)
     }
 
     /// Return whether any sample has a newer value in this column.
@@ -86,7 +69,7 @@ struct PatchRun {
 }
 
 /// A run with its first row.
-type At = (u64, PatchRun);
+type RowRun = (u64, PatchRun);
 
 /// The rows of a part that have newer values in one column. Rows are counted from the beginning of the part.
 pub struct Patch {
@@ -96,18 +79,11 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// Join the runs of several overlays, newest first. A newer run hides the older ones under it.
-    fn new(layers: impl ExactSizeIterator<Item = Vec<At>>) -> Patch {
-        let overlays = layers.len();
-        let runs = layers.reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
+    /// Join the runs of several overlays, newest first, with the patch of the overlays before them. A newer run hides the older ones under it.
+    fn new(layers: Vec<Vec<RowRun>>, before: Option<&Patch>, overlays: usize) -> Patch {
+        let newer = layers.into_iter().reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
+        let runs = if let Some(before) = before { under(&newer, before.runs.entries()) } else { newer };
         Patch { runs: Ranks::new(runs), overlays }
-    }
-
-    /// Add the runs of newer overlays, newest first.
-    fn extended(&self, layers: impl ExactSizeIterator<Item = Vec<At>>) -> Patch {
-        let overlays = self.overlays + layers.len();
-        let newer = layers.reduce(|newer, older| under(&newer, &older)).unwrap_or_default();
-        Patch { runs: Ranks::new(under(&newer, self.runs.entries())), overlays }
     }
 
     /// Return the overlay that has the value of a row, and the sample there. Returns None if the fragment's own value is current.
@@ -181,7 +157,7 @@ impl<T> Default for Divided<T> {
 }
 
 /// Join two lists of ascending, disjoint runs. Where both have a row, the first list counts.
-fn under(newer: &[At], older: &[At]) -> Vec<At> {
+fn under(newer: &[RowRun], older: &[RowRun]) -> Vec<RowRun> {
     let mut all = Vec::with_capacity(newer.len() + older.len());
     let mut above = newer.iter().copied().peekable();
     // The end of the rows that `newer` has so far.
@@ -216,9 +192,9 @@ fn under(newer: &[At], older: &[At]) -> Vec<At> {
 const KEPT_PATCHES: usize = 1024;
 
 #[derive(Clone)]
-pub struct ByHeld;
+pub struct PatchWeight;
 
-impl Weighter<(usize, u64), Arc<Patch>> for ByHeld {
+impl Weighter<(usize, u64), Arc<Patch>> for PatchWeight {
     fn weight(&self, _key: &(usize, u64), patch: &Arc<Patch>) -> u64 {
         128 + patch.runs.held_bytes()
     }
@@ -228,12 +204,12 @@ impl Weighter<(usize, u64), Arc<Patch>> for ByHeld {
 pub struct KeptPatches {
     /// The first parts, which all of these snapshots have.
     parts: usize,
-    patches: Cache<(usize, u64), Arc<Patch>, ByHeld>,
+    patches: Cache<(usize, u64), Arc<Patch>, PatchWeight>,
 }
 
 impl KeptPatches {
     pub fn new(parts: usize) -> KeptPatches {
-        KeptPatches { parts, patches: cache(KEPT_PATCHES, Config::memory_bytes() / 8, ByHeld) }
+        KeptPatches { parts, patches: cache(KEPT_PATCHES, Config::memory_bytes() / 8, PatchWeight) }
     }
 }
 
@@ -242,62 +218,62 @@ impl Snapshot {
     /// cached.
     pub fn patch(&self, part: usize, fragments: &[Fragment], column: u64) -> Result<Arc<Patch>> {
         let tables = self.tables.get();
-        let patches = tables.patches.get_or_init(|| cache(KEPT_PATCHES, file_cache_bytes() / 4, ByHeld));
-        let of_column = self.overlays.by_column.get(&column).map_or(&[][..], Vec::as_slice);
-        let layers = |of_column: &[usize]| {
-            let may_meet = |index: &&usize| {
-                let range = self.overlays.all[**index].rows.range();
-                fragments.iter().flat_map(|fragment| &fragment.runs).any(|run| run.first < range.end && range.start < run.end())
-            };
-            let found: Vec<usize> = of_column.iter().filter(may_meet).copied().collect();
-            let sets = self.context.row_ids(&found.iter().map(|index| &self.overlays.all[*index].rows).collect::<Vec<&RowSet>>())?;
-            Ok::<_, Error>(found.into_iter().zip(sets).rev().map(|(overlay, ids)| runs_under(fragments, overlay, &ids)).collect())
+        let overlays = self.overlays.by_column.get(&column).map_or(&[][..], Vec::as_slice);
+        let new_patch = |before: Option<&Patch>| {
+            let layers = self.layers(fragments, &overlays[before.map_or(0, |before| before.overlays)..])?;
+            Ok(Arc::new(Patch::new(layers, before, overlays.len())))
         };
-        let with_layers = |known: Option<&Patch>, layers: Vec<Vec<At>>| Patch {
-            overlays: of_column.len(),
-            ..known.map_or_else(|| Patch::new(layers.iter().cloned()), |known| known.extended(layers.iter().cloned()))
+        let Some(kept) = tables.kept.get().filter(|kept| part < kept.parts) else {
+            let patches = tables.patches.get_or_init(|| cache(KEPT_PATCHES, file_cache_bytes() / 4, PatchWeight));
+            return patches.get_or_insert_with(&(part, column), || new_patch(None));
         };
-        if let Some(kept) = tables.kept.get().filter(|kept| part < kept.parts) {
-            let known = kept.patches.get(&(part, column)).filter(|known| known.overlays <= of_column.len());
-            let seen = known.as_ref().map_or(0, |known| known.overlays);
-            return Ok(match known {
-                Some(known) if seen == of_column.len() => known,
-                known => {
-                    let patch = Arc::new(with_layers(known.as_deref(), layers(&of_column[seen..])?));
-                    kept.patches.insert((part, column), patch.clone());
-                    patch
-                }
-            });
+        match kept.patches.get(&(part, column)).filter(|known| known.overlays <= overlays.len()) {
+            Some(known) if known.overlays == overlays.len() => Ok(known),
+            known => {
+                let patch = new_patch(known.as_deref())?;
+                kept.patches.insert((part, column), patch.clone());
+                Ok(patch)
+            }
         }
-        patches.get_or_insert_with(&(part, column), || Ok(Arc::new(with_layers(None, layers(of_column)?))))
+    }
+
+    /// Return the runs of a part's rows that each of some overlays has, newest first. Overlays that cannot meet the part are left out.
+    fn layers(&self, fragments: &[Fragment], overlays: &[usize]) -> Result<Vec<Vec<RowRun>>> {
+        let mut meeting = overlays.to_vec();
+        meeting.retain(|index| {
+            let range = self.overlays.all[*index].rows.range();
+            fragments.iter().flat_map(|fragment| &fragment.runs).any(|run| run.first < range.end && range.start < run.end())
+        });
+        let sets = self.context.row_ids(meeting.iter().map(|index| &self.overlays.all[*index].rows))?;
+        Ok(meeting.into_iter().zip(sets).rev().map(|(overlay, ids)| runs_under(fragments, overlay, &ids)).collect())
     }
 
     /// Visit the data files that store any of these columns, each with its number of samples: those of fragments, then those of
     /// overlays and of fill values. Cost: reads the manifest.
     pub fn each_file(&self, columns: Option<&[u64]>, mut visit: impl FnMut(&FileRef, u64) -> Result<()>) -> Result<()> {
-        let mut of = |files: &[FileRef], samples: u64| {
-            let wanted = |file: &&FileRef| columns.is_none_or(|columns| file.columns.iter().any(|column| columns.contains(column)));
-            files.iter().filter(wanted).try_for_each(|file| visit(file, samples))
+        let mut visit_files = |files: &[FileRef], samples: u64| {
+            let is_wanted = |file: &&FileRef| columns.is_none_or(|columns| file.columns.iter().any(|column| columns.contains(column)));
+            files.iter().filter(is_wanted).try_for_each(|file| visit(file, samples))
         };
-        self.each_fragment(|fragment| of(&fragment.files, fragment.samples))?;
-        self.overlays.all.iter().try_for_each(|overlay| of(&overlay.files, overlay.rows.ids()))?;
-        self.fills().try_for_each(|Fill(file)| of(std::slice::from_ref(file), 1))
+        self.each_fragment(|fragment| visit_files(&fragment.files, fragment.samples))?;
+        self.overlays.all.iter().try_for_each(|overlay| visit_files(&overlay.files, overlay.rows.ids()))?;
+        self.schema.fill_files().try_for_each(|file| visit_files(std::slice::from_ref(file), 1))
     }
 }
 
 /// Return the runs of a part's rows that an overlay has.
-fn runs_under(fragments: &[Fragment], overlay: usize, ids: &RowIds) -> Vec<At> {
+fn runs_under(fragments: &[Fragment], overlay: usize, ids: &RowIds) -> Vec<RowRun> {
     let (most, overlay) = (u64::from(u32::MAX), overlay as u32);
-    let of = |(run, row): (Run, u64)| {
-        let found = ids.runs_in(run.first..run.end()).into_iter();
-        found.flat_map(move |(found, rank)| {
-            let row = row + (found.first - run.first);
-            let part =
-                move |begin: u64| (row + begin, PatchRun { first: rank + begin, count: (found.count - begin).min(most) as u32, overlay });
-            (0..found.count.div_ceil(most)).map(move |index| part(index * most))
-        })
-    };
-    runs_of(fragments).flat_map(of).collect()
+    let mut runs = Vec::new();
+    for (run, row) in runs_of(fragments) {
+        for (found, rank) in ids.runs_in(run.first..run.end()) {
+            for begin in (0..found.count).step_by(most as usize) {
+                let count = (found.count - begin).min(most) as u32;
+                runs.push((row + (found.first - run.first) + begin, PatchRun { first: rank + begin, count, overlay }));
+            }
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
@@ -307,17 +283,17 @@ mod tests {
     #[test]
     fn the_newest_overlay_of_a_row_counts() {
         let layer = |overlay: u32, runs: &[(u64, u64)]| {
-            let of = |first: &mut u64, run: &(u64, u64)| {
-                let begin = std::mem::replace(first, *first + run.1);
-                Some((run.0, PatchRun { count: run.1 as u32, overlay, first: begin }))
+            let with_first = |next: &mut u64, (row, count): &(u64, u64)| {
+                let first = std::mem::replace(next, *next + count);
+                Some((*row, PatchRun { count: *count as u32, overlay, first }))
             };
-            runs.iter().scan(0, of).collect::<Vec<At>>()
+            runs.iter().scan(0, with_first).collect::<Vec<RowRun>>()
         };
         let shapes: [&[(u64, u64)]; 7] =
             [&[(0, 30)], &[(3, 4)], &[(3, 2), (5, 2), (20, 1)], &[], &[(29, 1)], &[(0, 1), (4, 1), (28, 2)], &[(2, 20), (25, 2)]];
         for (newest, middle, oldest) in (0..343).map(|index| (index / 49, index / 7 % 7, index % 7)) {
             let layers = [layer(2, shapes[newest]), layer(1, shapes[middle]), layer(0, shapes[oldest])];
-            let patch = Patch::new(layers[1..].iter().cloned()).extended(layers[..1].iter().cloned());
+            let patch = Patch::new(layers[..1].to_vec(), Some(&Patch::new(layers[1..].to_vec(), None, 2)), 3);
             for rows in [(2..32).collect(), vec![5], vec![4, 29], vec![3, 6, 7, 20], vec![30, 31], (10..12).collect::<Vec<u64>>()] {
                 let mut divided = Divided::default();
                 let expected: Vec<_> = rows.iter().filter_map(|row| patch.find(*row).map(|(at, sample)| (at, (sample, *row)))).collect();
@@ -328,7 +304,7 @@ mod tests {
                 assert!(!found || rest == divided.current, "{newest} {middle} {oldest}");
             }
             for row in 0..32 {
-                let inside = |layer: &Vec<At>| {
+                let inside = |layer: &Vec<RowRun>| {
                     let (begin, run) = layer.iter().find(|(begin, run)| (*begin..begin + u64::from(run.count)).contains(&row))?;
                     Some((run.overlay as usize, run.first + (row - begin)))
                 };

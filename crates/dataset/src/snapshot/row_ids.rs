@@ -5,10 +5,11 @@ use std::ops::Range;
 use penstock_error::{Error, Result};
 use penstock_format::ids::Run;
 use penstock_format::manifest::Fragment;
-use penstock_format::rows::{RowIds, RowSet};
+use penstock_format::overlay::Overlay;
+use penstock_format::rows::RowIds;
 
 use super::Snapshot;
-use super::live::{LiveFragments, Part, runs_of};
+use super::live::{LiveFragments, ManifestPart, runs_of};
 
 /// Write the row ids of a fragment's physical rows to their places in `ids`. The rows must be in ascending order.
 pub fn row_ids_of(fragment: &Fragment, rows: &[(u64, u32)], ids: &mut [i64]) {
@@ -30,7 +31,7 @@ pub struct PartRanges {
 }
 
 impl PartRanges {
-    fn new(parts: &[Part]) -> PartRanges {
+    fn new(parts: &[ManifestPart]) -> PartRanges {
         let with_index = parts.iter().enumerate().map(|(index, part)| (range_of(part), index));
         let mut parts: Vec<(u64, u64, usize)> = with_index.map(|((least, end), index)| (least, end, index)).collect();
         parts.sort_unstable();
@@ -50,10 +51,10 @@ impl PartRanges {
 }
 
 /// Return the range of row ids of a part.
-fn range_of(part: &Part) -> (u64, u64) {
+fn range_of(part: &ManifestPart) -> (u64, u64) {
     match part {
-        Part::Page(page) => (page.least, page.least + page.span),
-        Part::Fragment(fragment) => {
+        ManifestPart::Page(page) => (page.least, page.least + page.span),
+        ManifestPart::Fragment(fragment) => {
             let least = fragment.runs.iter().map(|run| run.first).min().unwrap_or(0);
             (least, fragment.runs.iter().map(Run::end).max().unwrap_or(0))
         }
@@ -64,7 +65,7 @@ fn range_of(part: &Part) -> (u64, u64) {
 const POSITIONS: usize = 1 << 16;
 
 /// Where the sample with a row id is.
-enum Found {
+enum RowLookup {
     At(u64),
     /// The sample was deleted, or is absent.
     Hidden,
@@ -90,11 +91,14 @@ impl OpenPart {
     }
 
     /// Return where a row id is, or None if the part lacks it.
-    fn position(&self, row_id: u64) -> Option<Found> {
+    fn position(&self, row_id: u64) -> Option<RowLookup> {
         let at = self.runs.partition_point(|(run, _)| run.first <= row_id).checked_sub(1)?;
         let (run, first) = self.runs[at];
-        let live = || self.fragments.live_row(first + (row_id - run.first));
-        (row_id < run.end()).then(|| live().map_or(Found::Hidden, |live| Found::At(self.start + live)))
+        if row_id >= run.end() {
+            return None;
+        }
+        let live = self.fragments.live_row(first + (row_id - run.first));
+        Some(live.map_or(RowLookup::Hidden, |live| RowLookup::At(self.start + live)))
     }
 }
 
@@ -102,38 +106,33 @@ impl Snapshot {
     /// Return the positions of the given row ids. Cost: a binary search per row id. Reads the manifest pages that may contain them,
     /// unless they are cached, and the row ids of deletions.
     pub fn positions_of(&self, row_ids: &[i64]) -> Result<Vec<u64>> {
-        let found = |(place, row_id): (usize, Found)| match row_id {
-            Found::At(position) => Ok(position),
-            Found::Hidden => Err((place, true)),
-            Found::Nowhere => Err((place, false)),
-        };
-        let missing = |(place, is_hidden): (usize, bool)| {
-            let row_id = row_ids[place];
-            let why =
-                if self.is_deleted(row_id.cast_unsigned(), is_hidden) { "its sample was deleted in" } else { "no such sample exists in" };
-            // What a transaction sees has no id of its own.
-            let here =
-                if self.tables.get().kept.get().is_some() { "this transaction".to_owned() } else { format!("snapshot {}", self.id()) };
-            Error::new("row-id-not-found", format!("cannot find row id {row_id}: {why} {here}"))
-                .hint("row ids come from `_row_id` or receipt.row_ids")
-                .rows(vec![place as u64])
-                .row_ids(vec![row_id])
-        };
-        self.look_up(row_ids)?.into_iter().enumerate().map(found).collect::<std::result::Result<_, _>>().map_err(missing)
+        let lookups = self.look_up(row_ids)?.into_iter().zip(row_ids).enumerate();
+        let positions = lookups.map(|(place, (lookup, row_id))| match lookup {
+            RowLookup::At(position) => Ok(position),
+            RowLookup::Hidden => Err(self.without_position(place, *row_id, true)),
+            RowLookup::Nowhere => Err(self.without_position(place, *row_id, false)),
+        });
+        positions.collect()
     }
 
-    /// Return whether a sample without a position was deleted. If not, it never lived on the branch. `is_hidden` says whether a fragment has it.
-    fn is_deleted(&self, row_id: u64, is_hidden: bool) -> bool {
-        let overlays = &self.overlays;
-        let sets: Vec<&RowSet> = if is_hidden { overlays.absences().collect() } else { overlays.gone().collect() };
-        let is_listed = self.context.row_ids(&sets).is_ok_and(|sets| sets.iter().any(|set| set.count_in(row_id..row_id + 1) > 0));
-        is_listed != is_hidden
+    /// Make the error for a row id without a position. `is_hidden` says whether a fragment has its sample.
+    fn without_position(&self, place: usize, row_id: i64, is_hidden: bool) -> Error {
+        // A sample that was not deleted never lived on the branch.
+        let listed = self.context.row_ids(self.overlays.rows(if is_hidden { Overlay::is_absence } else { Overlay::is_gone }));
+        let is_listed = listed.is_ok_and(|sets| sets.iter().any(|set| set.contains(row_id.cast_unsigned())));
+        let why = if is_listed != is_hidden { "its sample was deleted in" } else { "no such sample exists in" };
+        // What a transaction sees has no id of its own.
+        let here = if self.tables.get().kept.get().is_some() { "this transaction".to_owned() } else { format!("snapshot {}", self.id()) };
+        Error::new("row-id-not-found", format!("cannot find row id {row_id}: {why} {here}"))
+            .hint("row ids come from `_row_id` or receipt.row_ids")
+            .rows(vec![place as u64])
+            .row_ids(vec![row_id])
     }
 
     /// Return the positions of row ids, with None for those without a sample. Costs the same as `positions_of`.
     pub fn find_positions(&self, row_ids: &[i64]) -> Result<Vec<Option<u64>>> {
-        let found = |found| if let Found::At(position) = found { Some(position) } else { None };
-        Ok(self.look_up(row_ids)?.into_iter().map(found).collect())
+        let position = |lookup| if let RowLookup::At(position) = lookup { Some(position) } else { None };
+        Ok(self.look_up(row_ids)?.into_iter().map(position).collect())
     }
 
     /// Visit the positions of the samples that have any of these row ids, in parts. Cost: reads the manifest pages that may contain them.
@@ -180,22 +179,25 @@ impl Snapshot {
         Ok(ids)
     }
 
-    fn look_up(&self, row_ids: &[i64]) -> Result<Vec<Found>> {
+    fn look_up(&self, row_ids: &[i64]) -> Result<Vec<RowLookup>> {
         let ranges = self.tables.get().ranges.get_or_init(|| PartRanges::new(&self.parts));
         let mut open: Vec<Option<OpenPart>> = Vec::new();
         open.resize_with(self.parts.len(), || None);
-        let mut found = |row_id: u64| {
+        let mut found = Vec::with_capacity(row_ids.len());
+        for row_id in row_ids.iter().map(|row_id| row_id.cast_unsigned()) {
+            let mut lookup = None;
             for part in ranges.containing(row_id) {
                 let opened = match open[part].take() {
                     Some(opened) => opened,
                     None => OpenPart::new(self, part, row_ids.len())?,
                 };
-                if let Some(found) = open[part].insert(opened).position(row_id) {
-                    return Ok(found);
+                lookup = open[part].insert(opened).position(row_id);
+                if lookup.is_some() {
+                    break;
                 }
             }
-            Ok(Found::Nowhere)
-        };
-        row_ids.iter().map(|row_id| found(row_id.cast_unsigned())).collect()
+            found.push(lookup.unwrap_or(RowLookup::Nowhere));
+        }
+        Ok(found)
     }
 }

@@ -44,23 +44,23 @@ impl Snapshot {
         let looked: Vec<&(FileRef, u64)> = (0..count).map(|index| &files[index * files.len() / count]).collect();
         // A damaged file is left out of the estimate. Reading a sample from that file reports the damage, and the caller decides how to
         // handle it.
-        let passable = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
+        let may_be_left_out = |error: &Error| error.kind() == Kind::Corrupt && looked.len() > 1;
         self.context.open_tails(looked.iter().map(|(file, samples)| (file, *samples)))?;
-        let (mut spanned, mut of_those) = (0u128, 0u128);
+        let (mut spanned, mut looked_at_bytes) = (0u128, 0u128);
         let (mut blocks, mut sizes): (HashMap<u64, u64>, HashMap<u64, (u128, u128)>) = Default::default();
         let mut damage = None;
         for (file, samples) in &looked {
             let opened = match self.context.file(file, *samples) {
-                Err(error) if passable(&error) => {
+                Err(error) if may_be_left_out(&error) => {
                     damage = Some(error);
                     continue;
                 }
                 other => other?,
             };
             let tail = &opened.tail;
-            of_those += u128::from(file.file_bytes);
+            looked_at_bytes += u128::from(file.file_bytes);
             for chunk in tail.chunks.iter().filter(|chunk| columns.contains(&chunk.column)) {
-                let raw: u128 = chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().map(u128::from).sum();
+                let raw: u128 = chunk.decoded_bytes().iter().map(u128::from).sum();
                 let (stored, decoded) = sizes.entry(chunk.column).or_default();
                 *stored += chunk.stored_bytes.iter().map(u128::from).sum::<u128>();
                 *decoded += raw;
@@ -71,22 +71,23 @@ impl Snapshot {
                 }
             }
         }
-        if let Some(error) = damage.filter(|_| of_those == 0) {
+        if let Some(error) = damage.filter(|_| looked_at_bytes == 0) {
             return Err(error);
         }
         let total: u128 = files.iter().map(|(file, _)| u128::from(file.file_bytes)).sum();
-        let of_all = |read: u128| (total * read / of_those.max(1)) as u64;
+        let scaled_to_all = |read: u128| (total * read / looked_at_bytes.max(1)) as u64;
         let mut samples: HashMap<u64, u64> = HashMap::new();
         for (file, of_file) in &files {
             file.columns.iter().for_each(|column| *samples.entry(*column).or_default() += of_file);
         }
-        let of_sample = |column: &u64, bytes: u128| of_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
+        let of_sample =
+            |column: &u64, bytes: u128| scaled_to_all(bytes) as f64 / samples.get(column).map_or(1.0, |samples| *samples as f64);
         // Sum in column order, because floating-point sums depend on the order.
         let each = columns.iter().filter_map(|column| sizes.get(column).map(|(stored, decoded)| (column, *stored, *decoded)));
         Ok(ColumnBytes {
-            stored: of_all(each.clone().map(|(_, stored, _)| stored).sum()),
-            spanned: of_all(spanned),
-            decoded: of_all(each.clone().map(|(_, _, decoded)| decoded).sum()),
+            stored: scaled_to_all(each.clone().map(|(_, stored, _)| stored).sum()),
+            spanned: scaled_to_all(spanned),
+            decoded: scaled_to_all(each.clone().map(|(_, _, decoded)| decoded).sum()),
             blocks: blocks.into_values().sum(),
             decoded_of_sample: each.map(|(column, _, decoded)| of_sample(column, decoded)).sum(),
         })

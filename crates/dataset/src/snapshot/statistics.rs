@@ -8,7 +8,7 @@ use penstock_format::datafile::{Bounds, Class, Span};
 use penstock_format::files::FileRef;
 use penstock_format::manifest::{PageStatistics, Statistics};
 use penstock_format::rows::RowIds;
-use penstock_format::schema::{ColumnKind, ColumnSpec, Fill};
+use penstock_format::schema::{ColumnKind, ColumnSpec, FillValue};
 
 use super::Snapshot;
 use super::values::file_of;
@@ -35,7 +35,7 @@ impl Snapshot {
         let spec = self.column(column)?;
         let (newer, hidden) = (self.newer_statistics(spec)?, self.hidden()?);
         let filled = match &spec.fill {
-            Some(Fill(file)) => self.statistics_in(std::slice::from_ref(file), 1, spec)?,
+            Some(FillValue(file)) => self.statistics_in(std::slice::from_ref(file), 1, spec)?,
             None => None,
         };
         self.open_unknown_tails(spec)?;
@@ -81,12 +81,11 @@ impl Snapshot {
     /// `statistics`.
     pub fn may_have(&self, column: &str, span: &Span) -> Result<Vec<Range<u64>>> {
         let mut runs: Vec<Range<u64>> = Vec::new();
-        let meets = |statistics: &Statistics| {
-            statistics.bounds.as_ref().is_none_or(|bounds| bounds.span.as_ref().is_some_and(|own| own.meets(span)))
-        };
-        for FragmentStatistics { positions, .. } in
-            self.statistics(column)?.into_iter().filter(|fragment| fragment.statistics.as_ref().is_none_or(meets))
-        {
+        for FragmentStatistics { positions, statistics } in self.statistics(column)? {
+            let bounds = statistics.and_then(|statistics| statistics.bounds);
+            if bounds.is_some_and(|bounds| bounds.span.is_none_or(|own| !own.meets(span))) {
+                continue;
+            }
             match runs.last_mut().filter(|last| last.end == positions.start) {
                 Some(last) => last.end = positions.end,
                 None => runs.push(positions),
@@ -104,7 +103,7 @@ impl Snapshot {
     fn newer_statistics(&self, spec: &ColumnSpec) -> Result<Vec<Newer>> {
         let overlays: Vec<_> =
             self.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.contains(&spec.id)).collect();
-        let rows = self.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
+        let rows = self.context.row_ids(overlays.iter().map(|overlay| &overlay.rows))?;
         let files = overlays.iter().filter_map(|overlay| Some((file_of(&overlay.files, spec.id)?, overlay.rows.ids())));
         self.context.open_tails(files)?;
         let newer = overlays.iter().zip(rows).map(|(overlay, rows)| {

@@ -17,12 +17,12 @@ use crate::store::datafile::DataFile;
 
 /// A column's values for all samples of a fragment or overlay, stored as a chunk of an open data file.
 #[derive(Clone)]
-pub struct Values {
+pub struct StoredColumn {
     pub file: Arc<DataFile>,
     pub chunk: usize,
 }
 
-impl Values {
+impl StoredColumn {
     pub fn entry(&self) -> &Chunk {
         &self.file.tail.chunks[self.chunk]
     }
@@ -47,20 +47,22 @@ impl Snapshot {
             let stages = self.context.stages(stages)?.into_iter().filter(|stage| files.contains(&stage.file));
             found.extend(stages.map(|stage| (stage.file, stage.runs)));
         }
-        for (index, part) in self.parts.iter().enumerate() {
-            if part.page().is_some_and(|page| pages.contains(&page)) {
-                continue;
-            }
-            for fragment in self.fragments(index)?.as_slice() {
-                let named = fragment.files.iter().filter(|file| files.contains(&file.id));
-                found.extend(named.map(|file| (file.id, fragment.runs.clone())));
-            }
-        }
+        self.each_fragment_outside(&pages, |fragment| {
+            let named = fragment.files.iter().filter(|file| files.contains(&file.id));
+            found.extend(named.map(|file| (file.id, fragment.runs.clone())));
+            Ok(())
+        })?;
         Ok(found)
     }
 
     /// Find a column's values in a data file of `samples` samples. `known` is the file if it is already open.
-    pub fn values(&self, reference: &FileRef, samples: u64, column: &ColumnSpec, known: Option<Result<Arc<DataFile>>>) -> Result<Values> {
+    pub fn values(
+        &self,
+        reference: &FileRef,
+        samples: u64,
+        column: &ColumnSpec,
+        known: Option<Result<Arc<DataFile>>>,
+    ) -> Result<StoredColumn> {
         let file = match known.transpose()? {
             Some(known) if known.is(reference, samples) => known,
             _ => self.context.file(reference, samples)?,
@@ -69,7 +71,7 @@ impl Snapshot {
             malformed(format!("data file `{}` has no column {}, but the manifest lists that column", file.shown(), column.id))
         })?;
         check_stored_as(&file, &file.tail.chunks[chunk], column)?;
-        Ok(Values { file, chunk })
+        Ok(StoredColumn { file, chunk })
     }
 }
 

@@ -164,9 +164,8 @@ impl Snapshot {
 
     /// Return whether all words of another snapshot have the same codes in this one. Columns that this snapshot lacks do not count.
     pub fn continues_words_of(&self, other: &Snapshot) -> bool {
-        let exists = |column: &u64| self.schema.columns.iter().any(|spec| spec.id == *column);
-        let begins = |column: &u64, segments: &Vec<WordsSegment>| self.words.get(column).is_some_and(|own| own.starts_with(segments));
-        other.words.iter().filter(|(column, _)| exists(column)).all(|(column, segments)| begins(column, segments))
+        let mut shared = other.words.iter().filter(|(column, _)| self.schema.has_column(**column));
+        shared.all(|(column, segments)| self.words.get(column).is_some_and(|own| own.starts_with(segments)))
     }
 
     /// Return the number of words that the manifest lists for a category column, including duplicates.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use penstock_error::{Context as _, Error, Result};
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::{Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAGIC, Packed, Tail, UNIT_BYTES, write_footer};
-use penstock_format::files::{FileRef, Place};
+use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::data_name;
 use penstock_format::{Id, crc};
 use penstock_storage::{Access, Read};
@@ -21,7 +21,7 @@ pub struct DataFile {
     pub id: Id,
     pub file_bytes: u64,
     tail_crc: u32,
-    place: Place,
+    place: FilePlace,
     /// The whole file, either mapped or read. Empty if blocks are fetched in ranges and verified as they arrive.
     pub map: Bytes,
     pub access: Access,

@@ -9,7 +9,7 @@ use penstock_error::{Context as _, Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::cursor::malformed;
 use penstock_format::datafile::FOOTER_BYTES;
-use penstock_format::files::{FORWARDINGS, FileRef, Place, parse_forwarding};
+use penstock_format::files::{FORWARDINGS, FilePlace, FileRef, parse_forwarding};
 use penstock_format::ids::{data_name, forwarding_name};
 use penstock_format::record::Record;
 use penstock_storage::{Access, RangeRequest};
@@ -60,7 +60,7 @@ impl Context {
 
     fn try_open_file(&self, file: &FileRef, samples: u64) -> Result<DataFile> {
         let storage = self.reads();
-        if let Place::Inline(bytes) = &file.place {
+        if let FilePlace::Inline(bytes) = &file.place {
             return DataFile::whole(bytes.clone(), Access::Ranged, file, samples);
         }
         let access = self.access(file);
@@ -147,7 +147,7 @@ impl Context {
         }
         let passable = |error: Error| if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) };
         // Read small files whole, unless their total size exceeds that of the file cache.
-        let here = |file: &FileRef, access: &Access| access.is_mapped() || matches!(file.place, Place::Inline(_));
+        let here = |file: &FileRef, access: &Access| access.is_mapped() || matches!(file.place, FilePlace::Inline(_));
         let (mapped, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(|(file, _, access, _)| here(file, access));
         others.extend(mapped.into_iter().map(|(file, samples, _, duty)| {
             drop(duty); // The call to `file` below takes on this duty again.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use penstock_error::{Error, Result};
-use penstock_format::transit::journal::{Given, ReadFrame, Verb, encode};
+use penstock_format::transit::journal::{JournaledColumn, ReadFrame, Verb, encode};
 use penstock_storage::Journal;
 
 /// The journal of an open transaction.
@@ -27,7 +27,7 @@ impl Kept {
     }
 
     /// Write a call, and the reads before it. It counts once `sync` succeeds, and `undo` removes it.
-    pub fn add(&mut self, call: &Call<'_>, given: &[Given<'_>], reads: &[ReadFrame]) -> Result<()> {
+    pub fn add(&mut self, call: &Call<'_>, given: &[JournaledColumn<'_>], reads: &[ReadFrame]) -> Result<()> {
         let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
         let encoded = encode(&call.verb, call.decode, &row_ids, given, reads);
         let (head, values) =

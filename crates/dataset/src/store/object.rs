@@ -94,7 +94,8 @@ impl Context {
     }
 
     /// Return sets of row ids. Cost: one concurrent request per object, unless it is cached.
-    pub fn row_ids(&self, sets: &[&RowSet]) -> Result<Vec<Arc<RowIds>>> {
+    pub fn row_ids<'a>(&self, sets: impl IntoIterator<Item = &'a RowSet>) -> Result<Vec<Arc<RowIds>>> {
+        let sets: Vec<&RowSet> = sets.into_iter().collect();
         let known = &self.caches.get().row_ids;
         let unknown = |set: &&RowSet| if let RowSet::Object(rows) = set { known.peek(rows).is_none().then_some(*rows) } else { None };
         let unknown: Vec<RowIdsRef> = sets.iter().filter_map(unknown).collect();
@@ -116,7 +117,7 @@ impl Context {
 
     /// Return all row ids of some sets. Cost: as `row_ids`.
     pub fn all_row_ids<'a>(&self, sets: impl IntoIterator<Item = &'a RowSet>) -> Result<RowIds> {
-        let sets = self.row_ids(&sets.into_iter().collect::<Vec<&RowSet>>())?;
+        let sets = self.row_ids(sets)?;
         Ok(RowIds::union(sets.iter().map(AsRef::as_ref)))
     }
 

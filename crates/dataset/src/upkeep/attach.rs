@@ -78,7 +78,7 @@ fn covered(base: &Snapshot, new: &New) -> Result<RowIds> {
     match rows.minus(&live) {
         unknown if unknown.is_empty() => Ok(rows.clone()),
         unknown => {
-            let row_ids: Vec<i64> = unknown.first(0, 10).into_iter().map(u64::cast_signed).collect();
+            let row_ids = unknown.examples();
             let text =
                 format!("cannot attach `{}`: {} of its row ids belong to no sample, such as {}", new.kind, unknown.len(), row_ids[0]);
             Err(Error::new("row-id-not-found", text).row_ids(row_ids).hint("take row ids from the column `_row_id`"))

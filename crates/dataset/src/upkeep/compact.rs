@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_error::{Error, Kind, Result};
+use penstock_error::{Kind, Result};
 use penstock_format::datafile::TAIL_BYTES;
 use penstock_format::files::FileRef;
 use penstock_format::ids::Run;
@@ -16,10 +16,11 @@ use penstock_format::record::{Change, ChangeKind, FEATURE_OVERLAYS, RecordKind};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::ColumnSpec;
 
+use crate::commit::changes::Proposal;
 use crate::commit::manifest::layout::{Group, Layout};
-use crate::commit::manifest::objects::{folders_of, write_rows};
+use crate::commit::manifest::objects::write_rows;
 use crate::commit::manifest::rewrite::{At, Rewritten, rewritten};
-use crate::commit::written::{Texts, Written};
+use crate::commit::written::{Texts, Written, commit_to_newest};
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::file_of;
 
@@ -48,19 +49,11 @@ pub struct Compacted {
 /// Compact the newest snapshot of the handle's branch. Other commits may be made in the meantime. Returns the new snapshot, or the newest one if there was
 /// nothing to do. Cost: reads the manifest; reads and writes the values of small and worn fragments; then a commit with a root.
 pub fn compact(handle: &Arc<Snapshot>, texts: Texts) -> Result<(Snapshot, Compacted)> {
-    for race in 0.. {
-        let newest = Arc::new(handle.refreshed()?);
-        let mut written = Written::at(&newest)?;
-        let Compaction { layout, features, done, .. } = compacted(&mut written)?;
-        if layout.groups.is_empty() {
-            return Ok((newest.within(handle.context.clone()), done));
-        }
-        match commit(&mut written, layout, features, texts) {
-            Err(error) if error.code() == "conflict" && race < RACES => {}
-            other => return Ok((other?, done)),
-        }
-    }
-    Err(Error::new("internal", "a compaction ended without a result"))
+    commit_to_newest(handle, RACES, |written| {
+        let Compaction { layout, features, done, .. } = compacted(written)?;
+        let proposal = if layout.groups.is_empty() { None } else { Some(proposal(written, layout, features, texts)?) };
+        Ok((proposal, done))
+    })
 }
 
 /// Write the new fragments of a state. Nobody knows them until they are committed.
@@ -72,7 +65,7 @@ fn compacted(written: &mut Written) -> Result<Compaction> {
     compaction.folded(&mut written.puts)
 }
 
-fn commit(written: &mut Written, layout: Layout, features: u64, texts: Texts) -> Result<Snapshot> {
+fn proposal(written: &mut Written, layout: Layout, features: u64, texts: Texts) -> Result<Proposal> {
     let mut proposal = written.proposal(RecordKind::Layout, texts, (0, 0))?;
     let ids = layout.rows();
     let rows = write_rows(&written.base.context, &ids, &mut written.puts)?;
@@ -83,8 +76,7 @@ fn commit(written: &mut Written, layout: Layout, features: u64, texts: Texts) ->
     proposal.theirs.physical = Some(-layout.dropped().cast_signed());
     proposal.features = features | if layout.dropped() > 0 { FEATURE_OVERLAYS } else { 0 };
     proposal.layout = Some(Arc::new(layout));
-    written.base.context.storage.sync(&folders_of(&written.puts))?;
-    written.commit(proposal)
+    Ok(proposal)
 }
 
 /// A fragment that may be written again.
@@ -130,14 +122,14 @@ struct Compaction {
 
 impl Compaction {
     fn new(base: Arc<Snapshot>) -> Result<Compaction> {
-        let exists = |column: &u64| base.schema.columns.iter().any(|spec| spec.id == *column);
+        let exists = |column: &u64| base.schema.has_column(*column);
         let overlays = base.overlays.all().iter().filter(|overlay| overlay.has_values() && overlay.columns.iter().any(exists));
         let overlays: Vec<Overlay> = overlays.cloned().collect();
-        let sets = base.context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
+        let sets = base.context.row_ids(overlays.iter().map(|overlay| &overlay.rows))?;
         let overlays: Vec<(Overlay, Arc<RowIds>)> = overlays.into_iter().zip(sets).collect();
         let newer = rows_by_column(&base, &overlays, |overlay, column| overlay.columns.contains(&column));
-        let deleted = base.context.all_row_ids(base.overlays.deletions())?;
-        let absent = base.context.all_row_ids(base.overlays.absences())?;
+        let deleted = base.overlay_rows(Overlay::is_deletion)?;
+        let absent = base.overlay_rows(Overlay::is_absence)?;
         let seen = overlays.iter().map(|(overlay, _)| overlay.id).collect();
         let mut compaction = Compaction {
             base,
@@ -155,7 +147,7 @@ impl Compaction {
         };
         let partial = compaction.partial()?;
         let foldable = compaction.without_older(|overlay, ids| {
-            let meets = |column: &u64| partial.get(column).is_some_and(|rows| !rows.common(ids, 1).is_empty());
+            let meets = |column: &u64| partial.get(column).is_some_and(|rows| rows.meets(ids));
             !overlay.columns.iter().any(meets)
         });
         compaction.stored = rows_by_column(&compaction.base, &foldable, |overlay, column| file_of(&overlay.files, column).is_some());
@@ -167,7 +159,7 @@ impl Compaction {
         let mut stay: HashMap<u64, RowIds> = HashMap::new();
         let mut found = Vec::new();
         for (overlay, ids) in &self.overlays {
-            let is_above = |column: &u64| stay.get(column).is_some_and(|rows| !rows.common(ids, 1).is_empty());
+            let is_above = |column: &u64| stay.get(column).is_some_and(|rows| rows.meets(ids));
             if may_go(overlay, ids) && !overlay.columns.iter().any(is_above) {
                 found.push((overlay.clone(), ids.clone()));
                 continue;
@@ -201,12 +193,12 @@ impl Compaction {
 
     /// Return whether all live samples of a fragment were given a value in a column with a fill value.
     fn is_filled(&self, spec: &ColumnSpec, fragment: &Fragment) -> bool {
-        let given = || {
-            self.newer
-                .get(&spec.id)
-                .map_or(0, |newer| newer.count_in_runs(&fragment.runs) - newer.and(&self.dead).count_in_runs(&fragment.runs))
-        };
-        file_of(&fragment.files, spec.id).is_some() || given() > 0 && given() == fragment.samples - self.dead.count_in_runs(&fragment.runs)
+        if file_of(&fragment.files, spec.id).is_some() {
+            return true;
+        }
+        let Some(newer) = self.newer.get(&spec.id) else { return false };
+        let given = newer.count_in_runs(&fragment.runs) - newer.and(&self.dead).count_in_runs(&fragment.runs);
+        given > 0 && given == fragment.samples - self.dead.count_in_runs(&fragment.runs)
     }
 
     /// Return the groups of neighbouring fragments that are worth to be written again.
@@ -269,13 +261,13 @@ impl Compaction {
             Some(_) => filled_of(&group).is_some_and(|filled| filled.contains(&spec.id)),
             None => {
                 let is_stored = out.iter().any(|fragment| file_of(&fragment.files, spec.id).is_some());
-                is_stored || self.stored.get(&spec.id).is_some_and(|newer| !newer.common(&ids, 1).is_empty())
+                is_stored || self.stored.get(&spec.id).is_some_and(|newer| newer.meets(&ids))
             }
         };
         let specs: Vec<&ColumnSpec> = base.schema.columns.iter().filter(is_listed).collect();
         // The files of a large fragment whose columns stay the same, if no sample is dropped.
         let keeps = group.len() == 1 && group[0].bytes >= SMALL_BYTES && ids.len() == out[0].samples;
-        let is_changed = |column: &u64| self.stored.get(column).is_some_and(|newer| !newer.common(&ids, 1).is_empty());
+        let is_changed = |column: &u64| self.stored.get(column).is_some_and(|newer| newer.meets(&ids));
         let is_kept =
             |file: &&FileRef| keeps && !file.columns.iter().any(is_changed) && specs.iter().any(|spec| file.columns.contains(&spec.id));
         let mut kept: Vec<FileRef> = out[0].files.iter().filter(is_kept).cloned().collect();
@@ -343,11 +335,11 @@ impl Compaction {
         }
         self.layout.nulls.sort_by_key(|overlay| overlay.columns[0]);
         let out = self.layout.rows();
-        let gone = self.base.context.all_row_ids(self.base.overlays.gone())?;
+        let gone = self.base.overlay_rows(Overlay::is_gone)?;
         let kept: HashMap<u64, RowIds> = self.kept.iter().map(|(column, sets)| (*column, RowIds::union(sets.iter()))).collect();
         let folded = self.without_older(|overlay, ids| {
             let live = ids.minus(&self.dead);
-            let remains = |column: &u64| kept.get(column).is_some_and(|kept| !kept.common(&live, 1).is_empty());
+            let remains = |column: &u64| kept.get(column).is_some_and(|kept| kept.meets(&live));
             ids.minus(&gone).minus(&out).is_empty() && !overlay.columns.iter().any(remains)
         });
         self.layout.folded = folded.into_iter().map(|(overlay, _)| overlay.id).collect();
@@ -385,7 +377,6 @@ fn more_runs(last: Option<&Run>, runs: &[Run]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use penstock_format::datafile::Codec;
     use penstock_format::schema::ColumnKind;
     use penstock_storage::Memory;
     use penstock_tensor::{Column, Ragged};
@@ -434,8 +425,7 @@ mod tests {
         let long = "long".repeat(1000);
         for (case, newest) in [Some(long.as_str()), Some("short"), None].into_iter().enumerate() {
             let name = format!("compact moved {case}");
-            let text = ColumnSpec { id: 0, name: "text".into(), kind: ColumnKind::Text, codec: Codec::None, fill: None, was: Vec::new() };
-            create(Arc::new(Memory::named(&name)), vec![text], "create", "test")?;
+            create(Arc::new(Memory::named(&name)), vec![ColumnSpec::new("text", ColumnKind::Text)], "create", "test")?;
             write(&open(&name)?, None, Some("first"))?;
             write(&open(&name)?, Some(0), Some("old"))?;
             let base = write(&open(&name)?, Some(0), newest)?;
@@ -447,7 +437,8 @@ mod tests {
             while later.record().root == base.record().root {
                 later = write(&later, None, Some("other"))?;
             }
-            let laid_out = Arc::new(commit(&mut written, layout, features, TEXTS)?);
+            let proposal = proposal(&mut written, layout, features, TEXTS)?;
+            let laid_out = Arc::new(written.commit(proposal)?);
             assert_eq!(first(&laid_out)?.as_deref(), newest);
             assert_eq!(laid_out.overlays.all().len(), usize::from(newest.is_none()));
         }

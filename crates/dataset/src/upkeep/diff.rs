@@ -20,7 +20,6 @@ use crate::read::part::Found;
 use crate::read::reader::{OnCorrupt, Reader};
 use crate::read::scan::Group;
 use crate::snapshot::Snapshot;
-use crate::snapshot::overlays::Overlays;
 use crate::snapshot::values::file_of;
 use crate::write::pending::own_value;
 
@@ -77,15 +76,14 @@ const UNCHECKED_SAMPLES: u64 = 1 << 20;
 impl Unshared {
     /// Cost: reads the manifest pages and sets of row ids that only one of the snapshots has.
     pub fn between(one: &Snapshot, other: &Snapshot) -> Result<Unshared> {
-        let (ours, theirs) = unshared_rows(one, other)?;
         // Deleted samples that no fragment has any more are compared as if one had them.
-        let (dropped, dropped_later) = unshared_sets(one, other, |overlays| overlays.gone().collect())?;
-        let (ours, theirs) = (ours.or(&dropped), theirs.or(&dropped_later));
+        let (dropped, dropped_later) = unshared_overlays(one, other, Overlay::is_gone)?;
+        let (ours, theirs) = (unshared_rows(one, other)?.or(&dropped), unshared_rows(other, one)?.or(&dropped_later));
         let (new, gone) = (theirs.minus(&ours), ours.minus(&theirs));
-        let (hidden, hidden_later) = unshared_sets(one, other, |overlays| overlays.hidden().chain(overlays.gone()).collect())?;
+        let (hidden, hidden_later) = unshared_overlays(one, other, |overlay| overlay.hides() || overlay.is_gone())?;
         let added = new.minus(&hidden_later).or(&hidden.minus(&hidden_later).minus(&gone));
         let removed = gone.minus(&hidden).or(&hidden_later.minus(&hidden).minus(&new));
-        let (absent, absent_later) = unshared_sets(one, other, |overlays| overlays.absences().collect())?;
+        let (absent, absent_later) = unshared_overlays(one, other, Overlay::is_absence)?;
         let known = new.or(&absent.minus(&gone)).minus(&absent_later);
         Ok(Unshared { added, removed, rows: new, known })
     }
@@ -101,8 +99,7 @@ impl Diff {
     pub fn new(one: Arc<Snapshot>, other: Arc<Snapshot>) -> Result<Diff> {
         let Unshared { added, removed, .. } = Unshared::between(&one, &other)?;
         let mut rest = VecDeque::from([(Happened::Added, added.clone(), 0), (Happened::Deleted, removed.clone(), 0)]);
-        let in_both = |spec: &&ColumnSpec| one.schema.columns.iter().any(|column| column.id == spec.id);
-        for spec in other.schema.columns.iter().filter(in_both) {
+        for spec in other.schema.columns.iter().filter(|spec| one.schema.has_column(spec.id)) {
             let candidates = changed_rows(&one, &other, spec.id)?.minus(&added).minus(&removed);
             rest.push_back((Happened::Changed(spec.id), candidates, 0));
         }
@@ -119,8 +116,8 @@ impl Diff {
         let mut found = Vec::new();
         while let Some((what, ids, from)) = self.rest.front_mut() {
             let limit = if let Happened::Changed(_) = what { self.group.samples } else { ROWS };
-            let (what, row_ids) = (what.clone(), ids.first(*from, limit.min(ROWS - found.len())));
-            let Some(last) = row_ids.last() else {
+            let (what, row_ids) = (what.clone(), ids.next_group(from, limit.min(ROWS - found.len())));
+            let Some(row_ids) = row_ids else {
                 self.rest.pop_front();
                 self.group = Group::default();
                 if found.is_empty() {
@@ -128,7 +125,6 @@ impl Diff {
                 }
                 return Ok(Some(Difference { what, row_ids: found }));
             };
-            *from = last + 1;
             found.extend(match what {
                 Happened::Changed(column) => match read_as(&self.one, &self.other, column) {
                     Some(specs) => differing(&self.one, &self.other, &specs, row_ids, &mut self.group)?,
@@ -146,16 +142,13 @@ impl Diff {
 
 /// Return the columns in which two schemas differ. A renamed column has its new name.
 fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
-    let find = |schema: &Schema, id: u64| schema.columns.iter().find(|column| column.id == id).map(|column| column.name.clone());
-    let dropped = one.columns.iter().filter(|column| find(other, column.id).is_none());
-    let dropped = dropped.map(|column| Happened::ColumnDropped(column.name.clone()));
-    let others = other.columns.iter().filter_map(|column| match find(one, column.id) {
+    let dropped = one.columns_missing_in(other).map(|column| Happened::ColumnDropped(column.name.clone()));
+    let others = other.columns.iter().filter_map(|column| match one.column_by_id(column.id) {
         None => Some(Happened::ColumnAdded(column.name.clone())),
-        Some(name) => (name != column.name).then(|| Happened::ColumnRenamed(column.name.clone())),
+        Some(before) => (before.name != column.name).then(|| Happened::ColumnRenamed(column.name.clone())),
     });
-    let before =
-        |column: &ColumnSpec| one.columns.iter().find(|known| known.id == column.id).map(|known| known.kind.dtype().map(str::to_owned));
-    let widened = other.columns.iter().filter(|column| before(column).is_some_and(|dtype| dtype.as_deref() != column.kind.dtype()));
+    let has_dtype = |column: &ColumnSpec| one.column_by_id(column.id).is_none_or(|before| before.kind.dtype() == column.kind.dtype());
+    let widened = other.columns.iter().filter(|column| !has_dtype(column));
     let widened = widened.map(|column| Happened::ColumnWidened(column.name.clone()));
     dropped.chain(others).chain(widened).collect()
 }
@@ -163,8 +156,7 @@ fn changed_columns(one: &Schema, other: &Schema) -> VecDeque<Happened> {
 /// Return the column as both snapshots are read, so that its values can be compared: with the wider dtype, or with their own dtypes if neither
 /// represents all values of the other one. None if one of them lacks the column.
 pub fn read_as(one: &Snapshot, other: &Snapshot, column: u64) -> Option<[ColumnSpec; 2]> {
-    let of = |snapshot: &Snapshot| snapshot.schema.columns.iter().find(|spec| spec.id == column).cloned();
-    let (mut before, mut after) = (of(one)?, of(other)?);
+    let (mut before, mut after) = (one.schema.column_by_id(column)?.clone(), other.schema.column_by_id(column)?.clone());
     if before.take_wider(&after) {
         after.take_wider(&before);
     }
@@ -179,12 +171,10 @@ pub fn changed_values(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnS
 /// Do the same as `changed_values`, with the column as each snapshot is read.
 pub fn changed_between(one: &Arc<Snapshot>, other: &Arc<Snapshot>, specs: &[ColumnSpec; 2], ids: &RowIds) -> Result<RowIds> {
     let (mut from, mut found, mut group) = (0, Vec::new(), Group::default());
-    loop {
-        let row_ids = ids.first(from, group.samples);
-        let Some(last) = row_ids.last() else { return Ok(found.into_iter().collect()) };
-        from = last + 1;
+    while let Some(row_ids) = ids.next_group(&mut from, group.samples) {
         found.extend(differing(one, other, specs, row_ids, &mut group)?);
     }
+    Ok(found.into_iter().collect())
 }
 
 /// Return the samples that both snapshots have, with different values in a column.
@@ -218,7 +208,7 @@ fn differing(
         both = small.into_iter().map(|(_, sample)| sample).collect();
         (before, after) = readers(&both)?;
     }
-    let (before, after) = (Values::read(before, spec_before)?, Values::read(after, spec_after)?);
+    let (before, after) = (ComparedValues::read(before, spec_before)?, ComparedValues::read(after, spec_after)?);
     group.note(both.len(), before.column.value_bytes() + after.column.value_bytes());
     for (place, (row_id, _)) in both.into_iter().enumerate() {
         if !before.equals(&after, place)? {
@@ -248,7 +238,7 @@ fn same_bytes((mut one, spec): (Reader, &ColumnSpec), (mut other, other_spec): (
 }
 
 /// Values of a column that can be compared.
-struct Values {
+struct ComparedValues {
     column: Column,
     words: WordList,
     category: bool,
@@ -256,17 +246,17 @@ struct Values {
     dtype: Option<Dtype>,
 }
 
-impl Values {
-    fn read(mut reader: Reader, spec: &ColumnSpec) -> Result<Values> {
+impl ComparedValues {
+    fn read(mut reader: Reader, spec: &ColumnSpec) -> Result<ComparedValues> {
         reader.fetch(&[spec], Purpose::Take)?;
         let mut words = WordList::default();
         let column = reader.stored(spec, &mut words)?;
         let dtype = spec.kind.stored().ok().map(|(dtype, _)| dtype);
-        Ok(Values { column, words, category: spec.kind.is_category(), dtype })
+        Ok(ComparedValues { column, words, category: spec.kind.is_category(), dtype })
     }
 
     /// Return whether a value is the same in both. Numbers of different dtypes are compared exactly.
-    fn equals(&self, other: &Values, place: usize) -> Result<bool> {
+    fn equals(&self, other: &ComparedValues, place: usize) -> Result<bool> {
         match (self.get(place), other.get(place), self.dtype, other.dtype) {
             (Some((one, free)), Some((two, other_free)), Some(from), Some(to)) if from != to => {
                 Ok(free == other_free && exact(one, from)? == exact(two, to)?)
@@ -309,43 +299,30 @@ fn exact(bytes: &[u8], dtype: Dtype) -> Result<Vec<(i128, u64)>> {
     Ok(numbers.as_chunks().0.iter().map(number).collect())
 }
 
-/// Visit the fragments of the pages that another snapshot lacks, and those without a page.
-fn each_unshared(snapshot: &Snapshot, other: &Snapshot, mut visit: impl FnMut(&Fragment) -> Result<()>) -> Result<()> {
-    let known = other.pages();
-    for part in 0..snapshot.parts.len() {
-        if !snapshot.parts[part].page().is_some_and(|page| known.contains(&page)) {
-            snapshot.fragments(part)?.as_slice().iter().try_for_each(&mut visit)?;
-        }
-    }
-    Ok(())
-}
-
-/// Return the row ids of parts that only one of the snapshots has.
-fn unshared_rows(one: &Snapshot, other: &Snapshot) -> Result<(RowIds, RowIds)> {
-    let rows = |snapshot: &Snapshot, other: &Snapshot| {
-        let mut runs = Vec::new();
-        each_unshared(snapshot, other, |fragment| {
-            check_count(snapshot, fragment)?;
-            runs.extend(&fragment.runs);
-            Ok(())
-        })?;
-        Ok(RowIds::of_runs(runs))
-    };
-    Ok((rows(one, other)?, rows(other, one)?))
+/// Return the row ids of the fragments in pages that another snapshot lacks, and of those without a page.
+fn unshared_rows(snapshot: &Snapshot, other: &Snapshot) -> Result<RowIds> {
+    let mut runs = Vec::new();
+    snapshot.each_fragment_outside(&other.pages(), |fragment| {
+        check_count(snapshot, fragment)?;
+        runs.extend(&fragment.runs);
+        Ok(())
+    })?;
+    Ok(RowIds::of_runs(runs))
 }
 
 /// Return the samples that both snapshots have, in different files of a column. A layout moved them. Cost: reads the pages that only one of them has.
 pub fn moved_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
     // Fragments with the same samples in the same file are the same for this column.
-    let place = |fragment: &Fragment| (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id));
+    let identity = |fragment: &Fragment| (fragment.runs.first().map(|run| run.first), file_of(&fragment.files, column).map(|file| file.id));
     let mut kept: HashMap<_, Vec<Run>> = HashMap::new();
-    each_unshared(one, other, |fragment| {
-        kept.insert(place(fragment), fragment.runs.clone());
+    let (pages, other_pages) = (one.pages(), other.pages());
+    one.each_fragment_outside(&other_pages, |fragment| {
+        kept.insert(identity(fragment), fragment.runs.clone());
         Ok(())
     })?;
     let mut moved = Vec::new();
-    each_unshared(other, one, |fragment| {
-        match kept.remove(&place(fragment)) {
+    other.each_fragment_outside(&pages, |fragment| {
+        match kept.remove(&identity(fragment)) {
             Some(runs) if runs == fragment.runs => {}
             _ => moved.extend(&fragment.runs),
         }
@@ -353,7 +330,7 @@ pub fn moved_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowId
     })?;
     let mut before = Vec::new();
     if !moved.is_empty() {
-        each_unshared(one, other, |fragment| {
+        one.each_fragment_outside(&other_pages, |fragment| {
             before.extend(&fragment.runs);
             Ok(())
         })?;
@@ -371,21 +348,18 @@ fn check_count(snapshot: &Snapshot, fragment: &Fragment) -> Result<()> {
     Ok(())
 }
 
-/// Return the samples of some overlays of both snapshots, without those overlays that both have.
-fn unshared_sets(one: &Snapshot, other: &Snapshot, of: impl Fn(&Overlays) -> Vec<&RowSet>) -> Result<(RowIds, RowIds)> {
-    let (ours, theirs) = (of(&one.overlays), of(&other.overlays));
-    let set = |snapshot: &Snapshot, sets: &[&RowSet], known: &[&RowSet]| {
-        snapshot.context.all_row_ids(sets.iter().filter(|set| !known.contains(set)).copied())
-    };
-    Ok((set(one, &ours, &theirs)?, set(other, &theirs, &ours)?))
+/// Return the samples of the overlays of each snapshot that `is_wanted` selects, without those overlays that both have.
+fn unshared_overlays(one: &Snapshot, other: &Snapshot, is_wanted: impl Fn(&Overlay) -> bool) -> Result<(RowIds, RowIds)> {
+    let [ours, theirs]: [Vec<&RowSet>; 2] = [one, other].map(|snapshot| snapshot.overlays.rows(&is_wanted).collect());
+    let only_ours = ours.iter().filter(|set| !theirs.contains(set)).copied();
+    let only_theirs = theirs.iter().filter(|set| !ours.contains(set)).copied();
+    Ok((one.context.all_row_ids(only_ours)?, other.context.all_row_ids(only_theirs)?))
 }
 
 /// Return the samples whose values in a column may differ: only one of the snapshots has an overlay, or their files differ. Cost: reads the row ids of
 /// these overlays, and the pages that only one of the snapshots has.
 pub fn changed_rows(one: &Snapshot, other: &Snapshot, column: u64) -> Result<RowIds> {
-    let of = |snapshot: &Snapshot, known: &Snapshot| {
-        let unshared = |overlay: &&Overlay| overlay.columns.contains(&column) && !known.overlays.have(overlay);
-        snapshot.context.all_row_ids(snapshot.overlays.all().iter().filter(unshared).map(|overlay| &overlay.rows))
-    };
-    Ok(of(one, other)?.or(&of(other, one)?).or(&moved_rows(one, other, column)?))
+    let ours = one.overlay_rows(|overlay| overlay.columns.contains(&column) && !other.overlays.have(overlay))?;
+    let theirs = other.overlay_rows(|overlay| overlay.columns.contains(&column) && !one.overlays.have(overlay))?;
+    Ok(ours.or(&theirs).or(&moved_rows(one, other, column)?))
 }

@@ -49,7 +49,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|error| Error::new("internal", format!("cannot name the probe: {error}")))?;
     let probe = format!("probe-{:016x}", u64::from_le_bytes(random));
-    doctor.create_only();
+    doctor.note_result("create-only put", doctor.store.prove(), "one of several concurrent puts wins, and a later put is refused");
     let written = doctor.write(&probe);
     let readable = match written {
         true => Some((probe.clone(), PROBE_BYTES as u64)),
@@ -60,7 +60,7 @@ pub fn examine(context: &std::sync::Arc<Context>) -> Result<Vec<Finding>> {
         None => doctor.skip("read", "writing is not allowed here, and there is no dataset to read from"),
     }
     if written {
-        doctor.delete(&probe);
+        doctor.note_result("delete", doctor.store.delete(&probe), "allowed");
     }
     doctor.clock();
     Ok(doctor.findings)
@@ -85,6 +85,20 @@ impl Doctor<'_> {
         self.findings.push(Finding { name, good: Some(good), measured, finding: finding.into(), advice });
     }
 
+    /// Note the result of an operation. `finding` describes a success.
+    fn note_result(&mut self, name: &'static str, result: Result<()>, finding: &str) {
+        match result {
+            Ok(()) => self.note(name, true, None, finding, ""),
+            Err(error) => self.failed(name, &error),
+        }
+    }
+
+    /// Note the rate at which `bytes` bytes were transferred since `began`. `advice` is for rates below `least` MB/s.
+    fn note_rate(&mut self, name: &'static str, (bytes, began): (u64, Instant), finding: &str, least: f64, advice: &str) {
+        let rate = bytes as f64 / 1e6 / began.elapsed().as_secs_f64().max(1e-9);
+        self.note(name, true, Some((rate, "MB/s")), finding, if rate < least { advice } else { "" });
+    }
+
     fn skip(&mut self, name: &'static str, why: &str) {
         self.findings.push(Finding { name, good: None, measured: None, finding: why.into(), advice: String::new() });
     }
@@ -94,8 +108,7 @@ impl Doctor<'_> {
             _ if error.code() == "permission-denied" => "grant these credentials permission for this operation",
             hint => hint.unwrap_or("see the message"),
         };
-        let advice = advice.to_owned();
-        self.findings.push(Finding { name, good: Some(false), measured: None, finding: error.message().to_owned(), advice });
+        self.note(name, false, None, error.message(), advice);
     }
 
     /// Return whether the store can be reached. Also check whether the store can list objects.
@@ -111,10 +124,7 @@ impl Doctor<'_> {
         }
         match self.store.lists() {
             false => self.skip("list", "this store cannot list objects; readers find the newest commit with the help of the hint"),
-            true => match self.store.list_page("log/0000000000000000", None) {
-                Ok(_) => self.note("list", true, None, "allowed", ""),
-                Err(error) => self.failed("list", &error),
-            },
+            true => self.note_result("list", self.store.list_page("log/0000000000000000", None).map(drop), "allowed"),
         }
         true
     }
@@ -133,27 +143,14 @@ impl Doctor<'_> {
         let began = Instant::now();
         match self.store.put(probe, &body).and_then(|()| self.store.sync(&["."])) {
             Ok(()) => {
-                let rate = rate(PROBE_BYTES as u64, began);
-                self.note(
-                    "write",
-                    true,
-                    Some((rate, "MB/s")),
-                    "one 32 MiB object, made durable",
-                    slow(rate, 50.0, "writing is slow: import from a machine closer to the store"),
-                );
+                let advice = "writing is slow: import from a machine closer to the store";
+                self.note_rate("write", (PROBE_BYTES as u64, began), "one 32 MiB object, made durable", 50.0, advice);
                 true
             }
             Err(error) => {
                 self.failed("write", &error);
                 false
             }
-        }
-    }
-
-    fn create_only(&mut self) {
-        match self.store.prove() {
-            Ok(()) => self.note("create-only put", true, None, "one of several concurrent puts wins, and a later put is refused", ""),
-            Err(error) => self.failed("create-only put", &error),
         }
     }
 
@@ -171,44 +168,24 @@ impl Doctor<'_> {
         times.sort_by(f64::total_cmp);
         let (median, slowest) = (times[SMALL_READS / 2], times[SMALL_READS - 1]);
         let advice = if median > 50.0 { "the store is far away: read many samples at once; import and train in its region" } else { "" };
-        self.note(
-            "latency",
-            true,
-            Some((median, "ms")),
-            format!("median of {SMALL_READS} reads of 64 bytes; the slowest took {slowest:.1} ms"),
-            advice,
-        );
+        let finding = format!("median of {SMALL_READS} reads of 64 bytes; the slowest took {slowest:.1} ms");
+        self.note("latency", true, Some((median, "ms")), finding, advice);
         let count = (PROBE_BYTES as u64).min(bytes) / RANGE_BYTES;
         let spread = bytes.saturating_sub(RANGE_BYTES).max(1);
         let ranges = (0..count.max(1)).map(|index| one((index * 0x9e37_79b9 * 4096) % spread, RANGE_BYTES)).collect();
-        self.rate("ranged reads", "concurrent random reads of 128 KiB each", ranges);
+        self.fetch("ranged reads", "concurrent random reads of 128 KiB each", ranges);
         let most = bytes.min(4 * PROBE_BYTES as u64);
         let ranges = (0..most).step_by(8 << 20).map(|begin| one(begin, (8 << 20).min(most - begin))).collect();
-        self.rate("sequential reads", "concurrent reads of 8 MiB each", ranges);
+        self.fetch("sequential reads", "concurrent reads of 8 MiB each", ranges);
     }
 
-    fn rate(&mut self, name: &'static str, what: &str, ranges: Vec<RangeRequest>) {
+    fn fetch(&mut self, name: &'static str, finding: &str, ranges: Vec<RangeRequest>) {
         let total: u64 = ranges.iter().map(|range| range.end() - range.begin).sum();
         let began = Instant::now();
+        let advice = "this is slow for training: copy the dataset to a local disk, or shuffle with ps.Window";
         match self.store.fetch(ranges).into_iter().find_map(Result::err) {
             Some(error) => self.failed(name, &error),
-            None => {
-                let rate = rate(total, began);
-                self.note(
-                    name,
-                    true,
-                    Some((rate, "MB/s")),
-                    what,
-                    slow(rate, 100.0, "this is slow for training: copy the dataset to a local disk, or shuffle with ps.Window"),
-                );
-            }
-        }
-    }
-
-    fn delete(&mut self, probe: &str) {
-        match self.store.delete(probe) {
-            Ok(()) => self.note("delete", true, None, "allowed", ""),
-            Err(error) => self.failed("delete", &error),
+            None => self.note_rate(name, (total, began), finding, 100.0, advice),
         }
     }
 
@@ -216,15 +193,9 @@ impl Doctor<'_> {
         match self.store.clock_skew() {
             None => self.skip("clock", "the store does not report its time"),
             Some(skew) => {
-                let seconds = skew.as_secs_f64();
                 let good = skew < SKEW;
-                self.note(
-                    "clock",
-                    good,
-                    Some((seconds, "s")),
-                    "difference from the store's clock",
-                    if good { "" } else { "set this machine's clock with NTP" },
-                );
+                let advice = if good { "" } else { "set this machine's clock with NTP" };
+                self.note("clock", good, Some((skew.as_secs_f64(), "s")), "difference from the store's clock", advice);
             }
         }
     }
@@ -232,13 +203,4 @@ impl Doctor<'_> {
 
 fn millis(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
-}
-
-/// Return the rate in MB/s.
-fn rate(bytes: u64, began: Instant) -> f64 {
-    bytes as f64 / 1e6 / began.elapsed().as_secs_f64().max(1e-9)
-}
-
-fn slow(rate: f64, least: f64, advice: &'static str) -> &'static str {
-    if rate < least { advice } else { "" }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_error::{Context as _, Error, Kind, Result};
@@ -14,7 +13,6 @@ use penstock_format::manifest::{Attachment, PageRef, Root, WordsSegment, parse_p
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Delta, RECORD_BYTES, Record};
 use penstock_format::rows::RowSet;
-use penstock_format::schema::{Fill, Schema};
 use penstock_storage::{RangeRequest, Store};
 
 use crate::log::newest::newest_number;
@@ -193,8 +191,7 @@ impl Walk<'_> {
                 root.overlays.iter().for_each(|overlay| self.overlay(overlay));
                 root.stages.iter().for_each(|stages| self.object(STAGES, stages));
                 root.attachments.iter().for_each(|attachment| self.attachment(attachment));
-                let schema: Arc<Schema> = self.context.caches.get().schema(&root.schema)?;
-                self.files(schema.columns.iter().filter_map(|column| column.fill.as_ref()).map(|Fill(file)| file));
+                self.files(self.context.caches.get().schema(&root.schema)?.fill_files());
             }
         }
         Ok(())

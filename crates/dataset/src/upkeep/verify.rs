@@ -14,7 +14,7 @@ use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Record;
 use penstock_format::rows::RowIds;
-use penstock_format::schema::{ColumnKind, ColumnSpec, Fill};
+use penstock_format::schema::{ColumnKind, ColumnSpec};
 use penstock_storage::RangeRequest;
 use penstock_tensor::Dtype;
 
@@ -54,13 +54,13 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     let mut report = Report::default();
     let store = snapshot.context.storage.as_ref();
     let mut history = History::new(snapshot.entry.clone());
-    let walked = (|| {
-        while history.next(store)?.is_some() {
-            report.commits += 1;
+    let end = loop {
+        match history.next(store) {
+            Ok(Some(_)) => report.commits += 1,
+            end => break end,
         }
-        Ok(())
-    })();
-    note(&mut report, "log".into(), walked)?;
+    };
+    note(&mut report, "log".into(), end.map(drop))?;
     for error in newest::gaps(store, &snapshot.id())? {
         note(&mut report, "log".into(), Err(error))?;
     }
@@ -83,7 +83,9 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         }
         for fragment in fragments.as_slice() {
             runs.extend(&fragment.runs);
-            check_fragment(snapshot, fragment, &mut report)?;
+            report.fragments += 1;
+            report.samples += fragment.samples;
+            check_files(snapshot, &fragment.files, fragment.samples, &mut report)?;
             progress(&report);
         }
     }
@@ -96,7 +98,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
         check_files(snapshot, &overlay.files, overlay.rows.ids(), &mut report)?;
         progress(&report);
     }
-    for Fill(file) in snapshot.fills() {
+    for file in snapshot.schema.fill_files() {
         check_files(snapshot, std::slice::from_ref(file), 1, &mut report)?;
     }
     for (object, result) in verify_attached::each(snapshot) {
@@ -113,7 +115,7 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
 /// Check that the snapshots that have names exist. Cost: a read for each name.
 fn check_names(snapshot: &Snapshot, report: &mut Report) -> Result<()> {
     for (what, kind) in [("branch", NameKind::Branch), ("tag", NameKind::Tag), ("pin", NameKind::Pin)] {
-        let names = match refs::all(&snapshot.context, kind) {
+        let names = match refs::names(&snapshot.context, kind) {
             Err(error) => return note(report, NAMES_FOLDER.into(), Err(error)),
             Ok(names) => names,
         };
@@ -127,7 +129,7 @@ fn check_names(snapshot: &Snapshot, report: &mut Report) -> Result<()> {
 
 /// Check that each row id of an overlay belongs to a sample, or that no fragment has it any more.
 fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result<()> {
-    let ids = &snapshot.context.row_ids(&[&overlay.rows])?[0];
+    let ids = &snapshot.context.row_ids([&overlay.rows])?[0];
     let found = ids.count_in_runs(runs);
     if overlay.is_gone() {
         return match found {
@@ -135,7 +137,7 @@ fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result
             found => Err(malformed(format!("{found} samples are listed as gone, but fragments have them"))),
         };
     }
-    let gone = if overlay.has_values() { snapshot.context.all_row_ids(snapshot.overlays.gone())?.and(ids).len() } else { 0 };
+    let gone = if overlay.has_values() { snapshot.overlay_rows(Overlay::is_gone)?.and(ids).len() } else { 0 };
     match found + gone == ids.len() {
         true => Ok(()),
         false => Err(malformed(format!("an overlay has {} row ids, but only {} of them belong to a sample", ids.len(), found + gone))),
@@ -144,7 +146,7 @@ fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result
 
 /// Check that no sample is deleted or absent twice, so that the number of samples is right.
 fn check_hidden(snapshot: &Snapshot) -> Result<()> {
-    let sets = match snapshot.context.row_ids(&snapshot.overlays.hidden().collect::<Vec<_>>()) {
+    let sets = match snapshot.context.row_ids(snapshot.overlays.rows(Overlay::hides)) {
         Err(error) if is_damage(&error) => return Ok(()), // `check_overlay` reports it.
         other => other?,
     };
@@ -184,7 +186,8 @@ fn check_words(snapshot: &Snapshot, column: &ColumnSpec, report: &mut Report) ->
     if report.problems.len() > before { Ok(()) } else { note(report, object, Err(first)) }
 }
 
-fn is_damage(error: &Error) -> bool {
+/// Return whether an object is damaged or missing, rather than out of reach.
+pub(super) fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Unsupported)
 }
 
@@ -198,12 +201,6 @@ fn note(report: &mut Report, object: String, result: Result<()>) -> Result<()> {
         }
         Err(error) => Err(error),
     }
-}
-
-fn check_fragment(snapshot: &Snapshot, fragment: &Fragment, report: &mut Report) -> Result<()> {
-    report.fragments += 1;
-    report.samples += fragment.samples;
-    check_files(snapshot, &fragment.files, fragment.samples, report)
 }
 
 /// Compare the statistics of a page with the tails of its data files.
@@ -250,9 +247,7 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     if read(file.file_bytes - FOOTER_BYTES, file.file_bytes)?[..] != *file.footer() {
         return Err(malformed("its footer differs from the manifest"));
     }
-    let columns: Vec<u64> = file.tail.chunks.iter().map(|chunk| chunk.column).collect();
-    let specs: Vec<Option<&ColumnSpec>> =
-        columns.iter().map(|column| snapshot.schema.columns.iter().find(|spec| spec.id == *column)).collect();
+    let specs: Vec<Option<&ColumnSpec>> = file.tail.chunks.iter().map(|chunk| snapshot.schema.column_by_id(chunk.column)).collect();
     for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
         if let Some(row) = (0..samples).find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0)) {
             return Err(malformed(format!("sample {row} of column {} is null but has sizes", chunk.column)));
@@ -322,7 +317,8 @@ fn checked_ranges(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Checked
         for block in 0..entry.blocks() {
             let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
             // A block that must be decoded is read whole. So is text, because a character may span two units.
-            let whole = entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(is_text);
+            let whole =
+                entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(|spec| spec.kind.is_utf8());
             let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
             for first in (0..count).step_by(step) {
                 let units = first..(first + step).min(count);
@@ -354,7 +350,7 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
     }
     let chunk = &file.tail.chunks[*index];
     let bytes = file.decoded(*index, *block, stored)?;
-    let within = |error: Error| match spec {
+    let with_block = |error: Error| match spec {
         Some(spec) => error.context(format!("block {block} of column `{}`", spec.name)).column(&spec.name),
         None => error,
     };
@@ -366,7 +362,7 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
             let range = head.range(&bytes, row)?;
             free.clear();
             head.free(&bytes, row, range.len(), cell, &mut free, free_count)?;
-            check_value(spec, chunk, &bytes[range.clone()], |_| true).map_err(within)?;
+            check_value(spec, chunk, &bytes[range.clone()], |_| true).map_err(with_block)?;
             if chunk.is_valid(chunk.first_row_of(*block) + row as u64) {
                 found.include(&Bounds::of_words(std::iter::once(&bytes[range])));
             }
@@ -385,16 +381,12 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
             _ => Bounds::of_words(Some(&bytes[..]).filter(|_| chunk.is_valid(first_row)).into_iter()),
         });
     }
-    check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(within)
-}
-
-fn is_text(spec: &ColumnSpec) -> bool {
-    spec.kind.is_utf8()
+    check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(with_block)
 }
 
 /// Check a value of a text or JSON column. Values of other columns are always accepted.
 pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
-    if !is_text(spec) {
+    if !spec.kind.is_utf8() {
         return Ok(());
     }
     let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a value is not UTF-8: {error}")))?;
@@ -404,22 +396,22 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Check that a value, or a run of values of fixed shape, has the column's type. Codes for which `valid` returns
+/// Check that a value, or a run of values of fixed shape, has the column's type. Codes for which `is_valid` returns
 /// false are not checked.
-fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: impl Fn(u64) -> bool) -> Result<()> {
+fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], is_valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
     match &spec.kind {
         ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
         ColumnKind::Label(classes) => {
             let places = classes.places();
-            check_codes(chunk, bytes, |code| places.of(code).ok_or_else(|| no_class(code, classes)).map(|_| ()), valid)
+            check_codes(chunk, bytes, |code| places.of(code).ok_or_else(|| no_class(code, classes)).map(|_| ()), is_valid)
         }
         ColumnKind::Labels { classes, .. } => check_label_codes(bytes, classes, &classes.places()),
         ColumnKind::Category => {
             let words = chunk.dictionary.as_ref().map_or(0, Strings::len) as u64;
-            let known =
+            let check_code =
                 |code: u64| if code < words { Ok(()) } else { Err(format!("it has code {code}, but only {words} codes are defined")) };
-            check_codes(chunk, bytes, known, valid)
+            check_codes(chunk, bytes, check_code, is_valid)
         }
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),
         _ => Ok(()),
@@ -429,13 +421,13 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], valid: im
 fn check_codes(
     chunk: &Chunk,
     bytes: &[u8],
-    known: impl Fn(u64) -> std::result::Result<(), String>,
-    valid: impl Fn(u64) -> bool,
+    check_code: impl Fn(u64) -> std::result::Result<(), String>,
+    is_valid: impl Fn(u64) -> bool,
 ) -> Result<()> {
     for (place, code) in bytes.chunks_exact(chunk.dtype.size()).enumerate() {
         let code = code.iter().rev().fold(0u64, |code, byte| code << 8 | u64::from(*byte));
-        if let Err(why) = known(code)
-            && valid(place as u64)
+        if let Err(why) = check_code(code)
+            && is_valid(place as u64)
         {
             return Err(malformed(format!("a value is wrong: {why}")));
         }

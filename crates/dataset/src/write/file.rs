@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::{ChunkBuilder, Tail, UNIT_BYTES, write_header, write_tail};
-use penstock_format::files::{FileRef, Place};
+use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::data_name;
 use penstock_format::manifest::Statistics;
 use penstock_format::{Id, crc};
@@ -131,12 +131,12 @@ impl OpenFile {
         let file_bytes = self.offset + tail.len() as u64;
         let buffer = std::mem::take(&mut self.buffer);
         let place = match self.writer {
-            None if file_bytes <= inline => Place::Inline(buffer.into()),
+            None if file_bytes <= inline => FilePlace::Inline(buffer.into()),
             _ => {
                 self.write(buffer)?;
                 self.writer.take().map_or(Ok(()), ObjectWriter::finish)?;
                 self.context.storage.counters().put_bytes.fetch_add(file_bytes, Relaxed);
-                Place::Object
+                FilePlace::Object
             }
         };
         let columns = chunks.iter().map(|chunk| chunk.column).collect();

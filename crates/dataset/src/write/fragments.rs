@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::files::Place;
+use penstock_format::files::FilePlace;
 use penstock_format::ids::{PROVISIONAL, Run, data_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::schema::ColumnSpec;
@@ -130,15 +130,15 @@ impl FragmentsWriter {
     /// Return the size of the data files in memory.
     pub fn small_bytes(&self) -> u64 {
         let files = self.fragments.iter().flat_map(|fragment| &fragment.files);
-        files.filter(|file| matches!(file.place, Place::Inline(_))).map(|file| file.file_bytes).sum()
+        files.filter(|file| matches!(file.place, FilePlace::Inline(_))).map(|file| file.file_bytes).sum()
     }
 
     /// Store the data files that are in memory as objects.
     pub fn store_small(&mut self) -> Result<()> {
         for file in self.fragments.iter_mut().flat_map(|fragment| &mut fragment.files) {
-            if let Place::Inline(bytes) = &file.place {
+            if let FilePlace::Inline(bytes) = &file.place {
                 self.context.storage.put(&data_name(file.id), bytes)?;
-                file.place = Place::Object;
+                file.place = FilePlace::Object;
             }
         }
         Ok(())

@@ -123,13 +123,13 @@ impl Span {
 
     /// Return the span in another class, which a column has since it was widened. None if a bound is not the same number there.
     pub fn as_class(self, class: Class) -> Option<Span> {
-        let exact = |value: f64| value.abs() <= (1u64 << 53) as f64;
+        let is_exact = |value: f64| value.abs() <= (1u64 << 53) as f64;
         match (self, class) {
             (span, class) if span.class() == class => Some(span),
             (Span::Unsigned(least, most), Class::Signed) => Some(Span::Signed(least.try_into().ok()?, most.try_into().ok()?)),
-            (Span::Unsigned(least, most), Class::Float) => Some(Span::Float(least as f64, most as f64)).filter(|_| exact(most as f64)),
+            (Span::Unsigned(least, most), Class::Float) => Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(most as f64)),
             (Span::Signed(least, most), Class::Float) => {
-                Some(Span::Float(least as f64, most as f64)).filter(|_| exact(least as f64) && exact(most as f64))
+                Some(Span::Float(least as f64, most as f64)).filter(|_| is_exact(least as f64) && is_exact(most as f64))
             }
             _ => None,
         }
@@ -233,16 +233,16 @@ impl Bounds {
             Span::Text(least, most) => (most.as_ref() == Some(least), most.is_none()),
         };
         writer.u8(nan | HAS_SPAN | if is_one { IS_ONE } else { 0 } | if is_open { IS_OPEN } else { 0 });
-        let mut number = |least: u64, most: u64| {
+        let mut write_ends = |least: u64, most: u64| {
             writer.u64(least);
             if !is_one {
                 writer.u64(most);
             }
         };
         match span {
-            Span::Signed(least, most) => number(least.cast_unsigned(), most.cast_unsigned()),
-            Span::Unsigned(least, most) => number(*least, *most),
-            Span::Float(least, most) => number(least.to_bits(), most.to_bits()),
+            Span::Signed(least, most) => write_ends(least.cast_unsigned(), most.cast_unsigned()),
+            Span::Unsigned(least, most) => write_ends(*least, *most),
+            Span::Float(least, most) => write_ends(least.to_bits(), most.to_bits()),
             Span::Text(least, most) => {
                 writer.bytes(least);
                 most.iter().filter(|_| !is_one).for_each(|most| writer.bytes(most));
@@ -253,19 +253,19 @@ impl Bounds {
     pub fn parse(cursor: &mut Cursor, class: Option<Class>) -> Result<Bounds> {
         let flags = cursor.u8()?;
         let has_nan = flags & HAS_NAN != 0;
-        let bad = |what: &str| Err(malformed(format!("bounds of values {what}")));
+        let invalid = |what: &str| Err(malformed(format!("bounds of values {what}")));
         if flags & !(HAS_NAN | HAS_SPAN | IS_ONE | IS_OPEN) != 0
             || flags & HAS_SPAN == 0 && flags & !HAS_NAN != 0
             || has_nan && class != Some(Class::Float)
         {
-            return bad("have wrong flags");
+            return invalid("have wrong flags");
         }
         if flags & HAS_SPAN == 0 {
             return Ok(Bounds { has_nan, span: None });
         }
         let (is_one, is_open) = (flags & IS_ONE != 0, flags & IS_OPEN != 0);
         let Some(class) = class.filter(|class| !is_open || !is_one && *class == Class::Text) else {
-            return bad("are of a column that has none, or lack a maximum");
+            return invalid("are of a column that has none, or lack a maximum");
         };
         let (span, is_sound) = match class {
             Class::Text => {
@@ -287,7 +287,7 @@ impl Bounds {
                 }
             }
         };
-        if is_sound { Ok(Bounds { has_nan, span: Some(span) }) } else { bad("have a minimum above the maximum, or are not numbers") }
+        if is_sound { Ok(Bounds { has_nan, span: Some(span) }) } else { invalid("have a minimum above the maximum, or are not numbers") }
     }
 }
 
@@ -317,9 +317,7 @@ mod tests {
     use super::*;
 
     fn written(bounds: &Bounds, class: Option<Class>) -> Result<Bounds> {
-        let mut writer = Writer::default();
-        bounds.write(&mut writer);
-        Bounds::parse(&mut Cursor::new(writer.0.into()), class)
+        Bounds::parse(&mut Cursor::new(Writer::written(|writer| bounds.write(writer)).into()), class)
     }
 
     #[test]

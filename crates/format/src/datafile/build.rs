@@ -54,29 +54,18 @@ impl ChunkBuilder {
             IntArray::write(writer, free);
         }
         if self.layout == Layout::Tiled {
-            writer.list(&self.tile, |writer, side| writer.varint(*side));
+            writer.varints(&self.tile);
             IntArray::write(writer, &self.first_tile);
         }
-        match &self.validity {
-            None => writer.u8(0),
-            Some(valid) => {
-                writer.u8(1);
-                let mut bits = vec![0u8; valid.len().div_ceil(8)];
-                for (index, _) in valid.iter().enumerate().filter(|(_, valid)| **valid) {
-                    bits[index / 8] |= 1 << (index % 8);
-                }
-                writer.0.extend_from_slice(&bits);
+        writer.option(self.validity.as_ref(), |writer, valid| {
+            let mut bits = vec![0u8; valid.len().div_ceil(8)];
+            for (index, _) in valid.iter().enumerate().filter(|(_, valid)| **valid) {
+                bits[index / 8] |= 1 << (index % 8);
             }
-        }
-        match &self.dictionary {
-            None => writer.u8(0),
-            Some(words) => {
-                writer.u8(1);
-                writer.list(words, |writer, word| writer.string(word));
-            }
-        }
-        writer.u8(self.bounds.is_some().into());
-        self.bounds.iter().for_each(|bounds| bounds.write(writer));
+            writer.0.extend_from_slice(&bits);
+        });
+        writer.option(self.dictionary.as_ref(), |writer, words| writer.list(words, |writer, word| writer.string(word)));
+        writer.option(self.bounds.as_ref(), |writer, bounds| bounds.write(writer));
     }
 
     /// Estimate how many bytes this column occupies in the tail.
@@ -110,12 +99,12 @@ pub fn write_tail(samples: u64, chunks: &[ChunkBuilder], data_end: u64) -> (Vec<
 
 /// Encode the footer, which repeats the sizes and the tail crc from the manifest.
 pub fn write_footer(data_end: u64, tail_bytes: u64, tail_crc: u32) -> Vec<u8> {
-    let mut writer = Writer::default();
-    writer.u64(data_end);
-    writer.u32(tail_bytes as u32);
-    writer.u32(tail_crc);
-    writer.u64(data_end + tail_bytes + FOOTER_BYTES);
-    writer.0.extend_from_slice(&[1, 0, 0, 0]);
-    writer.0.extend_from_slice(b"PNSD");
-    writer.0
+    Writer::written(|writer| {
+        writer.u64(data_end);
+        writer.u32(tail_bytes as u32);
+        writer.u32(tail_crc);
+        writer.u64(data_end + tail_bytes + FOOTER_BYTES);
+        writer.0.extend_from_slice(&[1, 0, 0, 0]);
+        writer.0.extend_from_slice(b"PNSD");
+    })
 }

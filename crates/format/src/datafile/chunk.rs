@@ -49,6 +49,11 @@ impl Chunk {
         self.offset.len()
     }
 
+    /// Return the decoded size of each block.
+    pub fn decoded_bytes(&self) -> &IntArray {
+        self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes)
+    }
+
     /// Return the number of bytes from the start of the first block to the end of the last one.
     pub fn span_bytes(&self) -> u64 {
         let Some(last) = self.blocks().checked_sub(1) else { return 0 };
@@ -58,7 +63,7 @@ impl Chunk {
     /// Return the shape of a sample whose free dimensions are stored in the tail (layouts 0, 2 and 3). That of bytes is their length.
     pub fn shape_of(&self, row: u64) -> Vec<u64> {
         if (self.dtype, self.layout) == (Dtype::Bytes, Layout::Single) {
-            return vec![self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(row as usize)];
+            return vec![self.decoded_bytes().get(row as usize)];
         }
         let free: Vec<u64> = self.free.iter().map(|sizes| sizes.get(row as usize)).collect();
         self.shape.fill(&free)
@@ -85,10 +90,9 @@ impl Chunk {
 
     /// Return whether a sample has blocks of its own, and more than one checksum unit, so that reading a part of it may cost less.
     pub fn is_divisible(&self, row: u64) -> bool {
-        let raw_bytes = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes);
         match self.layout {
             Layout::Tiled => true,
-            Layout::Fixed | Layout::Single => self.rows_per_block == 1 && raw_bytes.get(row as usize) > UNIT_BYTES,
+            Layout::Fixed | Layout::Single => self.rows_per_block == 1 && self.decoded_bytes().get(row as usize) > UNIT_BYTES,
             Layout::Packed => false,
         }
     }

@@ -77,12 +77,12 @@ impl Chunk {
             _ => Vec::new(),
         };
         let (tile, first_tile) = match layout {
-            Layout::Tiled => (cursor.list(1, Cursor::varint)?, Some(IntArray::parse(cursor, samples as usize + 1)?)),
+            Layout::Tiled => (cursor.varints()?, Some(IntArray::parse(cursor, samples as usize + 1)?)),
             _ => (Vec::new(), None),
         };
-        let validity = if cursor.flag()? { Some(cursor.take(samples.div_ceil(8) as usize)?) } else { None };
-        let dictionary = if cursor.flag()? { Some(cursor.strings()?) } else { None };
-        let bounds = if cursor.flag()? { Some(Bounds::parse(cursor, Class::of(dtype, &shape))?) } else { None };
+        let validity = cursor.option(|cursor| cursor.take(samples.div_ceil(8) as usize))?;
+        let dictionary = cursor.option(Cursor::strings)?;
+        let bounds = cursor.option(|cursor| Bounds::parse(cursor, Class::of(dtype, &shape)))?;
         let chunk = Chunk {
             column,
             dtype,
@@ -111,31 +111,31 @@ impl Chunk {
     /// Check that blocks cover all rows and are inside the file, and that lengths match shapes. Later reads rely on this.
     fn check(&self, cell: u64, data_end: u64) -> Result<()> {
         let column = self.column;
-        let bad = |text: String| Err(malformed(format!("column {column}: {text}")));
+        let invalid = |text: String| Err(malformed(format!("column {column}: {text}")));
         let blocks = self.blocks() as u64;
         match &self.first_row {
             None => {
                 if self.layout != Layout::Tiled && self.rows_per_block != 0 && blocks != self.samples.div_ceil(self.rows_per_block) {
-                    return bad(format!("it has {blocks} blocks of {} rows, but {} samples", self.rows_per_block, self.samples));
+                    return invalid(format!("it has {blocks} blocks of {} rows, but {} samples", self.rows_per_block, self.samples));
                 }
             }
             Some(first) => {
                 let mut last = None;
                 for (index, row) in first.iter().enumerate() {
                     if (index == 0 && row != 0) || last.is_some_and(|last| row <= last) || row >= self.samples {
-                        return bad(format!("block {index} begins at the invalid row {row}"));
+                        return invalid(format!("block {index} begins at the invalid row {row}"));
                     }
                     last = Some(row);
                 }
             }
         }
         if matches!(self.layout, Layout::Single | Layout::Tiled) && self.rows_per_block != 1 {
-            return bad("a single-sample layout does not have one row per block".into());
+            return invalid("a single-sample layout does not have one row per block".into());
         }
         self.check_tiles()?;
         let is_empty = self.bounds.as_ref().is_none_or(|bounds| bounds.span.is_none() && !bounds.has_nan);
         if self.bounds.is_some() && is_empty != (self.nulls() == self.samples) {
-            return bad(format!("its bounds contradict its {} nulls", self.nulls()));
+            return invalid(format!("its bounds contradict its {} nulls", self.nulls()));
         }
         // For equally spaced blocks of equal size, it suffices to check the first and the last block.
         let even = self.first_row.is_none()
@@ -147,19 +147,19 @@ impl Chunk {
         for block in checked {
             let (offset, stored) = (self.offset.get(block), self.stored_bytes.get(block));
             if offset < HEADER_BYTES || offset.checked_add(stored).is_none_or(|end| end > data_end) {
-                return bad(format!("block {block} at offset {offset} has {stored} bytes, but the data ends at {data_end}"));
+                return invalid(format!("block {block} at offset {offset} has {stored} bytes, but the data ends at {data_end}"));
             }
-            let raw = self.raw_bytes.as_ref().map_or(stored, |raw| raw.get(block));
+            let raw = self.decoded_bytes().get(block);
             if !self.codec.can_hold(stored, raw) {
-                return bad(format!("block {block} of {stored} bytes claims to hold {raw} bytes"));
+                return invalid(format!("block {block} of {stored} bytes claims to hold {raw} bytes"));
             }
             if self.layout == Layout::Fixed && self.rows_of(block).checked_mul(cell) != Some(raw) {
-                return bad(format!("block {block} has {raw} bytes, expected {} samples of {cell} bytes", self.rows_of(block)));
+                return invalid(format!("block {block} has {raw} bytes, expected {} samples of {cell} bytes", self.rows_of(block)));
             }
             if self.layout == Layout::Single && self.dtype != Dtype::Bytes && self.is_valid(block as u64) {
                 let wanted = self.free.iter().try_fold(cell, |product, free| product.checked_mul(free.get(block)));
                 if wanted != Some(raw) {
-                    return bad(format!("sample {block} has {raw} bytes, but its shape requires {}", counted(wanted)));
+                    return invalid(format!("sample {block} has {raw} bytes, but its shape requires {}", counted(wanted)));
                 }
             }
         }
@@ -169,12 +169,12 @@ impl Chunk {
     /// Check that every sample has the tiles that its shape requires, and that the size of each tile matches its position.
     fn check_tiles(&self) -> Result<()> {
         let Some(first) = &self.first_tile else { return Ok(()) };
-        let bad = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
+        let invalid = |text: String| Err(malformed(format!("column {}: {text}", self.column)));
         if self.tile.len() != self.shape.0.len() || self.tile.contains(&0) {
-            return bad(format!("tiles of {:?} do not fit the shape {}", self.tile, self.shape));
+            return invalid(format!("tiles of {:?} do not fit the shape {}", self.tile, self.shape));
         }
         if first.get(0) != 0 || first.get(self.samples as usize) != self.blocks() as u64 {
-            return bad(format!("it has {} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
+            return invalid(format!("it has {} blocks, but its samples have {} tiles", self.blocks(), first.get(self.samples as usize)));
         }
         for row in 0..self.samples {
             let (begin, end) = (first.get(row as usize), first.get(row as usize + 1));
@@ -182,16 +182,16 @@ impl Chunk {
             let grid = Grid::new(&shape, &self.tile);
             let wanted = if self.is_valid(row) { grid.tiles() } else { Some(0) };
             if end.checked_sub(begin) != wanted || end > self.blocks() as u64 {
-                return bad(format!("sample {row} has tiles {begin}..{end}, but its shape requires {} tiles", counted(wanted)));
+                return invalid(format!("sample {row} has tiles {begin}..{end}, but its shape requires {} tiles", counted(wanted)));
             }
             // If all tiles have the same size, it suffices to check one.
-            let alike = matches!(self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes), IntArray::Linear { step: 0, .. })
+            let alike = matches!(self.decoded_bytes(), IntArray::Linear { step: 0, .. })
                 && shape.iter().zip(&self.tile).all(|(size, side)| size % side == 0);
             for block in (begin..end).take(if alike { 1 } else { usize::MAX }) {
                 let elements = slice::elements(&grid.tile(block - begin));
-                let raw = self.raw_bytes.as_ref().unwrap_or(&self.stored_bytes).get(block as usize);
+                let raw = self.decoded_bytes().get(block as usize);
                 if elements.and_then(|elements| elements.checked_mul(self.dtype.size() as u64)) != Some(raw) {
-                    return bad(format!(
+                    return invalid(format!(
                         "tile {} of sample {row} has {raw} bytes, but its shape requires {} elements",
                         block - begin,
                         counted(elements)

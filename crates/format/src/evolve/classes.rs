@@ -1,7 +1,5 @@
 //! Changes of the classes of label columns: add, rename and merge them (spec section 8).
 
-use std::collections::HashMap;
-
 use penstock_error::{Error, Result};
 
 use crate::classes::Classes;
@@ -45,7 +43,7 @@ impl Schema {
     /// Return the schema with its classes in the places that they have in another one, or None if they are there already. No class that the other
     /// one has is lost.
     pub fn with_places_of(&self, other: &Schema) -> Result<Option<Schema>> {
-        let known: HashMap<u64, &ColumnSpec> = other.columns.iter().map(|column| (column.id, column)).collect();
+        let known = other.columns_by_id();
         let mut schema = self.clone();
         for column in &mut schema.columns {
             let (Some(before), now) = (known.get(&column.id).copied(), column.clone()) else { continue };
@@ -106,14 +104,12 @@ impl ColumnSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datafile::Codec;
 
     fn schema() -> Result<Schema> {
         let names = vec!["cat".to_owned(), "dog".to_owned()];
-        let column = |name: &str, kind| ColumnSpec { id: 0, name: name.into(), kind, codec: Codec::None, fill: None, was: Vec::new() };
         let (label, labels) =
             (ColumnKind::Label(Classes::new(names.clone())), ColumnKind::Labels { classes: Classes::new(names), of: None });
-        Schema::create(vec![column("label", label), column("labels", labels), column("text", ColumnKind::Text)])
+        Schema::create(vec![ColumnSpec::new("label", label), ColumnSpec::new("labels", labels), ColumnSpec::new("text", ColumnKind::Text)])
     }
 
     fn with(schema: &Schema, names: &[&str]) -> Result<Schema> {

@@ -2,13 +2,13 @@
 
 mod classes;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use penstock_error::{Error, Result};
 use penstock_tensor::Dtype;
 
 use crate::files::FileRef;
-use crate::schema::{ColumnKind, ColumnSpec, Fill, Schema};
+use crate::schema::{ColumnKind, ColumnSpec, FillValue, Schema};
 
 /// Ids of columns that were added later have this bit. They are random, so that two branches never give one id to two columns.
 const ADDED: u64 = 1 << 47;
@@ -25,7 +25,7 @@ impl Schema {
     /// Give the last column the value that samples without a value have.
     pub fn set_fill(&mut self, file: FileRef) {
         if let Some(column) = self.columns.last_mut() {
-            column.fill = Some(Fill(file));
+            column.fill = Some(FillValue(file));
         }
     }
 
@@ -58,11 +58,8 @@ impl Schema {
     /// Return the schema with a wider dtype for a column of numbers.
     pub fn widened(&self, name: &str, dtype: &str) -> Result<Schema> {
         let column = self.found(name, "widen")?;
-        let wider = column.with_dtype(dtype).filter(|_| {
-            let known = (column.kind.dtype().and_then(Dtype::from_name), Dtype::from_name(dtype));
-            matches!(known, (Some(from), Some(to)) if from.widens_to(to))
-        });
-        let Some(wider) = wider else {
+        let is_wider = column.kind.dtype().is_some_and(|from| widens(from, dtype));
+        let Some(wider) = column.with_dtype(dtype).filter(|_| is_wider) else {
             let now = column.kind.dtype().unwrap_or(column.kind.name());
             let why = if now == dtype { "it has this dtype already" } else { "not every value would stay the same" };
             let text = format!("cannot widen column `{name}` from {now} to `{dtype}`: {why}");
@@ -78,21 +75,21 @@ impl Schema {
 
     /// Give columns the wider dtypes that they have in another schema, so that its snapshot can be read. Refuses a column if neither dtype is wider.
     pub fn widen_to(&mut self, other: &Schema) -> Result<()> {
-        let find = |id: u64| other.columns.iter().find(|known| known.id == id);
-        let mut both = self.columns.iter_mut().filter_map(|column| Some((find(column.id)?, column)));
-        both.try_for_each(|(known, column)| {
+        for column in &mut self.columns {
+            let Some(known) = other.column_by_id(column.id) else { continue };
             if !column.take_wider(known) {
                 return Err(unlike(column, known));
             }
-            column.check_classes()
-        })
+            column.check_classes()?;
+        }
+        Ok(())
     }
 
     /// Return whether columns can be read that have the dtypes of another schema. A reset may bring back narrower ones.
     pub fn has_dtypes_of(&self, other: &Schema) -> bool {
         self.columns.iter().all(|column| {
             let mut wider = column.clone();
-            other.columns.iter().filter(|known| known.id == column.id).all(|known| wider.take_wider(known)) && wider == *column
+            other.column_by_id(column.id).is_none_or(|known| wider.take_wider(known)) && wider == *column
         })
     }
 
@@ -106,7 +103,8 @@ impl Schema {
         Schema { schema_id: self.schema_id + 1, ..self.clone() }
     }
 
-    fn names(&self) -> String {
+    /// Return a hint with the names of the columns.
+    pub fn names(&self) -> String {
         format!("columns: {}", self.columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>().join(", "))
     }
 
@@ -121,20 +119,14 @@ impl Schema {
         if (theirs == base || theirs == ours) && ours.has_dtypes_of(base) && ours.has_dtypes_of(theirs) {
             return Ok(ours.clone());
         }
-        let by_id = |schema: &Schema| schema.columns.iter().map(|column| (column.id, column.clone())).collect::<HashMap<u64, ColumnSpec>>();
-        let (before, known, other) = (by_id(base), by_id(ours), by_id(theirs));
-        let conflict = |name: &str, what: &str| {
-            Err(Error::new("conflict", format!("found conflicts: both sides changed column `{name}`: {what}"))
-                .column(name)
-                .hint("rename or drop the column on one side, then merge again"))
-        };
+        let (before, known, other) = (base.columns_by_id(), ours.columns_by_id(), theirs.columns_by_id());
         let mut merged = ours.next();
         merged.schema_id = merged.schema_id.max(theirs.schema_id + 1);
         merged.next_column = ours.next_column.max(theirs.next_column);
         // A column that one side dropped is dropped.
         merged.columns.retain(|column| other.contains_key(&column.id) || !before.contains_key(&column.id));
         for column in &mut merged.columns {
-            let (Some(their), base) = (other.get(&column.id), before.get(&column.id)) else { continue };
+            let (Some(their), base) = (other.get(&column.id).copied(), before.get(&column.id).copied()) else { continue };
             // Columns that belong to another one follow its name, so their own definitions are compared without it.
             // Dtypes and classes are merged below.
             let plain = |spec: &ColumnSpec| {
@@ -146,11 +138,9 @@ impl Schema {
                 Some(base) if plain(their) == plain(base) => {}
                 Some(base) if plain(column) == plain(base) => *column = their.clone(),
                 _ if plain(column) == plain(their) => {}
-                _ => return conflict(&column.name, &format!("theirs calls it `{}`", their.name)),
+                _ => return Err(both_changed(&column.name, &format!("theirs calls it `{}`", their.name))),
             }
-            if let Err(what) = column.merge_classes(base, &own, their) {
-                return conflict(&own.name, &what);
-            }
+            column.merge_classes(base, &own, their).map_err(|what| both_changed(&own.name, &what))?;
             for other in [Some(&own), Some(their), base].into_iter().flatten() {
                 if !column.take_wider(other) {
                     return Err(unlike(column, other));
@@ -161,13 +151,11 @@ impl Schema {
             .columns
             .extend(theirs.columns.iter().filter(|column| !before.contains_key(&column.id) && !known.contains_key(&column.id)).cloned());
         if let Some(name) = merged.follow_names(&[ours, theirs]) {
-            return conflict(&name, "the image column that it belongs to was dropped");
+            return Err(both_changed(&name, "the image column that it belongs to was dropped"));
         }
-        let mut seen = HashMap::new();
-        for column in &merged.columns {
-            if seen.insert(column.name.clone(), column.id).is_some() {
-                return conflict(&column.name, "each side has a column of this name");
-            }
+        let mut seen = HashSet::new();
+        if let Some(column) = merged.columns.iter().find(|column| !seen.insert(&column.name)) {
+            return Err(both_changed(&column.name, "each side has a column of this name"));
         }
         if merged.columns == ours.columns {
             return Ok(ours.clone()); // Both sides made the same changes.
@@ -176,12 +164,16 @@ impl Schema {
         Ok(merged)
     }
 
+    pub(crate) fn columns_by_id(&self) -> HashMap<u64, &ColumnSpec> {
+        self.columns.iter().map(|column| (column.id, column)).collect()
+    }
+
     /// Make columns belong to the images that they belonged to before, whatever those are called now. Returns a column whose image is gone.
     fn follow_names(&mut self, before: &[&Schema]) -> Option<String> {
         let names: HashMap<u64, String> = self.columns.iter().map(|column| (column.id, column.name.clone())).collect();
         for column in &mut self.columns {
             let target = before.iter().find_map(|schema| {
-                let of = schema.columns.iter().find(|known| known.id == column.id)?.kind.of()?;
+                let of = schema.column_by_id(column.id)?.kind.of()?;
                 Some(schema.column(of)?.1.id)
             });
             let Some(of) = column.kind.of().map(str::to_owned) else { continue };
@@ -192,6 +184,18 @@ impl Schema {
         }
         None
     }
+}
+
+/// Make the error for a column that two branches changed in different ways.
+fn both_changed(name: &str, what: &str) -> Error {
+    Error::new("conflict", format!("found conflicts: both sides changed column `{name}`: {what}"))
+        .column(name)
+        .hint("rename or drop the column on one side, then merge again")
+}
+
+/// Return whether the second of two dtypes represents all values of the first one.
+fn widens(from: &str, to: &str) -> bool {
+    Dtype::from_name(from).zip(Dtype::from_name(to)).is_some_and(|(from, to)| from.widens_to(to))
 }
 
 /// Return the smallest dtype that represents each number of both exactly.
@@ -232,8 +236,6 @@ impl ColumnSpec {
             return true;
         }
         let (Some(one), Some(two)) = (self.kind.dtype().map(str::to_owned), other.kind.dtype().map(str::to_owned)) else { return true };
-        let widens =
-            |from: &str, to: &str| matches!((Dtype::from_name(from), Dtype::from_name(to)), (Some(from), Some(to)) if from.widens_to(to));
         if widens(&one, &two) {
             *self = self.with_dtype(&two).unwrap_or_else(|| self.clone());
         } else if one != two && !widens(&two, &one) {
@@ -253,18 +255,13 @@ impl ColumnSpec {
 mod tests {
     use super::*;
     use crate::classes::Classes;
-    use crate::datafile::Codec;
-
-    fn column(name: &str, kind: ColumnKind) -> ColumnSpec {
-        ColumnSpec { id: 0, name: name.into(), kind, codec: Codec::None, fill: None, was: Vec::new() }
-    }
 
     fn base() -> Result<Schema> {
         let image = ColumnKind::Image { exif_orientation: true, mode: Default::default() };
         Schema::create(vec![
-            column("image", image),
-            column("boxes", ColumnKind::Boxes { format: "xyxy".into(), of: Some("image".into()) }),
-            column("text", ColumnKind::Text),
+            ColumnSpec::new("image", image),
+            ColumnSpec::new("boxes", ColumnKind::Boxes { format: "xyxy".into(), of: Some("image".into()) }),
+            ColumnSpec::new("text", ColumnKind::Text),
         ])
     }
 
@@ -274,12 +271,13 @@ mod tests {
 
     #[test]
     fn columns_are_added_dropped_and_renamed() -> Result<()> {
-        let schema = base()?.with_column(column("year", ColumnKind::Text), 7)?.renamed("image", "photo")?.without_column("text")?;
+        let schema =
+            base()?.with_column(ColumnSpec::new("year", ColumnKind::Text), 7)?.renamed("image", "photo")?.without_column("text")?;
         assert_eq!((names(&schema), schema.columns[1].kind.of(), schema.schema_id), (vec!["photo", "boxes", "year"], Some("photo"), 3));
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
         for refused in [
-            schema.with_column(column("photo", ColumnKind::Text), 8),
-            schema.with_column(column("_row", ColumnKind::Text), 8),
+            schema.with_column(ColumnSpec::new("photo", ColumnKind::Text), 8),
+            schema.with_column(ColumnSpec::new("_row", ColumnKind::Text), 8),
             schema.without_column("photo"),
             schema.without_column("text"),
             schema.renamed("year", "boxes"),
@@ -292,7 +290,8 @@ mod tests {
 
     #[test]
     fn labels_belong_to_boxes_and_follow_their_name() -> Result<()> {
-        let labels = |of: &str| column("labels", ColumnKind::Labels { classes: Classes::new(vec!["cat".into()]), of: Some(of.into()) });
+        let labels =
+            |of: &str| ColumnSpec::new("labels", ColumnKind::Labels { classes: Classes::new(vec!["cat".into()]), of: Some(of.into()) });
         let schema = base()?.with_column(labels("boxes"), 7)?.renamed("boxes", "places")?;
         assert_eq!(schema.column("labels").and_then(|(_, column)| column.kind.of()), Some("places"));
         assert_eq!(Schema::parse(&schema.to_json()?)?, schema);
@@ -310,8 +309,8 @@ mod tests {
     #[test]
     fn changes_of_two_branches_are_merged() -> Result<()> {
         let base = base()?;
-        let ours = base.renamed("image", "photo")?.with_column(column("a", ColumnKind::Text), 1)?;
-        let theirs = base.without_column("text")?.with_column(column("b", ColumnKind::Text), 2)?;
+        let ours = base.renamed("image", "photo")?.with_column(ColumnSpec::new("a", ColumnKind::Text), 1)?;
+        let theirs = base.without_column("text")?.with_column(ColumnSpec::new("b", ColumnKind::Text), 2)?;
         for (one, other) in [(&ours, &theirs), (&theirs, &ours)] {
             let merged = Schema::merged(&base, one, other)?;
             let mut found = names(&merged);
@@ -321,12 +320,12 @@ mod tests {
         assert_eq!(Schema::merged(&base, &base, &theirs)?.columns, theirs.columns);
         assert_eq!(Schema::merged(&base, &ours, &base)?, ours);
         let image = ColumnKind::Image { exif_orientation: true, mode: Default::default() };
-        let masks = base.with_column(column("masks", ColumnKind::Mask { of: Some("image".into()) }), 3)?;
+        let masks = base.with_column(ColumnSpec::new("masks", ColumnKind::Mask { of: Some("image".into()) }), 3)?;
         for (one, other) in [
             (base.renamed("text", "x")?, base.renamed("text", "y")?),
-            (base.with_column(column("a", ColumnKind::Text), 1)?, base.with_column(column("a", ColumnKind::Text), 2)?),
-            (base.renamed("text", "a")?, base.with_column(column("a", ColumnKind::Text), 2)?),
-            (base.without_column("boxes")?.without_column("image")?.with_column(column("image", image), 4)?, masks),
+            (base.with_column(ColumnSpec::new("a", ColumnKind::Text), 1)?, base.with_column(ColumnSpec::new("a", ColumnKind::Text), 2)?),
+            (base.renamed("text", "a")?, base.with_column(ColumnSpec::new("a", ColumnKind::Text), 2)?),
+            (base.without_column("boxes")?.without_column("image")?.with_column(ColumnSpec::new("image", image), 4)?, masks),
         ] {
             assert_eq!(Schema::merged(&base, &one, &other).err().map(|error| error.code()), Some("conflict"));
         }
@@ -336,7 +335,7 @@ mod tests {
     #[test]
     fn numbers_become_wider_and_both_sides_may_widen() -> Result<()> {
         let number = ColumnKind::Scalar { dtype: "int16".into() };
-        let base = base()?.with_column(column("n", number), 1)?;
+        let base = base()?.with_column(ColumnSpec::new("n", number), 1)?;
         let dtypes = |schema: &Schema| schema.column("n").map(|(_, n)| (n.kind.dtype().unwrap_or_default().to_owned(), n.was.join(" ")));
         let found = |dtype: &str, was: &str| Some((dtype.to_owned(), was.to_owned()));
         let (int32, int64, float64) = (base.widened("n", "int32")?, base.widened("n", "int64")?, base.widened("n", "float64")?);

@@ -38,7 +38,7 @@ impl Attachment {
         let attachment = Attachment {
             kind: cursor.string()?,
             object: ObjectRef::parse(cursor)?,
-            columns: cursor.list(1, Cursor::varint)?,
+            columns: cursor.varints()?,
             rows: RowSet::parse(cursor)?,
             changed: cursor.list(2, RowSet::parse)?,
             parameters: cursor.string()?,
@@ -50,17 +50,17 @@ impl Attachment {
     /// Check what every reader checks.
     pub fn check(&self) -> Result<()> {
         let Attachment { kind, columns, parameters, .. } = self;
-        let bad = |what: String| Err(Error::new("invalid-argument", format!("an attachment {what}")));
+        let invalid = |what: String| Err(Error::new("invalid-argument", format!("an attachment {what}")));
         if kind.is_empty() || kind.len() > KIND_BYTES {
-            return bad(format!("has a kind of {} bytes, expected 1 to {KIND_BYTES}", kind.len()));
+            return invalid(format!("has a kind of {} bytes, expected 1 to {KIND_BYTES}", kind.len()));
         }
         if !columns.is_sorted_by(|one, other| one < other) {
-            return bad(format!("of kind `{kind}` has columns that do not ascend"));
+            return invalid(format!("of kind `{kind}` has columns that do not ascend"));
         }
         let is_object = matches!(serde_json::from_str(parameters), Ok(serde_json::Value::Object(_)));
         if !is_object || parameters.len() > PARAMETERS_BYTES {
             let text = format!("has parameters of {} bytes, expected a JSON object of at most {PARAMETERS_BYTES} bytes", parameters.len());
-            return bad(format!("of kind `{kind}` {text}"));
+            return invalid(format!("of kind `{kind}` {text}"));
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Attachment {
     pub fn write(&self, writer: &mut Writer) {
         writer.string(&self.kind);
         self.object.write(writer);
-        writer.list(&self.columns, |writer, column| writer.varint(*column));
+        writer.varints(&self.columns);
         self.rows.write(writer);
         writer.list(&self.changed, |writer, rows| rows.write(writer));
         writer.string(&self.parameters);

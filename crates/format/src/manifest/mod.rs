@@ -20,9 +20,9 @@ pub use self::attachment::Attachment;
 pub use self::statistics::{PageStatistics, Statistics};
 
 /// Maximum number of fragments in a page.
-pub const PAGE_FRAGMENTS: usize = 512;
+pub const MANIFEST_PAGE_FRAGMENTS: usize = 512;
 /// Maximum total size of a page's fragments, unless the page has a single larger fragment.
-pub const PAGE_BYTES: usize = 64 << 10;
+pub const MANIFEST_PAGE_BYTES: usize = 64 << 10;
 /// A writer begins a new fragment at this many runs of row ids, so that a page stays small.
 pub const FRAGMENT_RUNS: usize = 1 << 14;
 
@@ -61,9 +61,7 @@ impl Fragment {
 
     /// Return how many bytes this fragment occupies in a page or record.
     pub fn encoded_bytes(&self) -> usize {
-        let mut writer = Writer::default();
-        self.write(&mut writer);
-        writer.0.len()
+        Writer::written(|writer| self.write(writer)).len()
     }
 
     /// Return the fragment with final row ids instead of provisional ones.
@@ -127,7 +125,7 @@ impl PageRef {
             samples: cursor.varint()?,
             least: cursor.u64()?,
             span: cursor.varint()?,
-            statistics: if cursor.flag()? { Some(ObjectRef::parse(cursor)?) } else { None },
+            statistics: cursor.option(ObjectRef::parse)?,
         };
         match page.samples <= page.span && page.least.checked_add(page.span).is_some() {
             true => Ok(page),
@@ -145,8 +143,7 @@ impl PageRef {
         }
         writer.u64(self.least);
         writer.varint(self.span);
-        writer.u8(self.statistics.is_some().into());
-        self.statistics.iter().for_each(|object| object.write(writer));
+        writer.option(self.statistics, |writer, object| object.write(writer));
     }
 }
 
@@ -195,9 +192,8 @@ pub fn encode_stages(stages: &[Staged]) -> Vec<u8> {
 }
 
 pub fn parse_stages(bytes: &Bytes) -> Result<Vec<Staged>> {
-    let mut cursor = unseal(Magic::Stages, bytes)?;
-    let stages = cursor.list(17, |cursor| Ok(Staged { file: cursor.id()?, runs: Run::parse_list(cursor)? }))?;
-    cursor.end()?;
+    let parse_staged = |cursor: &mut Cursor| Ok(Staged { file: cursor.id()?, runs: Run::parse_list(cursor)? });
+    let stages = unseal(Magic::Stages, bytes, |cursor| cursor.list(17, parse_staged))?;
     match stages.is_sorted_by(|one, other| one.file.0 < other.file.0) {
         true => Ok(stages),
         false => Err(malformed("stages are not in the order of their data files")),
@@ -235,19 +231,19 @@ impl Root {
     }
 
     pub fn parse(bytes: &Bytes) -> Result<Root> {
-        let mut cursor = unseal(Magic::Root, bytes)?;
-        let root = Root {
-            dataset: cursor.id()?,
-            branch: cursor.u64()?,
-            number: cursor.u64()?,
-            schema: cursor.string()?,
-            pages: cursor.list(34, PageRef::parse)?,
-            words: cursor.list(24, WordsSegment::parse)?,
-            overlays: cursor.list(Overlay::LEAST_BYTES, Overlay::parse)?,
-            stages: cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?,
-            attachments: cursor.list(Attachment::LEAST_BYTES, Attachment::parse)?,
-        };
-        cursor.end()?;
+        let root = unseal(Magic::Root, bytes, |cursor| {
+            Ok(Root {
+                dataset: cursor.id()?,
+                branch: cursor.u64()?,
+                number: cursor.u64()?,
+                schema: cursor.string()?,
+                pages: cursor.list(34, PageRef::parse)?,
+                words: cursor.list(24, WordsSegment::parse)?,
+                overlays: cursor.list(Overlay::LEAST_BYTES, Overlay::parse)?,
+                stages: cursor.list(ObjectRef::LEAST_BYTES, ObjectRef::parse)?,
+                attachments: cursor.list(Attachment::LEAST_BYTES, Attachment::parse)?,
+            })
+        })?;
         let full = root.pages.iter().filter(|page| page.samples == page.span && page.span > 0);
         if let Some(row_id) = in_two(full.map(|page| page.least..page.least.saturating_add(page.span))) {
             return Err(malformed(format!("two of its pages have row id {row_id}")));
@@ -260,11 +256,11 @@ impl Root {
     }
 }
 
-/// Encode fragments as pages of at most [`PAGE_FRAGMENTS`] and [`PAGE_BYTES`]. Returns the body of each page and its fragments.
+/// Encode fragments as pages of at most [`MANIFEST_PAGE_FRAGMENTS`] and [`MANIFEST_PAGE_BYTES`]. Returns the body of each page and its fragments.
 pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, &[Fragment])> {
     let mut pages = Vec::new();
     let (mut begin, mut bytes) = (0, 0);
-    let mut close = |group: Range<usize>| {
+    let mut close_page = |group: Range<usize>| {
         if !group.is_empty() {
             let group = &fragments[group];
             pages.push((seal(Magic::Page, |writer| writer.list(group, |writer, fragment| fragment.write(writer))), group));
@@ -272,20 +268,18 @@ pub fn encode_pages(fragments: &[Fragment]) -> Vec<(Vec<u8>, &[Fragment])> {
     };
     for (index, fragment) in fragments.iter().enumerate() {
         let size = fragment.encoded_bytes();
-        if index - begin >= PAGE_FRAGMENTS || bytes + size > PAGE_BYTES {
-            close(begin..index);
+        if index - begin >= MANIFEST_PAGE_FRAGMENTS || bytes + size > MANIFEST_PAGE_BYTES {
+            close_page(begin..index);
             (begin, bytes) = (index, 0);
         }
         bytes += size;
     }
-    close(begin..fragments.len());
+    close_page(begin..fragments.len());
     pages
 }
 
 pub fn parse_page(bytes: &Bytes) -> Result<Vec<Fragment>> {
-    let mut cursor = unseal(Magic::Page, bytes)?;
-    let fragments = cursor.list(4, Fragment::parse)?;
-    cursor.end()?;
+    let fragments = unseal(Magic::Page, bytes, |cursor| cursor.list(4, Fragment::parse))?;
     match in_two(fragments.iter().flat_map(|fragment| fragment.runs.iter().map(|run| run.first..run.end()))) {
         None => Ok(fragments),
         Some(row_id) => Err(malformed(format!("two of its samples have row id {row_id}"))),
@@ -317,9 +311,5 @@ pub fn encode_words(column: u64, words: &[impl AsRef<str>]) -> Vec<u8> {
 }
 
 pub fn parse_words(bytes: &Bytes) -> Result<(u64, Strings)> {
-    let mut cursor = unseal(Magic::Words, bytes)?;
-    let column = cursor.varint()?;
-    let words = cursor.strings()?;
-    cursor.end()?;
-    Ok((column, words))
+    unseal(Magic::Words, bytes, |cursor| Ok((cursor.varint()?, cursor.strings()?)))
 }

@@ -99,16 +99,16 @@ impl PageStatistics {
     }
 
     pub fn parse(bytes: &Bytes) -> Result<PageStatistics> {
-        let mut cursor = unseal(Magic::Statistics, bytes)?;
-        let (page, fragments) = (cursor.id()?, cursor.varint()?);
-        let columns = cursor
-            .list(2, |cursor| Ok((cursor.varint()?, cursor.list(4, |cursor| Ok((cursor.varint()?, Statistics::parse(cursor)?)))?)))?;
-        cursor.end()?;
-        let in_order = |known: &[(u64, Statistics)]| {
-            known.is_sorted_by(|one, other| one.0 < other.0) && known.iter().all(|(fragment, _)| *fragment < fragments)
+        let parse_fragment = |cursor: &mut Cursor| Ok((cursor.varint()?, Statistics::parse(cursor)?));
+        let parse_column = |cursor: &mut Cursor| Ok((cursor.varint()?, cursor.list(4, parse_fragment)?));
+        let parsed = unseal(Magic::Statistics, bytes, |cursor| {
+            Ok(PageStatistics { page: cursor.id()?, fragments: cursor.varint()?, columns: cursor.list(2, parse_column)? })
+        })?;
+        let are_in_order = |known: &[(u64, Statistics)]| {
+            known.is_sorted_by(|one, other| one.0 < other.0) && known.iter().all(|(fragment, _)| *fragment < parsed.fragments)
         };
-        match columns.is_sorted_by(|one, other| one.0 < other.0) && columns.iter().all(|(_, known)| in_order(known)) {
-            true => Ok(PageStatistics { page, fragments, columns }),
+        match parsed.columns.is_sorted_by(|one, other| one.0 < other.0) && parsed.columns.iter().all(|(_, known)| are_in_order(known)) {
+            true => Ok(parsed),
             false => Err(malformed("statistics are not in the order of columns and fragments, or have others than the page")),
         }
     }

@@ -39,7 +39,7 @@ pub enum Verb {
 pub type ReadFrame = (Vec<u64>, Option<Vec<u64>>);
 
 /// A column that a call gave: its name, its values, and the words of a category.
-pub type Given<'a> = (&'a str, &'a Column, Option<&'a Ragged>);
+pub type JournaledColumn<'a> = (&'a str, &'a Column, Option<&'a Ragged>);
 
 /// A frame that was read.
 #[derive(Debug)]
@@ -57,15 +57,13 @@ const VERSION: u8 = 1;
 
 impl Began {
     pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::default();
-        writer.u8(VERSION);
-        writer.id(self.dataset);
-        writer.u64(self.snapshot.branch);
-        writer.u64(self.snapshot.number);
-        writer.id(self.snapshot.uuid);
-        writer.id(self.uuid);
-        writer.u8(self.serializable.into());
-        writer.0
+        Writer::written(|writer| {
+            writer.u8(VERSION);
+            writer.id(self.dataset);
+            self.snapshot.write(writer);
+            writer.id(self.uuid);
+            writer.u8(self.serializable.into());
+        })
     }
 
     pub fn parse(body: Bytes) -> Result<Began> {
@@ -74,8 +72,7 @@ impl Began {
         if version != VERSION {
             return Err(malformed(format!("a journal has version {version}, expected {VERSION}")));
         }
-        let dataset = cursor.id()?;
-        let snapshot = SnapshotId { branch: cursor.u64()?, number: cursor.u64()?, uuid: cursor.id()? };
+        let (dataset, snapshot) = (cursor.id()?, SnapshotId::read(&mut cursor)?);
         let began = Began { dataset, snapshot, uuid: cursor.id()?, serializable: cursor.flag()? };
         cursor.end()?;
         Ok(began)
@@ -87,7 +84,7 @@ pub fn encode<'a>(
     verb: &Verb,
     decode: bool,
     row_ids: &[u64],
-    columns: &[Given<'a>],
+    columns: &[JournaledColumn<'a>],
     reads: &[ReadFrame],
 ) -> Option<(Vec<u8>, Vec<&'a [u8]>)> {
     let (mut writer, mut values) = (Writer::default(), Vec::new());
@@ -105,9 +102,8 @@ pub fn encode<'a>(
     writer.u8(decode.into());
     writer.list(row_ids, |writer, row_id| writer.u64(*row_id));
     writer.list(reads, |writer, (columns, row_ids)| {
-        writer.list(columns, |writer, column| writer.varint(*column));
-        writer.u8(row_ids.is_some().into());
-        row_ids.iter().for_each(|row_ids| writer.list(row_ids, |writer, row_id| writer.u64(*row_id)));
+        writer.varints(columns);
+        writer.option(row_ids.as_ref(), |writer, row_ids| writer.list(row_ids, |writer, row_id| writer.u64(*row_id)));
     });
     writer.varint(columns.len() as u64);
     for (name, column, words) in columns {
@@ -126,25 +122,21 @@ pub fn encode<'a>(
                 write_ragged(&mut writer, ragged, &mut values);
             }
         }
-        writer.u8(words.is_some().into());
-        words.iter().for_each(|words| write_ragged(&mut writer, words, &mut values));
+        writer.option(*words, |writer, words| write_ragged(writer, words, &mut values));
     }
-    let mut head = Writer::default();
-    head.bytes(&writer.0);
-    Some((head.0, values))
+    Some((Writer::written(|head| head.bytes(&writer.0)), values))
 }
 
 fn write_ragged<'a>(writer: &mut Writer, ragged: &'a Ragged, values: &mut Vec<&'a [u8]>) {
-    writer.list(&ragged.ends, |writer, end| writer.varint(*end));
-    writer.list(&ragged.free, |writer, size| writer.varint(*size));
+    writer.varints(&ragged.ends);
+    writer.varints(&ragged.free);
     write_validity(writer, ragged.validity.as_deref());
     writer.varint(ragged.data.len() as u64);
     values.push(&ragged.data[..]);
 }
 
 fn write_validity(writer: &mut Writer, validity: Option<&[bool]>) {
-    writer.u8(validity.is_some().into());
-    validity.iter().for_each(|validity| writer.bytes(&validity.iter().map(|valid| u8::from(*valid)).collect::<Vec<u8>>()));
+    writer.option(validity, |writer, validity| writer.bytes(&validity.iter().map(|valid| u8::from(*valid)).collect::<Vec<u8>>()));
 }
 
 impl Frame {
@@ -161,11 +153,7 @@ impl Frame {
             other => return Err(malformed(format!("a journal has a call of the unknown kind {other}"))),
         };
         let (decode, row_ids) = (cursor.flag()?, cursor.list(8, Cursor::u64)?);
-        let reads = cursor.list(2, |cursor| {
-            let columns = cursor.list(1, Cursor::varint)?;
-            let row_ids = if cursor.flag()? { Some(cursor.list(8, Cursor::u64)?) } else { None };
-            Ok((columns, row_ids))
-        })?;
+        let reads = cursor.list(2, |cursor| Ok((cursor.varints()?, cursor.option(|cursor| cursor.list(8, Cursor::u64))?)))?;
         let columns = cursor.list(4, |cursor| {
             let name = cursor.string()?;
             let column = match cursor.u8()? {
@@ -182,7 +170,7 @@ impl Frame {
                 1 => Column::Ragged(read_ragged(cursor, &mut values)?),
                 other => return Err(malformed(format!("a journal has values of the unknown form {other}"))),
             };
-            let words = if cursor.flag()? { Some(read_ragged(cursor, &mut values)?) } else { None };
+            let words = cursor.option(|cursor| read_ragged(cursor, &mut values))?;
             Ok((name, column, words))
         })?;
         cursor.end()?;
@@ -192,7 +180,7 @@ impl Frame {
 }
 
 fn read_ragged(cursor: &mut Cursor, values: &mut Cursor) -> Result<Ragged> {
-    let (ends, free) = (cursor.list(1, Cursor::varint)?, cursor.list(1, Cursor::varint)?);
+    let (ends, free) = (cursor.varints()?, cursor.varints()?);
     let (validity, bytes) = (read_validity(cursor)?, cursor.varint()?);
     let data = take(values, bytes)?;
     let fits = validity.as_ref().is_none_or(|validity| validity.len() == ends.len())
@@ -204,7 +192,7 @@ fn read_ragged(cursor: &mut Cursor, values: &mut Cursor) -> Result<Ragged> {
 }
 
 fn read_validity(cursor: &mut Cursor) -> Result<Option<Vec<bool>>> {
-    Ok(if cursor.flag()? { Some(cursor.bytes()?.iter().map(|valid| *valid != 0).collect()) } else { None })
+    cursor.option(|cursor| Ok(cursor.bytes()?.iter().map(|valid| *valid != 0).collect()))
 }
 
 fn take(values: &mut Cursor, bytes: u64) -> Result<Vec<u8>> {

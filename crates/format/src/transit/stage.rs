@@ -5,6 +5,7 @@ use bytes::Bytes;
 use penstock_error::Result;
 
 use crate::cursor::{Magic, malformed, seal, unseal};
+use crate::files::FileRef;
 use crate::id::Id;
 use crate::ids::PROVISIONAL;
 use crate::manifest::Fragment;
@@ -36,21 +37,21 @@ impl Stage {
     }
 
     pub fn parse(bytes: &Bytes) -> Result<Stage> {
-        let mut cursor = unseal(Magic::Stage, bytes)?;
-        let (dataset, gc_epoch, features) = (cursor.id()?, cursor.varint()?, cursor.u64()?);
-        let fragments = cursor.list(3, Fragment::parse)?;
-        cursor.end()?;
+        let stage = unseal(Magic::Stage, bytes, |cursor| {
+            Ok(Stage {
+                dataset: cursor.id()?,
+                gc_epoch: cursor.varint()?,
+                features: cursor.u64()?,
+                fragments: cursor.list(3, Fragment::parse)?,
+            })
+        })?;
         let mut next = PROVISIONAL;
-        for fragment in &fragments {
-            let follows = fragment.runs.iter().all(|run| {
-                let is_next = run.first == next;
-                next = run.end();
-                is_next
-            });
-            if !follows || fragment.files.is_empty() || !fragment.files.iter().all(|file| file.is_object()) {
-                return Err(malformed("a stage has a fragment with other row ids or without data files of its own"));
-            }
+        let mut runs = stage.fragments.iter().flat_map(|fragment| &fragment.runs);
+        let follows = runs.all(|run| std::mem::replace(&mut next, run.end()) == run.first);
+        let files = |fragment: &Fragment| !fragment.files.is_empty() && fragment.files.iter().all(FileRef::is_object);
+        match follows && stage.fragments.iter().all(files) {
+            true => Ok(stage),
+            false => Err(malformed("a stage has a fragment with other row ids or without data files of its own")),
         }
-        Ok(Stage { dataset, gc_epoch, features, fragments })
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods as _};
 use penstock_cache::Tiered;
-use penstock_dataset::{CACHE_POLICY, Context, Incomplete, Part, Report, file_cache_bytes};
+use penstock_dataset::{CACHE_POLICY, Context, Incomplete, ManifestPart, Report, file_cache_bytes};
 use penstock_error::Error;
 use penstock_format::SnapshotId;
+use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
@@ -242,13 +243,13 @@ impl Snapshot {
 
     /// Return all tags: name → snapshot id.
     fn tags(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
-        let tags = py.detach(|| penstock_dataset::tags(&self.inner.context)).or_raise(py)?;
+        let tags = py.detach(|| penstock_dataset::names(&self.inner.context, NameKind::Tag)).or_raise(py)?;
         Ok(tags.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
     /// Return all pins: name → snapshot id.
     fn pins(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
-        let pins = py.detach(|| penstock_dataset::pins(&self.inner.context)).or_raise(py)?;
+        let pins = py.detach(|| penstock_dataset::names(&self.inner.context, NameKind::Pin)).or_raise(py)?;
         Ok(pins.into_iter().map(|(name, target)| (name, target.to_string())).collect())
     }
 
@@ -362,7 +363,7 @@ impl Snapshot {
             ("absent_samples", count(Overlay::is_absence)),
             ("overlay_samples", changed.clone().map(|overlay| overlay.rows.ids()).sum()),
             ("fragments", fragments),
-            ("pages", self.inner.parts.iter().filter(|part| matches!(part, Part::Page(_))).count() as u64),
+            ("pages", self.inner.parts.iter().filter(|part| matches!(part, ManifestPart::Page(_))).count() as u64),
             ("overlays", changed.count() as u64),
             ("data_files", files),
             ("data_bytes", bytes),

@@ -194,7 +194,7 @@ impl Folder {
             || differs(&given.sha1, &sums.sha1)
             || differs(&given.sha256, &sums.sha256)
         {
-            return Err(s3_error!(BadDigest, "the checksum of the parts is another"));
+            return Err(s3_error!(BadDigest, "the checksum does not match the parts"));
         }
         let record = Record {
             etag: format!("{}-{}", hex(md5.finalize().as_ref()), parts.len()),
@@ -215,7 +215,7 @@ impl Folder {
     /// Open the parts that an upload is completed with.
     fn parts_of(&self, folder: &Path, asked: &[CompletedPart]) -> S3Result<Vec<(File, Record)>> {
         if asked.is_empty() {
-            return Err(s3_error!(MalformedXML, "an upload is completed with at least one part"));
+            return Err(s3_error!(MalformedXML, "an upload needs at least one part"));
         }
         let numbers = asked.iter().map(|part| part.part_number.unwrap_or_default());
         if let Some((last, number)) = numbers.clone().zip(numbers.skip(1)).find(|(last, number)| number <= last) {
@@ -231,7 +231,7 @@ impl Folder {
                 return Err(s3_error!(InvalidPart, "part {number} has the ETag \"{}\"", record.etag));
             }
             if record.bytes < LEAST_PART_BYTES && at + 1 < asked.len() {
-                return Err(s3_error!(EntityTooSmall, "part {number} has {} bytes; all but the last need 5 MiB", record.bytes));
+                return Err(s3_error!(EntityTooSmall, "part {number} has {} bytes; every part except the last needs at least 5 MiB", record.bytes));
             }
             parts.push((file, record));
         }
@@ -381,10 +381,15 @@ fn place_part(folder: &Path, number: i32, draft: &Draft, record: Record) -> S3Re
 
 /// Return the range that is copied, such as `bytes=0-9`. Unlike a range that is read, it must lie inside the source.
 fn copied_range(text: &str, bytes: u64) -> S3Result<std::ops::Range<u64>> {
-    let bad = || s3_error!(InvalidArgument, "the copied range is `{text}`, expected bytes=first-last within {bytes} bytes");
+    let bad = || s3_error!(InvalidArgument, "the copied range is `{text}`, expected bytes=first-last");
     let (first, last) = text.strip_prefix("bytes=").and_then(|range| range.split_once('-')).ok_or_else(bad)?;
     let (first, last): (u64, u64) = (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
-    if first <= last && last < bytes { Ok(first..last + 1) } else { Err(bad()) }
+    if first <= last && last < bytes {
+        return Ok(first..last + 1);
+    }
+    let mut error = s3_error!(InvalidRange, "the copied range is `{text}`, but the source has {bytes} bytes");
+    error.set_status_code(hyper::StatusCode::BAD_REQUEST); // As S3 does, unlike for ranges that are read.
+    Err(error)
 }
 
 fn bytes_of_hex(text: &str) -> Vec<u8> {

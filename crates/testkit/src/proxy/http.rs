@@ -25,7 +25,7 @@ pub(super) struct Head {
 pub(super) const MOST_HEADERS: usize = 128;
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-pub(super) fn bad(text: &str) -> io::Error {
+pub(super) fn broken(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -38,7 +38,7 @@ pub(super) fn read_head(stream: &mut TcpStream, mut begun: Vec<u8>) -> io::Resul
         }
         let count = stream.read(&mut buffer)?;
         if count == 0 {
-            return if begun.is_empty() { Ok(None) } else { Err(bad("the connection closed in the middle of a message head")) };
+            return if begun.is_empty() { Ok(None) } else { Err(broken("the connection closed in the middle of a message head")) };
         }
         begun.extend_from_slice(&buffer[..count]);
     }
@@ -57,7 +57,7 @@ pub(super) enum Body {
 pub(super) fn body_of(head: &[u8], method: &str) -> io::Result<Body> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut parsed = httparse::Response::new(&mut headers);
-    parsed.parse(head).map_err(|error| bad(&error.to_string()))?;
+    parsed.parse(head).map_err(|error| broken(&error.to_string()))?;
     if method == "HEAD" || matches!(parsed.code, Some(204 | 304)) {
         return Ok(Body::Bytes(0));
     }
@@ -65,5 +65,5 @@ pub(super) fn body_of(head: &[u8], method: &str) -> io::Result<Body> {
         return Ok(Body::Chunked);
     }
     let length = header(parsed.headers, "content-length").and_then(|length| length.parse().ok());
-    length.map(Body::Bytes).ok_or_else(|| bad("the reply has no length"))
+    length.map(Body::Bytes).ok_or_else(|| broken("the reply has no length"))
 }

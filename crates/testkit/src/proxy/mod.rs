@@ -22,10 +22,10 @@ mod http;
 
 pub use faults::Faults;
 use faults::{Fault, NAMES};
-use http::{BUFFER_BYTES, Body, Head, MOST_HEADERS, Request, bad, body_of, header, read_head};
+use http::{BUFFER_BYTES, Body, Head, MOST_HEADERS, Request, body_of, broken, header, read_head};
 
 #[derive(Default)]
-struct State {
+struct ProxyState {
     faults: Faults,
     struck: [u64; NAMES.len()],
     in_a_row: HashMap<String, u64>,
@@ -34,7 +34,7 @@ struct State {
 
 struct Shared {
     upstream: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<ProxyState>,
     requests: AtomicU64,
     at_once: AtomicU64,
     /// The largest number of requests in progress at the same time.
@@ -72,7 +72,7 @@ impl Proxy {
     pub fn start(listen: &str, upstream: SocketAddr, faults: Faults) -> io::Result<Proxy> {
         let listener = TcpListener::bind(listen)?;
         let address = listener.local_addr()?;
-        let state = Mutex::new(State { faults, ..State::default() });
+        let state = Mutex::new(ProxyState { faults, ..ProxyState::default() });
         let shared = Arc::new(Shared {
             upstream,
             state,
@@ -93,11 +93,7 @@ impl Proxy {
     }
 
     pub fn set(&self, faults: Faults) {
-        let mut state = self.shared.state();
-        *state = State { faults, ..State::default() };
-        self.shared.requests.store(0, Relaxed);
-        self.shared.body_bytes.store(0, Relaxed);
-        self.shared.most_at_once.store(0, Relaxed);
+        self.shared.set(faults);
     }
 
     /// Return the counters: requests, body bytes, the peak number of requests in progress, and how often each fault occurred.
@@ -107,8 +103,14 @@ impl Proxy {
 }
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ProxyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Set the faults, and count from 0 again.
+    fn set(&self, faults: Faults) {
+        *self.state() = ProxyState { faults, ..ProxyState::default() };
+        [&self.requests, &self.body_bytes, &self.most_at_once].iter().for_each(|count| count.store(0, Relaxed));
     }
 
     fn counts(&self) -> Vec<(&'static str, u64)> {
@@ -176,7 +178,7 @@ impl Connection {
         let Some(head) = read_head(&mut self.client, begun)? else { return Ok(None) };
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut parsed = httparse::Request::new(&mut headers);
-        parsed.parse(&head.bytes).map_err(|error| bad(&error.to_string()))?;
+        parsed.parse(&head.bytes).map_err(|error| broken(&error.to_string()))?;
         let (method, path) = (parsed.method.unwrap_or("").to_owned(), parsed.path.unwrap_or("").to_owned());
         let length: usize = header(parsed.headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
         let expects = header(parsed.headers, "expect").is_some();
@@ -217,7 +219,7 @@ impl Connection {
                 size_of::<libc::linger>() as libc::socklen_t,
             )
         };
-        bad("reset on purpose")
+        broken("reset on purpose")
     }
 
     fn answer(&mut self, request: Request) -> io::Result<()> {
@@ -257,7 +259,7 @@ impl Connection {
                 self.pass_bytes(head, most)?;
                 if most < length {
                     self.upstream = None;
-                    return Err(bad("truncated on purpose"));
+                    return Err(broken("truncated on purpose"));
                 }
                 Ok(())
             }
@@ -266,7 +268,7 @@ impl Connection {
                 self.client.write_all(&head.bytes)?;
                 let most = if fault == Fault::Truncate { whole.len() / 2 } else { whole.len() };
                 self.client.write_all(&whole[..most])?;
-                if most < whole.len() { Err(bad("truncated on purpose")) } else { Ok(()) }
+                if most < whole.len() { Err(broken("truncated on purpose")) } else { Ok(()) }
             }
         }
     }
@@ -276,10 +278,7 @@ impl Connection {
         match verb {
             "faults" => match Faults::parse(query) {
                 Ok(faults) => {
-                    *self.shared.state() = State { faults, ..State::default() };
-                    self.shared.requests.store(0, Relaxed);
-                    self.shared.body_bytes.store(0, Relaxed);
-                    self.shared.most_at_once.store(0, Relaxed);
+                    self.shared.set(faults);
                     self.reply("200 OK", "{}")
                 }
                 Err(why) => self.reply("400 Bad Request", &why),
@@ -311,11 +310,11 @@ impl Connection {
             match head {
                 Ok(Some(head)) => return Ok(head),
                 Ok(None) | Err(_) if !fresh => {}
-                Ok(None) => return Err(bad("the server closed the connection")),
+                Ok(None) => return Err(broken("the server closed the connection")),
                 Err(error) => return Err(error),
             }
         }
-        Err(bad("no server"))
+        Err(broken("no server"))
     }
 
     /// Forward the first `most` bytes of the body as they arrive.
@@ -325,14 +324,14 @@ impl Connection {
         self.client.write_all(&head.bytes)?;
         let first = (head.rest.len() as u64).min(most);
         self.client.write_all(&head.rest[..first as usize])?;
-        let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
+        let Some(upstream) = &mut self.upstream else { return Err(broken("no server")) };
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut left = most - first;
         while left > 0 {
             let wanted = buffer.len().min(left as usize);
             let count = upstream.read(&mut buffer[..wanted])?;
             if count == 0 {
-                return Err(bad("the server closed the connection in the middle of a body"));
+                return Err(broken("the server closed the connection in the middle of a body"));
             }
             self.client.write_all(&buffer[..count])?;
             left -= count as u64;
@@ -367,13 +366,13 @@ impl Connection {
 
     /// Read a chunked body and return it with its framing.
     fn read_chunked(&mut self, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
-        let Some(upstream) = &mut self.upstream else { return Err(bad("no server")) };
+        let Some(upstream) = &mut self.upstream else { return Err(broken("no server")) };
         let mut at = 0;
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             while let Some(line) = bytes[at..].windows(2).position(|two| two == b"\r\n") {
                 let size = std::str::from_utf8(&bytes[at..at + line]).ok().and_then(|size| usize::from_str_radix(size.trim(), 16).ok());
-                let size = size.ok_or_else(|| bad("invalid chunk size"))?;
+                let size = size.ok_or_else(|| broken("invalid chunk size"))?;
                 let end = at + line + 2 + size + 2;
                 if end > bytes.len() {
                     break;
@@ -385,7 +384,7 @@ impl Connection {
             }
             let count = upstream.read(&mut buffer)?;
             if count == 0 {
-                return Err(bad("the server closed the connection in the middle of a body"));
+                return Err(broken("the server closed the connection in the middle of a body"));
             }
             bytes.extend_from_slice(&buffer[..count]);
         }

@@ -61,7 +61,7 @@ fn sizes(snapshot: &Snapshot, overlays: &[Overlay]) -> Result<Vec<u64>> {
     let context = &snapshot.context;
     context.open_tails(overlays.iter().flat_map(|overlay| overlay.files.iter().map(|file| (file, overlay.rows.ids()))))?;
     let size = |overlay: &Overlay| {
-        let decoded = |chunk: &Chunk| chunk.raw_bytes.as_ref().unwrap_or(&chunk.stored_bytes).iter().fold(0, u64::saturating_add);
+        let decoded = |chunk: &Chunk| chunk.decoded_bytes().iter().fold(0, u64::saturating_add);
         let of_file =
             |file: &FileRef| Ok(context.file(file, overlay.rows.ids())?.tail.chunks.iter().map(decoded).fold(0, u64::saturating_add));
         let values = overlay.files.iter().map(of_file).sum::<Result<u64>>().unwrap_or(u64::MAX);
@@ -76,7 +76,7 @@ const ROW_BYTES: u64 = 64;
 /// Read the values of overlays, oldest first, and write the newest value of each sample.
 fn joined(snapshot: &Snapshot, overlays: &[Overlay], puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
     let (context, schema) = (&snapshot.context, &snapshot.schema);
-    let row_ids = context.row_ids(&overlays.iter().map(|overlay| &overlay.rows).collect::<Vec<_>>())?;
+    let row_ids = context.row_ids(overlays.iter().map(|overlay| &overlay.rows))?;
     let (mut pending, mut lists) = (Pending::default(), HashMap::<u64, WordList>::new());
     for (overlay, ids) in overlays.iter().zip(row_ids) {
         let alone = Arc::new(snapshot.of_files(overlay.files.clone(), ids.len()));

@@ -15,7 +15,7 @@ use penstock_format::rows::{RowIds, RowSet};
 use super::objects::write_rows;
 use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
-use crate::snapshot::live::Part;
+use crate::snapshot::live::ManifestPart;
 use crate::store::context::Context;
 
 /// Neighbouring fragments, and those that take their place.
@@ -67,7 +67,7 @@ impl Layout {
         Ok(next)
     }
 
-    fn parts(&self, parent: &Snapshot) -> Result<Vec<Part>> {
+    fn parts(&self, parent: &Snapshot) -> Result<Vec<ManifestPart>> {
         let rows = self.rows();
         let first_of = |fragment: &Fragment| fragment.runs.first().map(|run| run.first);
         let mut groups: HashMap<Option<u64>, &Group> = self.groups.iter().map(|group| (first_of(&group.out[0]), group)).collect();
@@ -85,10 +85,10 @@ impl Layout {
                     && let Some(group) = groups.remove(&first_of(fragment))
                 {
                     rest = &group.out;
-                    parts.extend(group.fragments.iter().cloned().map(Arc::new).map(Part::Fragment));
+                    parts.extend(group.fragments.iter().cloned().map(Arc::new).map(ManifestPart::Fragment));
                 }
                 match rest.split_first() {
-                    None => parts.push(Part::Fragment(Arc::new(fragment.clone()))),
+                    None => parts.push(ManifestPart::Fragment(Arc::new(fragment.clone()))),
                     Some((expected, later)) if is_same(expected, fragment) => rest = later,
                     Some(_) => return Err(moved("it has other fragments with the same samples")),
                 }
@@ -99,12 +99,12 @@ impl Layout {
 
     fn overlays(&self, parent: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
         let (context, all) = (&parent.context, &parent.overlays);
-        let deleted = context.all_row_ids(all.deletions())?;
+        let deleted = parent.overlay_rows(Overlay::is_deletion)?;
         if !self.deleted.minus(&deleted).is_empty() {
             return Err(moved("samples that this layout drops are alive"));
         }
-        let absent = context.all_row_ids(all.absences())?;
-        let gone = context.all_row_ids(all.gone())?;
+        let absent = parent.overlay_rows(Overlay::is_absence)?;
+        let gone = parent.overlay_rows(Overlay::is_gone)?;
         let mut overlays = Vec::new();
         let mut list = |ids: RowIds, of: fn(RowSet) -> Overlay| -> Result<()> {
             if !ids.is_empty() {
@@ -144,7 +144,7 @@ impl Layout {
             let is_same = other.file == kept.file;
             if is_same {
                 let runs = RowIds::of_runs(kept.runs.iter().chain(&other.runs).copied().collect());
-                kept.runs = runs.runs_in(0..u64::MAX).into_iter().map(|(run, _)| run).collect();
+                kept.runs = runs.runs().collect();
             }
             is_same
         });

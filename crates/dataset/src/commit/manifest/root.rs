@@ -4,24 +4,29 @@ use std::sync::Arc;
 
 use penstock_error::{Kind, Result};
 use penstock_format::SnapshotId;
-use penstock_format::files::{FileRef, Place};
+use penstock_format::files::{FilePlace, FileRef};
 use penstock_format::ids::{ObjectRef, root_name};
-use penstock_format::manifest::{Attachment, Fragment, PAGE_BYTES, PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
+use penstock_format::manifest::{Attachment, Fragment, MANIFEST_PAGE_BYTES, MANIFEST_PAGE_FRAGMENTS, PageRef, Root, WordsSegment};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
 use super::fold::folded;
 use super::objects::{folders_of, write_pages, write_rows};
 use crate::snapshot::Snapshot;
-use crate::snapshot::live::Part;
+use crate::snapshot::live::ManifestPart;
 use crate::store::context::Context;
 
 /// Return a snapshot's overlays as its root lists them: all deletions are joined into one overlay, and so are all absent samples, and all gone ones.
 /// They come first.
 fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<Overlay>> {
-    let exists = |column: &u64| snapshot.schema.columns.iter().any(|spec| spec.id == *column);
     // No reader needs an overlay whose columns were all dropped.
-    let values = snapshot.overlays.all().iter().filter(|overlay| overlay.columns.iter().any(exists)).cloned().collect();
+    let values = snapshot
+        .overlays
+        .all()
+        .iter()
+        .filter(|overlay| overlay.columns.iter().any(|column| snapshot.schema.has_column(*column)))
+        .cloned()
+        .collect();
     let values = folded(snapshot, values, puts)?;
     let mut joined = |sets: Vec<&RowSet>| -> Result<Option<RowSet>> {
         Ok(match sets[..] {
@@ -30,9 +35,9 @@ fn overlays_of_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<Vec<O
             _ => Some(write_rows(&snapshot.context, &snapshot.context.all_row_ids(sets)?, puts)?),
         })
     };
-    let deleted = joined(snapshot.overlays.deletions().collect())?.map(Overlay::deleting);
-    let absent = joined(snapshot.overlays.absences().collect())?.map(Overlay::without);
-    let gone = joined(snapshot.overlays.gone().collect())?.map(Overlay::gone);
+    let deleted = joined(snapshot.overlays.rows(Overlay::is_deletion).collect())?.map(Overlay::deleting);
+    let absent = joined(snapshot.overlays.rows(Overlay::is_absence).collect())?.map(Overlay::without);
+    let gone = joined(snapshot.overlays.rows(Overlay::is_gone).collect())?.map(Overlay::gone);
     Ok(deleted.into_iter().chain(absent).chain(gone).chain(values).collect())
 }
 
@@ -58,11 +63,11 @@ pub fn copy_to_overlays(context: &Context, overlays: &mut [Overlay]) -> Result<(
 /// Copy data files from records to the page, the root or the record that will list them. Pages and roots then need no request for each of
 /// them, and branches do not depend on the records of others. A damaged file remains where it is. Cost: reads the records of other processes, concurrently.
 fn copy_from_records<'a>(context: &Context, files: impl Iterator<Item = (&'a mut FileRef, u64)>) -> Result<()> {
-    let in_records: Vec<_> = files.filter(|(file, _)| matches!(file.place, Place::Record { .. })).collect();
+    let in_records: Vec<_> = files.filter(|(file, _)| matches!(file.place, FilePlace::Record { .. })).collect();
     context.open_tails(in_records.iter().map(|(file, samples)| (&**file, *samples)))?;
     for (file, samples) in in_records {
         match context.file(file, samples) {
-            Ok(opened) if opened.map.len() as u64 == file.file_bytes => file.place = Place::Inline(opened.map.clone()),
+            Ok(opened) if opened.map.len() as u64 == file.file_bytes => file.place = FilePlace::Inline(opened.map.clone()),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {}
             Err(error) => return Err(error),
@@ -78,7 +83,8 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     let (mut pages, mut loose): (Vec<PageRef>, Vec<Fragment>) = (Vec::new(), Vec::new());
     let flush = |pages: &mut Vec<PageRef>, loose: &mut Vec<Fragment>, puts: &mut Vec<String>| -> Result<()> {
         if let Some(last) = pages.last().copied() {
-            let room = last.fragments as usize + loose.len() <= PAGE_FRAGMENTS && last.object.bytes as usize <= PAGE_BYTES / 2;
+            let room =
+                last.fragments as usize + loose.len() <= MANIFEST_PAGE_FRAGMENTS && last.object.bytes as usize <= MANIFEST_PAGE_BYTES / 2;
             if room && !loose.is_empty() {
                 pages.pop();
                 context.carry_statistics(&last)?;
@@ -94,16 +100,16 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
     };
     for part in snapshot.parts.iter() {
         match part {
-            Part::Fragment(fragment) => loose.push(fragment.as_ref().clone()),
-            Part::Page(page) => {
+            ManifestPart::Fragment(fragment) => loose.push(fragment.as_ref().clone()),
+            ManifestPart::Page(page) => {
                 flush(&mut pages, &mut loose, puts)?;
                 pages.push(*page);
             }
         }
     }
     flush(&mut pages, &mut loose, puts)?;
-    let exists = |segment: &&WordsSegment| snapshot.schema.columns.iter().any(|spec| spec.id == segment.column);
-    let mut words: Vec<WordsSegment> = snapshot.words_segments().filter(exists).copied().collect();
+    let words = snapshot.words_segments().filter(|segment| snapshot.schema.has_column(segment.column));
+    let mut words: Vec<WordsSegment> = words.copied().collect();
     words.sort_by_key(|segment| (segment.column, segment.first_code));
     let SnapshotId { branch, number, .. } = snapshot.id();
     let mut overlays = overlays_of_root(snapshot, puts)?;

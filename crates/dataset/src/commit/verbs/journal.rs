@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::Id;
 use penstock_format::ids::log_folder;
-use penstock_format::transit::journal::{Began, Frame, Given, Verb};
+use penstock_format::transit::journal::{Began, Frame, JournaledColumn, Verb};
 use penstock_storage::Journal;
 use penstock_tensor::{Column, Dtype, Ragged};
 use rustc_hash::FxHashSet;
@@ -96,11 +96,12 @@ impl Transaction {
         if let Some(kept) = &mut self.journal {
             read_sources(&self.base, &mut inputs)?;
             let reads = self.unkept.all();
-            let given: Vec<Given> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
+            let given: Vec<JournaledColumn> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
             match last_of_each(call, &inputs) {
                 None => kept.add(call, &given, &reads)?,
                 Some((row_ids, columns)) => {
-                    let given: Vec<Given> = given.iter().zip(&columns).map(|((name, _, words), column)| (*name, column, *words)).collect();
+                    let given: Vec<JournaledColumn> =
+                        given.iter().zip(&columns).map(|((name, _, words), column)| (*name, column, *words)).collect();
                     kept.add(&Call { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
                 }
             }

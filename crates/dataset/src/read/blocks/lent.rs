@@ -35,7 +35,7 @@ impl BlockAt {
     /// Return the size of the decoded block in bytes.
     pub fn bytes(&self) -> u64 {
         let entry = &self.file.tail.chunks[self.chunk as usize];
-        entry.raw_bytes.as_ref().unwrap_or(&entry.stored_bytes).get(self.block as usize)
+        entry.decoded_bytes().get(self.block as usize)
     }
 
     fn wanted(&self) -> Wanted {

@@ -1,4 +1,4 @@
-"""Servers that tests start on loopback: MinIO, the testkit's faulty proxy, Versity's gateway and Azurite."""
+"""Servers that tests and benchmarks start on loopback: MinIO, the testkit's faulty proxy, Versity's gateway and Azurite."""
 
 from __future__ import annotations
 
