@@ -1,18 +1,18 @@
 //! The change set of a transaction: its writes, and the reads on which it depends.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::ids::{ObjectRef, PROVISIONAL, Run};
+use penstock_format::ids::{ObjectRef, Run};
 use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
 
 use super::manifest::layout::Layout;
 pub use super::manifest::objects::Known;
+use crate::snapshot::Snapshot;
 
 /// Samples and columns that a transaction read. If another commit changes them, there is a conflict.
 #[derive(Debug, Clone)]
@@ -23,56 +23,8 @@ pub struct Read {
     pub rows: Option<Arc<RowIds>>,
 }
 
-/// The reads of a transaction so far: row ids by columns, or None for all rows.
-#[derive(Default)]
-pub struct ReadSet(HashMap<Vec<u64>, Option<Rows>>);
-
-struct Rows {
-    ids: Vec<u64>,
-    /// Repeated row ids are removed when there are this many.
-    limit: usize,
-}
-
 /// Column ids begin at 1. A read of this column is a read of no values.
 pub const NO_COLUMN: u64 = 0;
-
-/// The first limit of the row ids of reads.
-const READS: usize = 1 << 18;
-
-impl ReadSet {
-    /// Add rows of columns, or all rows. Without columns, only the existence of the rows was read.
-    pub fn note(&mut self, mut columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
-        columns.sort_unstable();
-        if columns.is_empty() {
-            columns.push(NO_COLUMN);
-        }
-        match (self.0.entry(columns), row_ids) {
-            (Entry::Occupied(mut known), None) => drop(known.insert(None)),
-            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids.map(|ids| Rows { ids, limit: READS }))),
-            (Entry::Occupied(mut known), Some(row_ids)) => {
-                if let Some(Rows { ids, limit }) = known.get_mut() {
-                    ids.extend(row_ids);
-                    if ids.len() > *limit {
-                        ids.sort_unstable();
-                        ids.dedup();
-                        *limit = READS.max(2 * ids.len());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Return all reads so far.
-    pub fn all(&self) -> Vec<(Vec<u64>, Option<Vec<u64>>)> {
-        self.0.iter().map(|(columns, rows)| (columns.clone(), rows.as_ref().map(|rows| rows.ids.clone()))).collect()
-    }
-
-    /// Return the reads, without those of samples that the transaction appended.
-    pub fn existing(&self) -> Vec<Read> {
-        let existing = |rows: &Rows| Arc::new(rows.ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
-        self.0.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
-    }
-}
 
 /// The writes and reads of a transaction. An empty column list in a `Change` means all columns.
 #[derive(Debug, Clone, Default)]
@@ -207,18 +159,37 @@ pub struct Theirs {
     /// at the commit.
     pub physical: Option<i64>,
     /// The state that replaces the parent's state. The commit then fails if its parent is not the base.
-    pub state: Option<State>,
+    pub state: Option<RootState>,
 }
 
 /// A complete state: a root without deltas, and its numbers of samples.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct RootState {
     pub root: ObjectRef,
     pub samples: u64,
     pub live: u64,
 }
 
 impl Proposal {
+    /// Make a proposal of one transaction that began at `base`.
+    pub fn new(kind: RecordKind, own: Member, base: &Snapshot) -> Proposal {
+        Proposal {
+            kind,
+            own,
+            others: Vec::new(),
+            row_ids: Known::new(),
+            columns: base.schema.columns.iter().map(|spec| (spec.id, spec.name.clone())).collect(),
+            features: 0,
+            base: base.id().number,
+            gc_epoch: base.record().gc_epoch,
+            fence_epoch: 0,
+            schema: None,
+            layout: None,
+            theirs: Theirs::default(),
+            may_exist: false,
+        }
+    }
+
     pub fn uuid(&self) -> Id {
         self.own.transaction.uuid
     }

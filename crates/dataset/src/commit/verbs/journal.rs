@@ -11,8 +11,7 @@ use penstock_storage::Journal;
 use penstock_tensor::{Column, Dtype, Ragged};
 use rustc_hash::FxHashSet;
 
-use crate::commit::changes::ReadSet;
-use crate::commit::transaction::{Isolation, State, Transaction};
+use crate::commit::transaction::{Isolation, ReadSet, Transaction};
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
 use crate::store::journal::{Call, Kept, unable};
@@ -71,7 +70,7 @@ impl Transaction {
     /// Make the changes of a frame.
     fn repeat(&mut self, frame: Frame) -> Result<()> {
         let Frame { verb, decode, row_ids, columns, reads } = frame;
-        reads.into_iter().for_each(|(columns, row_ids)| self.reads.note(columns, row_ids));
+        reads.into_iter().for_each(|(columns, row_ids)| self.reads.all.note(columns, row_ids));
         let input = |(name, column, words)| Input { name, column, words: Option::map(words, Arc::new) };
         let inputs: Vec<Input> = columns.into_iter().map(input).collect();
         let row_ids: Vec<i64> = row_ids.into_iter().map(u64::cast_signed).collect();
@@ -95,7 +94,7 @@ impl Transaction {
     ) -> Result<T> {
         if let Some(kept) = &mut self.journal {
             read_sources(&self.base, &mut inputs)?;
-            let reads = self.unkept.all();
+            let reads = self.reads.unkept.all();
             let given: Vec<JournaledColumn> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
             match last_of_each(call, &inputs) {
                 None => kept.add(call, &given, &reads)?,
@@ -110,8 +109,8 @@ impl Transaction {
         let Some(kept) = &mut self.journal else { return changed };
         match changed {
             Ok(changed) => {
-                kept.sync().inspect_err(|_| self.state = State::Failed)?;
-                self.unkept = ReadSet::default();
+                kept.sync().inspect_err(|_| self.state.fail())?;
+                self.reads.unkept = ReadSet::default();
                 Ok(changed)
             }
             Err(error) => {

@@ -21,7 +21,7 @@ impl Transaction {
     /// Returns the row ids, which are provisional for new samples. The commit fails if another commit adds one of the keys in the
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
-        self.check_open()?;
+        self.state.check_open()?;
         let call = Call { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
     }
@@ -55,7 +55,7 @@ impl Transaction {
             self.update_stored(known.iter().map(|(_, row)| row_ids[*row]).collect(), updated.collect())?;
         }
         for (key, row_id) in keys.into_iter().zip(&row_ids) {
-            self.keys_of_column(spec).insert(key, *row_id);
+            self.reads.keys_of_column(spec, self.altered.as_ref()).insert(key, *row_id);
         }
         Ok(row_ids.into_iter().map(u64::cast_signed).collect())
     }
@@ -77,20 +77,20 @@ impl Transaction {
     /// Let all samples that are appended from now on have unique keys in a column. The commit fails if another commit adds one of them in the
     /// meantime. The samples of the snapshot are not looked at. Cost: about 100 bytes of memory per sample.
     pub fn keep_unique(&mut self, key: &str) -> Result<()> {
-        self.check_open()?;
-        self.unique = Some(self.base.column(key)?.clone());
+        self.state.check_open()?;
+        self.reads.unique = Some(self.base.column(key)?.clone());
         Ok(())
     }
 
     /// Return the keys of samples before they are appended, if keys must be unique. Refuses those that the transaction has.
     pub(in crate::commit) fn new_keys(&self, columns: &[Option<Stored>]) -> Result<Vec<Vec<u8>>> {
-        let Some(spec) = &self.unique else { return Ok(Vec::new()) };
+        let Some(spec) = &self.reads.unique else { return Ok(Vec::new()) };
         let index = self.base.schema.columns.iter().position(|column| column.id == spec.id);
         let given = index.and_then(|index| columns.get(index)?.as_ref()).ok_or_else(|| {
             Error::new("invalid-argument", format!("cannot append: the key column `{}` is not given", spec.name)).column(&spec.name)
         })?;
         let keys = given_keys(spec, given, "append to")?;
-        let known = self.keys.iter().find(|keys| keys.column.id == spec.id);
+        let known = self.reads.known_keys(spec.id);
         let mut new = HashSet::with_capacity(keys.len());
         match keys.iter().position(|key| known.is_some_and(|known| known.has(key)) || !new.insert(key)) {
             None => Ok(keys),
@@ -106,8 +106,8 @@ impl Transaction {
 
     /// Remember the keys of samples that were appended.
     pub(in crate::commit) fn insert_keys(&mut self, keys: Vec<Vec<u8>>, first: u64) {
-        if let Some(spec) = self.unique.clone() {
-            let known = self.keys_of_column(&spec);
+        if let Some(spec) = self.reads.unique.clone() {
+            let known = self.reads.keys_of_column(&spec, self.altered.as_ref());
             keys.into_iter().zip(first..).for_each(|(key, row_id)| known.insert(key, row_id));
         }
     }
