@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use numpy::{PyArray1, PyArrayMethods as _};
 use penstock_error::Error;
 use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_loader::batch::{Array, Batch, Raw, Values};
+use penstock_loader::batch::{Array, Batch, ColumnValues, Raw};
 use penstock_loader::engine::parts::results_in_parts;
 use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
 use penstock_loader::engine::threads::{Budget, Engine, Stats};
@@ -375,13 +375,13 @@ impl Loader {
         for ((name, values), output) in batch.columns.into_iter().zip(&self.recipe.pipeline.outputs) {
             let spec = &self.recipe.specs[0][output.column];
             let value = match values {
-                Values::Array(array) => {
+                ColumnValues::Array(array) => {
                     if let Some(list) = &array.nulls {
                         nulls.set_item(&name, PyArray1::from_slice(py, list))?;
                     }
                     whole(py, array)?
                 }
-                Values::Ragged { values, offsets, shapes, rank } => {
+                ColumnValues::Ragged { values, offsets, shapes, rank } => {
                     let own = values.nulls.as_ref().map(|nulls| PyArray1::from_slice(py, nulls));
                     let flat = whole(py, values)?;
                     let count = offsets.len() - 1;
@@ -392,8 +392,8 @@ impl Loader {
                         &Shape(output.shape.iter().map(|size| size.map(|size| size as u64)).collect()),
                     )?
                 }
-                Values::Raw(raw) => strings(py, spec, &raw)?,
-                Values::List(list) => {
+                ColumnValues::Raw(raw) => strings(py, spec, &raw)?,
+                ColumnValues::List(list) => {
                     let items = PyList::empty(py);
                     for loose in list {
                         let Some((data, dtype, shape)) = loose else {

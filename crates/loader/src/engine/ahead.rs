@@ -76,7 +76,7 @@ impl Plans {
 
 /// What an epoch would read of sources that are read through a cache.
 #[derive(Default)]
-pub struct Reads {
+pub struct EpochReads {
     /// Data files that are in memory as a whole.
     pub memory_bytes: u64,
     pub cached_bytes: u64,
@@ -86,8 +86,8 @@ pub struct Reads {
 
 /// Return what an epoch from step `begin` on would read. Returns None if no source is read through a cache with a plan. Cost: reads the tails of
 /// all data files.
-pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
-    let mut all: Option<Reads> = None;
+pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<EpochReads>> {
+    let mut all: Option<EpochReads> = None;
     for (cached, future) in futures(recipe, begin, 1) {
         let reads = all.get_or_insert_default();
         let foreseen = Plan::foresee(cached, &future)?;

@@ -8,18 +8,18 @@ use std::sync::{Mutex, PoisonError};
 use penstock_codec::pixels::Pool;
 use penstock_error::{Error, Kind, Result};
 
-use crate::batch::{Array, Batch, Loose, Nulls, Raw, Values};
+use crate::batch::{Array, Batch, ColumnValues, Loose, Nulls, Raw};
 use crate::caught::caught;
-use crate::engine::parts::Parts;
+use crate::engine::parts::PartialSamples;
 use crate::engine::recipe::{OnCorrupt, Recipe, Started};
 use crate::memory::{Memory, Shared};
 use crate::source::reads::ragged;
 use crate::transform::output::{Input, Output};
-use crate::transform::pipeline::Group;
+use crate::transform::pipeline::OutputGroup;
 
 pub struct Job {
     pub(super) started: Started,
-    pub(super) plain: Vec<(usize, Values)>,
+    pub(super) plain: Vec<(usize, ColumnValues)>,
     pub(super) work: Vec<Work>,
     /// For each task, its group and its samples.
     pub(super) tasks: Vec<(usize, Range<usize>)>,
@@ -49,7 +49,7 @@ pub struct Work {
 pub enum Stored {
     Raw(Raw),
     Fixed { memory: Memory, cell: usize, nulls: Nulls },
-    Parts(Parts),
+    Parts(PartialSamples),
 }
 
 pub enum Target {
@@ -94,7 +94,7 @@ impl Job {
         }
     }
 
-    fn sample(&self, recipe: &Recipe, group: &Group, work: &Work, at: usize, pool: &Pool) -> Result<()> {
+    fn sample(&self, recipe: &Recipe, group: &OutputGroup, work: &Work, at: usize, pool: &Pool) -> Result<()> {
         let pipeline = &recipe.pipeline;
         let mut inputs = Vec::with_capacity(work.inputs.len());
         for (input, output) in work.inputs.iter().zip(&group.outputs) {
@@ -156,7 +156,7 @@ impl Job {
             return Ok(Err(recipe.begin(again)?));
         }
         let count = started.places.len();
-        let mut columns: Vec<Option<Values>> = recipe.pipeline.outputs.iter().map(|_| None).collect();
+        let mut columns: Vec<Option<ColumnValues>> = recipe.pipeline.outputs.iter().map(|_| None).collect();
         self.plain.into_iter().for_each(|(at, values)| columns[at] = Some(values));
         for (group, work) in recipe.pipeline.groups.iter().zip(self.work) {
             for (at, target) in group.outputs.iter().zip(work.targets) {
@@ -184,8 +184,10 @@ type Misfit = (usize, Error);
 
 /// Stack images of the same size and dtype into one array. A list that contains a null remains a list: the caller refuses nulls
 /// unless it has asked for a list.
-fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result<Values, Misfit> {
-    let Some(Some((_, dtype, shape))) = list.first().filter(|_| list.iter().all(Option::is_some)) else { return Ok(Values::List(list)) };
+fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result<ColumnValues, Misfit> {
+    let Some(Some((_, dtype, shape))) = list.first().filter(|_| list.iter().all(Option::is_some)) else {
+        return Ok(ColumnValues::List(list));
+    };
     let unequal = |(_, other, size): &Loose| (other, size) != (dtype, shape);
     if let Some((row, (_, other, size))) = list.iter().flatten().enumerate().find(|(_, loose)| unequal(loose)) {
         let text = format!(
@@ -200,7 +202,7 @@ fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result
     let (dtype, shape) = (*dtype, std::iter::once(list.len() as u64).chain(shape.iter().copied()).collect());
     if list.len() == 1 {
         let memory = Memory::of(list.pop().flatten().map(|(data, ..)| data).unwrap_or_default());
-        return Ok(Values::Array(Array { memory, dtype, shape, nulls: None }));
+        return Ok(ColumnValues::Array(Array { memory, dtype, shape, nulls: None }));
     }
     let mut memory = Memory::new(list.iter().flatten().map(|(data, ..)| data.len()).sum()).map_err(|error| (0_usize, error))?;
     let mut rest = memory.slice();
@@ -209,18 +211,18 @@ fn stacked(mut list: Vec<Option<Loose>>, output: &Output) -> std::result::Result
         place.copy_from_slice(&data);
         rest = later;
     }
-    Ok(Values::Array(Array { memory, dtype, shape, nulls: None }))
+    Ok(ColumnValues::Array(Array { memory, dtype, shape, nulls: None }))
 }
 
 impl Target {
     /// Return the values of a result. An error names the place in the batch that causes it.
-    fn values(self, output: &Output, count: usize) -> std::result::Result<Values, Misfit> {
+    fn values(self, output: &Output, count: usize) -> std::result::Result<ColumnValues, Misfit> {
         let array = |memory: Memory, nulls: Mutex<Vec<usize>>| {
             let null_places = nulls.into_inner().unwrap_or_else(PoisonError::into_inner);
             let mut nulls = (!null_places.is_empty()).then(|| vec![false; count]);
             null_places.into_iter().for_each(|at| nulls.iter_mut().for_each(|nulls| nulls[at] = true));
             let shape = std::iter::once(count as u64).chain(output.sizes().into_iter().map(|size| size as u64)).collect();
-            Ok(Values::Array(Array { memory, dtype: output.dtype, shape, nulls }))
+            Ok(ColumnValues::Array(Array { memory, dtype: output.dtype, shape, nulls }))
         };
         match self {
             Target::Fixed { memory, nulls, .. } => array(memory.into_inner(), nulls),
@@ -228,7 +230,7 @@ impl Target {
             Target::Loose(list) => {
                 let list = list.into_inner().unwrap_or_else(PoisonError::into_inner);
                 if output.is_media() {
-                    return if output.listed { Ok(Values::List(list)) } else { stacked(list, output) };
+                    return if output.listed { Ok(ColumnValues::List(list)) } else { stacked(list, output) };
                 }
                 let values = list.iter().map(|loose| loose.as_ref().map(|(data, _, shape)| (&data[..], shape.clone())));
                 ragged(values, output.dtype, output.shape.len()).map_err(|error| (0, error))

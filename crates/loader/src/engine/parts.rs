@@ -23,18 +23,18 @@ use crate::transform::output::{Input, Output};
 use crate::transform::pipeline::Pipeline;
 
 /// Samples of one result, as far as a batch needs them.
-pub struct Parts {
+pub struct PartialSamples {
     /// The index of the result.
     pub output: usize,
     memory: Memory,
-    parts: Vec<Part>,
+    parts: Vec<PartialSample>,
     /// The samples that are read whole, or None before they are read.
     rest: Option<Raw>,
     /// Whether the memory is the result, with zeros for nulls.
     pub is_result: bool,
 }
 
-enum Part {
+enum PartialSample {
     Null,
     Whole,
     Slice { begin: usize, bytes: usize, shape: Vec<u64>, slice: Slice },
@@ -99,7 +99,7 @@ impl Recipe {
         reads: &mut Reads,
         (epoch, draws): (u64, &[u64]),
         lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
-    ) -> Result<Vec<Parts>> {
+    ) -> Result<Vec<PartialSamples>> {
         reads.lend(&self.specs, lend)?;
         let planned = self.plan_parts(reads, epoch, draws)?;
         reads.fetch(&self.sources, &self.specs)?;
@@ -190,7 +190,7 @@ impl Recipe {
     }
 
     /// Read the parts of one result into new memory.
-    fn read_parts(&self, reads: &Reads, Planned { output: index, wanted }: Planned) -> Result<Parts> {
+    fn read_parts(&self, reads: &Reads, Planned { output: index, wanted }: Planned) -> Result<PartialSamples> {
         let output = &self.pipeline.outputs[index];
         let is_result = output.is_fixed()
             && output.convert().is_none()
@@ -215,31 +215,31 @@ impl Recipe {
                 Wanted::Slice { shape, need } => {
                     outs.push(out);
                     slices.push(Some(need.slice.clone()));
-                    parts.push(Part::Slice { begin, bytes, shape, slice: need.slice });
+                    parts.push(PartialSample::Slice { begin, bytes, shape, slice: need.slice });
                 }
                 other => {
                     out.fill(0);
                     outs.push(&mut []);
                     slices.push(None);
-                    parts.push(if matches!(other, Wanted::Null) { Part::Null } else { Part::Whole });
+                    parts.push(if matches!(other, Wanted::Null) { PartialSample::Null } else { PartialSample::Whole });
                 }
             }
             begin += bytes;
         }
         reads.slices(&self.specs, output.column, &slices, outs)?;
-        Ok(Parts { output: index, memory, parts, rest: None, is_result })
+        Ok(PartialSamples { output: index, memory, parts, rest: None, is_result })
     }
 
     /// Read the samples that are not read in parts.
-    pub(super) fn complete(&self, parts: &mut Parts, reads: &Reads) -> Result<()> {
-        if parts.parts.iter().any(|part| matches!(part, Part::Whole)) {
+    pub(super) fn complete(&self, parts: &mut PartialSamples, reads: &Reads) -> Result<()> {
+        if parts.parts.iter().any(|part| matches!(part, PartialSample::Whole)) {
             parts.rest = Some(reads.kept(&self.sources, &self.specs, self.pipeline.outputs[parts.output].column)?);
         }
         Ok(())
     }
 }
 
-impl Parts {
+impl PartialSamples {
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
@@ -257,17 +257,17 @@ impl Parts {
     /// Return the sizes of what was read of a sample, or None for a null.
     pub fn sizes(&self, at: usize, output: &Output) -> Option<Vec<u64>> {
         match &self.parts[at] {
-            Part::Null => None,
-            Part::Whole => self.rest.as_ref().map(|rest| output.stored_shape.fill(rest.free(at))),
-            Part::Slice { slice, .. } => Some(slice.iter().map(|range: &Range<u64>| range.end - range.start).collect()),
+            PartialSample::Null => None,
+            PartialSample::Whole => self.rest.as_ref().map(|rest| output.stored_shape.fill(rest.free(at))),
+            PartialSample::Slice { slice, .. } => Some(slice.iter().map(|range: &Range<u64>| range.end - range.start).collect()),
         }
     }
 
     /// Return the stored value of a sample. If the memory is the result, the value has no bytes.
     pub fn input<'a>(&'a self, at: usize, output: &Output, column: &'a ColumnSpec) -> Input<'a> {
         match &self.parts[at] {
-            Part::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None, column },
-            Part::Whole => {
+            PartialSample::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None, column },
+            PartialSample::Whole => {
                 let free = self.rest.as_ref().map_or(&[][..], |rest| rest.free(at));
                 Input {
                     bytes: self.rest.as_ref().and_then(|rest| rest.get(at)),
@@ -276,7 +276,7 @@ impl Parts {
                     column,
                 }
             }
-            Part::Slice { begin, bytes, shape, slice } => {
+            PartialSample::Slice { begin, bytes, shape, slice } => {
                 let bytes = if self.is_result { &[][..] } else { self.memory.bytes_of(*begin, *bytes) };
                 Input { bytes: Some(bytes), shape: shape.clone(), window: Some(slice), column }
             }

@@ -8,12 +8,12 @@ use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
 
 // Cycle with `job.rs`: a recipe begins jobs, and a job with damaged samples asks its recipe to begin it again.
-use crate::batch::Values;
+use crate::batch::ColumnValues;
 use crate::engine::job::{Job, Needs, Stored, Target, Work};
-use crate::engine::parts::Parts;
+use crate::engine::parts::PartialSamples;
 use crate::memory::{Memory, Shared, capacity};
 use crate::order::cut::BatchCut;
-use crate::order::mixture::{Place, Program};
+use crate::order::mixture::{Program, SamplePlace};
 use crate::source::reads::Reads;
 use crate::source::view::{Source, value_type};
 use crate::source::window::Window;
@@ -64,7 +64,7 @@ const TASK_IMAGES: usize = 2;
 /// A damaged sample that must be replaced.
 pub(super) struct Refused {
     pub(super) at: usize,
-    pub place: Place,
+    pub place: SamplePlace,
     pub error: Error,
 }
 
@@ -73,10 +73,10 @@ pub struct Started {
     pub step: u64,
     pub epoch: u64,
     pub draws: Vec<u64>,
-    pub places: Vec<Place>,
+    pub places: Vec<SamplePlace>,
     pub valid: Vec<bool>,
     pub reads: Reads,
-    parts: Vec<Parts>,
+    parts: Vec<PartialSamples>,
     /// Why the samples could not be fetched, if some of them are damaged.
     failed: Option<Error>,
     pub(super) refused: Vec<Refused>,
@@ -90,7 +90,7 @@ impl Started {
 }
 
 /// Plain columns, work for the other columns, and the memory that both need.
-type Read = (Vec<(usize, Values)>, Vec<Work>, Needs);
+type Read = (Vec<(usize, ColumnValues)>, Vec<Work>, Needs);
 
 impl Recipe {
     /// Return the epoch and the first draw of a step.
@@ -157,12 +157,12 @@ impl Recipe {
     }
 
     /// Return the samples of a step for this rank, before damaged ones are replaced.
-    pub fn places(&self, step: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
+    pub fn places(&self, step: u64) -> (u64, Vec<u64>, Vec<SamplePlace>, Vec<bool>) {
         self.places_of(step, self.cut.rank)
     }
 
     /// Return the samples of a step for a rank.
-    pub fn places_of(&self, step: u64, rank: u64) -> (u64, Vec<u64>, Vec<Place>, Vec<bool>) {
+    pub fn places_of(&self, step: u64, rank: u64) -> (u64, Vec<u64>, Vec<SamplePlace>, Vec<bool>) {
         let (epoch, begin) = self.begin_of(step);
         let part = BatchCut { rank, ..self.cut }.part(begin);
         let draws: Vec<u64> = part.all_draws().collect();
@@ -178,7 +178,7 @@ impl Recipe {
         &self,
         step: u64,
         refused: impl IntoIterator<Item = (usize, Error)>,
-        lend: impl FnOnce(&[Place]) -> Option<Held>,
+        lend: impl FnOnce(&[SamplePlace]) -> Option<Held>,
     ) -> Result<Started> {
         let (epoch, draws, mut places, mut valid) = self.places(step);
         let mut known: Vec<Refused> = Vec::new();
@@ -256,9 +256,9 @@ impl Recipe {
         for at in &self.pipeline.plain {
             let values = self.values(reads, self.pipeline.outputs[*at].column)?;
             bytes += match &values {
-                Values::Array(array) | Values::Ragged { values: array, .. } => capacity(array.memory.bytes()) as u64,
-                Values::Raw(raw) => raw.own_bytes,
-                Values::List(_) => 0,
+                ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } => capacity(array.memory.bytes()) as u64,
+                ColumnValues::Raw(raw) => raw.own_bytes,
+                ColumnValues::List(_) => 0,
             };
             plain.push((*at, values));
         }
@@ -329,9 +329,9 @@ impl Recipe {
     }
 
     /// Read the values of a column. If damaged samples are replaced, invalid text also counts as damage.
-    fn values(&self, reads: &Reads, column: usize) -> Result<Values> {
+    fn values(&self, reads: &Reads, column: usize) -> Result<ColumnValues> {
         let values = reads.values(&self.sources, &self.specs, column)?;
-        if let (Values::Raw(raw), false) = (&values, self.on_corrupt == OnCorrupt::Raise) {
+        if let (ColumnValues::Raw(raw), false) = (&values, self.on_corrupt == OnCorrupt::Raise) {
             let spec = &self.specs[0][column];
             (0..raw.len()).filter_map(|sample| raw.get(sample)).try_for_each(|value| check_text(spec, value))?;
         }

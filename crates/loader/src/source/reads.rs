@@ -9,9 +9,9 @@ use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 use penstock_tensor::slice::Slice;
 
-use crate::batch::{Array, Nulls, Raw, Values};
+use crate::batch::{Array, ColumnValues, Nulls, Raw};
 use crate::memory::{Memory, capacity, recycled};
-use crate::order::mixture::Place;
+use crate::order::mixture::SamplePlace;
 use crate::source::view::{Source, value_type};
 
 /// The samples of a batch that come from one source.
@@ -41,7 +41,7 @@ pub struct Reads {
 }
 
 impl Reads {
-    pub fn new(sources: &[Source], places: &[Place]) -> Result<Reads> {
+    pub fn new(sources: &[Source], places: &[SamplePlace]) -> Result<Reads> {
         let mut shares = Vec::new();
         for (index, source) in sources.iter().enumerate() {
             let mine = || places.iter().enumerate().filter(move |(_, place)| place.source == index);
@@ -205,7 +205,7 @@ impl Reads {
         self.shares.iter_mut().for_each(|share| share.reader.release());
     }
 
-    /// Return values of different lengths, which the batch may keep. Values in a run, or in a block with many other values, are
+    /// Return values of different lengths, which the batch may keep. ColumnValues in a run, or in a block with many other values, are
     /// copied, because they would keep a lot of other memory alive.
     pub fn kept(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Raw> {
         let mut raw = self.raw(sources, specs, column)?;
@@ -250,7 +250,7 @@ impl Reads {
     }
 
     /// Read a column without applying transforms.
-    pub fn values(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<Values> {
+    pub fn values(&self, sources: &[Source], specs: &[Vec<ColumnSpec>], column: usize) -> Result<ColumnValues> {
         let spec = &specs[0][column];
         let (dtype, shape) = value_type(spec)?;
         if shape.is_fixed() {
@@ -258,10 +258,10 @@ impl Reads {
             let mut memory = Memory::new(cell * self.count)?;
             let nulls = self.fixed(sources, specs, column, cell, memory.slice())?;
             let shape = std::iter::once(self.count as u64).chain(shape.0.iter().flatten().copied()).collect();
-            return Ok(Values::Array(Array { memory, dtype, shape, nulls }));
+            return Ok(ColumnValues::Array(Array { memory, dtype, shape, nulls }));
         }
         if !spec.kind.is_array() {
-            return self.kept(sources, specs, column).map(Values::Raw);
+            return self.kept(sources, specs, column).map(ColumnValues::Raw);
         }
         let raw = self.raw(sources, specs, column)?;
         let values = (0..raw.len()).map(|sample| raw.get(sample).map(|value| (value, shape.fill(raw.free(sample)))));
@@ -276,7 +276,7 @@ fn joint_codes(codes: &[u8], known: &[i64]) -> Vec<u8> {
 }
 
 /// Concatenate values of the same dtype and rank into a ragged array.
-pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone, dtype: Dtype, rank: usize) -> Result<Values> {
+pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + Clone, dtype: Dtype, rank: usize) -> Result<ColumnValues> {
     let bytes = values.clone().flatten().map(|(value, _)| value.len()).sum();
     let mut memory = Memory::new(bytes)?;
     let (mut rest, mut offsets, mut shapes, mut nulls) = (memory.slice(), vec![0i64], Vec::new(), Vec::new());
@@ -296,5 +296,5 @@ pub fn ragged<'a>(values: impl Iterator<Item = Option<(&'a [u8], Vec<u64>)>> + C
     }
     let nulls = Some(nulls).filter(|nulls| nulls.contains(&true));
     let shape = vec![(bytes / dtype.size()) as u64];
-    Ok(Values::Ragged { values: Array { memory, dtype, shape, nulls }, offsets, shapes, rank })
+    Ok(ColumnValues::Ragged { values: Array { memory, dtype, shape, nulls }, offsets, shapes, rank })
 }
