@@ -35,6 +35,16 @@ pub enum ColumnValues {
     List(Vec<Option<Loose>>),
 }
 
+impl ColumnValues {
+    fn bytes(&self) -> usize {
+        match self {
+            ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } => array.memory.bytes(),
+            ColumnValues::Raw(raw) => raw.value_bytes(),
+            ColumnValues::List(list) => list.iter().flatten().map(|(data, ..)| data.len()).sum(),
+        }
+    }
+}
+
 /// One value: its bytes, dtype and shape.
 pub type Loose = (Vec<u8>, Dtype, Vec<u64>);
 
@@ -72,36 +82,28 @@ impl Raw {
     }
 }
 
-pub struct Batch {
+/// The samples of a batch.
+pub struct StepSamples {
     pub step: u64,
     pub epoch: u64,
-    pub columns: Vec<(String, ColumnValues)>,
-    pub places: Vec<SamplePlace>,
     pub draws: Vec<u64>,
+    pub places: Vec<SamplePlace>,
     /// False for samples that only pad the batch. With `OnCorrupt::Mask`, also false for samples that replace damaged ones.
     pub valid: Vec<bool>,
+}
+
+pub struct Batch {
+    pub samples: StepSamples,
+    pub columns: Vec<(String, ColumnValues)>,
     pub row_ids: Option<Vec<i64>>,
     /// Damaged samples that were replaced, each with its error.
     pub refused: Vec<(SamplePlace, penstock_error::Error)>,
 }
 
 impl Batch {
-    pub fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
     /// Count the bytes of all values.
     pub fn bytes(&self) -> u64 {
-        let of = |values: &ColumnValues| match values {
-            ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } => array.memory.bytes(),
-            ColumnValues::Raw(raw) => raw.value_bytes(),
-            ColumnValues::List(list) => list.iter().flatten().map(|(data, ..)| data.len()).sum(),
-        };
-        self.columns.iter().map(|(_, values)| of(values) as u64).sum()
+        self.columns.iter().map(|(_, values)| values.bytes() as u64).sum()
     }
 
     pub fn give(&mut self, kept: &Arc<AtomicU64>) {

@@ -303,11 +303,11 @@ impl Kept {
             if step >= state.known {
                 let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
                 for step in (state.known..until).filter(|step| self.steps.has(*step)) {
-                    layout.of(&self.recipe.places(step).2).into_iter().for_each(|block| state.is_used[block as usize] = true);
+                    layout.of(&self.recipe.samples(step).places).into_iter().for_each(|block| state.is_used[block as usize] = true);
                 }
                 state.known = until;
             }
-            self.line_up(layout, state, &layout.of(&self.recipe.places(step).2), step);
+            self.line_up(layout, state, &layout.of(&self.recipe.samples(step).places), step);
         }
         state.claimed = state.claimed.max(step + 1);
     }
@@ -316,7 +316,7 @@ impl Kept {
     fn claim_chosen(&self, layout: &Layout, state: &mut KeptState, step: u64) {
         let Some(Chosen { choice, waiting, .. }) = &mut state.chosen else { return };
         choice.continue_with(step, |step| {
-            let own = |step| if self.steps.has(step) { layout.of(&self.recipe.places(step).2) } else { Vec::new() };
+            let own = |step| if self.steps.has(step) { layout.of(&self.recipe.samples(step).places) } else { Vec::new() };
             Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(own))
         });
         let wanted = choice.of(step);
@@ -391,7 +391,7 @@ impl Kept {
                 let seen = group.iter().zip(&blocks).filter(|(block, _)| std::mem::replace(&mut is_seen[**block as usize], true));
                 seen_bytes += seen.map(|(_, block)| block.bytes()).sum::<u64>();
             }
-            state.has_lent(&layout.of(&self.recipe.places(step).2));
+            state.has_lent(&layout.of(&self.recipe.samples(step).places));
         }
         seen_bytes
     }
@@ -422,6 +422,6 @@ fn columns_of(recipe: &Recipe, number: usize) -> Vec<u64> {
     if recipe.windows[number].is_some() || source.snapshot.context.reads().features().access != Some(Access::Ranged) {
         return Vec::new();
     }
-    let columns = recipe.specs[number].iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));
+    let columns = source.columns.iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));
     columns.map(|spec| spec.id).collect()
 }
