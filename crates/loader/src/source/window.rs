@@ -10,7 +10,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use penstock_dataset::{Held, hold};
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::schema::ColumnSpec;
 
 use crate::caught::caught;
 use crate::order::sequence::Order;
@@ -128,20 +127,13 @@ impl Window {
     /// Return the runs that contain these positions in the view, and fetch those that are not in memory. Each position counts
     /// as one draw of `epoch`. `drawn` returns an upper limit on the number of samples that this engine draws from a run in the
     /// epoch.
-    pub fn runs(
-        &self,
-        source: &Source,
-        columns: &[&ColumnSpec],
-        epoch: u64,
-        positions: &[u64],
-        drawn: impl Fn(Range<u64>, Steps) -> u64,
-    ) -> Result<Vec<Arc<Held>>> {
+    pub fn runs(&self, source: &Source, epoch: u64, positions: &[u64], drawn: impl Fn(Range<u64>, Steps) -> u64) -> Result<Vec<Arc<Held>>> {
         let mut uses: HashMap<(u64, u64), u64> = HashMap::new();
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
         let missing = self.missing(source, uses.keys().copied(), drawn);
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
         // Other threads wait for these runs, so even a panic must be caught.
-        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, columns)) };
+        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, &source.specs())) };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // Waiting threads check again when this lock is released.
