@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock import _core
 from penstock.columns.column_type import ColumnType
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.shared.chunks import contents_of, picked
@@ -83,7 +82,7 @@ class Appender:
             bodies = [_body(value) for value in values]
             if any(body is not None for body in bodies):
                 columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
-                errors = _core.check_media(bodies, kind.image_mode, self.validate)
+                errors = kind.check_media(bodies, self.validate)
                 for row, error in enumerate(errors):
                     if error is not None:
                         refusal = Refusal(chunk.name(row), error.code, error.message, error.hint)

@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from penstock import _core
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -180,7 +179,7 @@ def _accepted(folder: pathlib.Path, file: pathlib.Path, kind: ColumnType) -> boo
     if problem_of(str(file.relative_to(folder)), file) is not None:
         return False
     try:
-        return _core.check_media([file.read_bytes()], getattr(kind, "mode", None), "header") == [None]
+        return kind.check_media([file.read_bytes()], "header") == [None]
     except OSError:
         return False
 
