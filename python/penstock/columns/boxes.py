@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = ("xyxy", "xywh", "cxcywh")
 
 
-def converted(boxes: npt.NDArray[np.float32], format: str, to: str) -> npt.NDArray[np.float32]:
+def converted(boxes: npt.NDArray[Any], format: str, to: str) -> npt.NDArray[Any]:
     """Convert boxes (N, 4) to another format, with the arithmetic of the core: by their corners.
 
     >>> converted(np.array([[1, 2, 30, 40]], np.float32), "xywh", "cxcywh").tolist()
