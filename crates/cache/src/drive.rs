@@ -13,10 +13,10 @@ use quick_cache::sync::Cache;
 
 use crate::extent::{self, Extent, Key};
 use crate::flight::Flight;
-use crate::place::{Place, mix};
+use crate::place::{WeightedPlace, mix};
 use crate::registry;
 use crate::spec::{DriveSpec, MARKER_NAME};
-use crate::usage::{NowCounts, Record, Usage, cut};
+use crate::usage::{NowCounts, Usage, UsageRecord, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
@@ -37,7 +37,7 @@ const FULL_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Drive {
     folder: PathBuf,
-    pub place: Place,
+    pub place: WeightedPlace,
     pub usage: Usage,
     pub now: NowCounts,
     /// Whether the counts were sound when the drive was opened.
@@ -90,7 +90,7 @@ impl Drive {
         let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, folder.as_os_str().as_encoded_bytes());
         Ok(Drive {
             folder: folder.clone(),
-            place: Place { name, weight: budget as f64 },
+            place: WeightedPlace { name, weight: budget as f64 },
             usage,
             now: NowCounts::default(),
             was_sound,
@@ -152,9 +152,9 @@ impl Drive {
     }
 
     /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
-    pub fn guarded(&self) -> io::Result<impl Fn(&Record) -> bool> {
+    pub fn guarded(&self) -> io::Result<impl Fn(&UsageRecord) -> bool> {
         let running = registry::running(&self.plans_folder())?;
-        Ok(move |record: &Record| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
+        Ok(move |record: &UsageRecord| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
     }
 
     /// Return the bytes that a store may use while a plan reads it: those that pinned stores and other running plans leave.

@@ -1,4 +1,4 @@
-//! Room on a drive: bytes are reserved within budgets, and old blocks make room for new ones.
+//! Room on a drive: bytes are reserved within budgets, and old stretches make room for new ones.
 
 use std::io;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use penstock_storage::add;
 
 use crate::cache::Cached;
 use crate::drive::{Drive, now_seconds};
-use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, Extent, PAGE_BYTES};
+use crate::extent::{EXTENT_BYTES, Extent, PAGE_BYTES, STRETCH_BYTES};
 use crate::usage::Counts;
 
 impl Cached {
@@ -23,7 +23,7 @@ impl Cached {
         if !extent.read_now(pages, out).ok()? {
             return None;
         }
-        extent.stamp((begin / BLOCK_BYTES) as u32, now_seconds());
+        extent.stamp((begin / STRETCH_BYTES) as u32, now_seconds());
         drive.now.add(end - begin);
         Some((begin - base) as usize..(end - base) as usize)
     }
@@ -42,12 +42,12 @@ impl Cached {
         Some((drive, found.flatten()?))
     }
 
-    /// Note that the block with this byte is used, though its bytes did not come from the drive. Cost: none, unless the last note is old.
+    /// Note that the stretch with this byte is used, though its bytes did not come from the drive. Cost: none, unless the last note is old.
     pub fn touch(&self, name: &str, object_bytes: u64, at: u64) {
         let number = at / EXTENT_BYTES;
-        // A lost note only makes the block look older.
+        // A lost note only makes the stretch look older.
         if let Some((_, extent)) = self.extent_now(name, object_bytes, number) {
-            extent.stamp(((at - number * EXTENT_BYTES) / BLOCK_BYTES) as u32, now_seconds());
+            extent.stamp(((at - number * EXTENT_BYTES) / STRETCH_BYTES) as u32, now_seconds());
         }
     }
 

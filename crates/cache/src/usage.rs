@@ -65,15 +65,15 @@ fields!(
 
 /// A record of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct UsageRecord {
     /// The store's root, or an empty text in the drive's record. A long root is cut.
     pub store: String,
     pub counts: Counts,
 }
 
-impl Record {
+impl UsageRecord {
     /// Parse a record. Returns None if it is damaged.
-    fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+    fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<UsageRecord> {
         let (body, crc) = bytes.split_at(RECORD_BYTES - 4);
         if crc != crc_fast::crc32_iscsi(body).to_le_bytes() && bytes.iter().any(|byte| *byte != 0) {
             return None;
@@ -81,7 +81,7 @@ impl Record {
         let name_bytes = u16::from_le_bytes([bytes[0], bytes[1]]) as usize;
         let store = String::from_utf8_lossy(&bytes[2..2 + name_bytes.min(NAME_BYTES)]).into_owned();
         let numbers = bytes[2 + NAME_BYTES..].as_chunks::<8>().0;
-        Some(Record { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) })
+        Some(UsageRecord { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) })
     }
 
     fn bytes(&self) -> [u8; RECORD_BYTES] {
@@ -128,7 +128,7 @@ impl Usage {
         Ok(Usage { file, path: path.into(), known, owed, in_vain })
     }
 
-    fn record_if_sound(&self, number: u64) -> io::Result<Option<Record>> {
+    fn record_if_sound(&self, number: u64) -> io::Result<Option<UsageRecord>> {
         let mut bytes = [0; RECORD_BYTES];
         let (mut filled, at) = (0, number * RECORD_BYTES as u64);
         // Records behind the end of the file are empty.
@@ -138,10 +138,10 @@ impl Usage {
                 more => filled += more,
             }
         }
-        Ok(Record::parse(&bytes))
+        Ok(UsageRecord::parse(&bytes))
     }
 
-    fn record(&self, number: u64) -> io::Result<Record> {
+    fn record(&self, number: u64) -> io::Result<UsageRecord> {
         self.record_if_sound(number).map(Option::unwrap_or_default)
     }
 
@@ -161,9 +161,9 @@ impl Usage {
     }
 
     /// Return the records of all stores.
-    pub fn stores(&self) -> io::Result<Vec<Record>> {
+    pub fn stores(&self) -> io::Result<Vec<UsageRecord>> {
         let count = (self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 2);
-        let records = (1..count).map(|number| self.record(number)).collect::<io::Result<Vec<Record>>>()?;
+        let records = (1..count).map(|number| self.record(number)).collect::<io::Result<Vec<UsageRecord>>>()?;
         Ok(records.into_iter().filter(|record| record.counts != Counts::default()).collect())
     }
 
@@ -202,7 +202,7 @@ impl Usage {
             }
         }
         let result = change(&mut total.counts, &mut own.counts);
-        let write = |number: u64, record: &Record| self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64);
+        let write = |number: u64, record: &UsageRecord| self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64);
         // A process that dies between the two calls must not leave a total below the sum of its parts.
         if total.counts.bytes >= before {
             write(0, &total)?;
@@ -238,7 +238,7 @@ impl Usage {
         let mut unused = None;
         for number in 1..=STORES as u64 {
             let found = self.record(number)?;
-            if found.store == store || found == Record::default() {
+            if found.store == store || found == UsageRecord::default() {
                 known.push((store.to_owned(), number));
                 return Ok(number);
             }
@@ -248,7 +248,7 @@ impl Usage {
         // A store without bytes gives its record to another one.
         match unused {
             Some(number) => {
-                self.file.write_all_at(&Record::default().bytes(), number * RECORD_BYTES as u64)?;
+                self.file.write_all_at(&UsageRecord::default().bytes(), number * RECORD_BYTES as u64)?;
                 known.push((store.to_owned(), number));
                 Ok(number)
             }

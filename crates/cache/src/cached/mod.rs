@@ -13,7 +13,7 @@ use crate::drive::now_seconds;
 use crate::drives::trust::Trust;
 use crate::evict;
 use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, object_of};
-use crate::fill::Fill;
+use crate::read_through::ReadThrough;
 use crate::room;
 use crate::upkeep;
 
@@ -34,7 +34,7 @@ impl Cached {
 
     /// Read a range of an object from the drives. Returns None if not all of it is cached and sound. Never asks the store.
     pub fn stored(&self, range: RangeRequest) -> Option<Bytes> {
-        Fill::new(self, &mut [(0, range)]).stored()
+        ReadThrough::new(self, &mut [(0, range)]).stored()
     }
 
     /// Return the length of an object of one extent if all of it is cached.
@@ -209,7 +209,7 @@ impl Read for Cached {
                 .count();
             let (some, later) = std::mem::take(&mut rest).split_at_mut(count.max(1));
             rest = later;
-            Fill::new(self, some).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
+            ReadThrough::new(self, some).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
                 (Ok(bytes), Ok(pieces)) => {
                     then(range, piece, &bytes);
                     pieces[piece] = bytes;

@@ -4,7 +4,7 @@ use penstock_error::{Error, Result};
 
 use crate::drive::{Drive, Unusable};
 use crate::extent::Key;
-use crate::place::{Place, place};
+use crate::place::{WeightedPlace, place};
 use crate::room;
 use crate::spec::Spec;
 use crate::upkeep;
@@ -15,7 +15,7 @@ pub mod trust;
 #[derive(Debug)]
 pub struct Drives {
     pub drives: Vec<Drive>,
-    places: Vec<Place>,
+    places: Vec<WeightedPlace>,
     /// Drives that failed when they were opened, and why.
     pub failed: Vec<(std::path::PathBuf, std::io::Error)>,
 }

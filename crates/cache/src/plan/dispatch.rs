@@ -1,4 +1,4 @@
-//! Makes room for the groups of a plan, in their order. Fetches run ahead of that, into memory.
+//! Makes room for the groups of a plan, in their order. Fetches part ahead of that, into memory.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use super::belady::Fetch;
 use super::election::{Election, Field};
 use super::prefetch_queue::{Fate, PrefetchQueue};
 
-/// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
+/// Fetches part ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
 const AHEAD_GROUPS: usize = 64;
 
@@ -25,12 +25,12 @@ pub enum Ended {
 /// Fetches that are made together.
 #[derive(Default)]
 pub struct Group {
-    /// Units to keep.
+    /// PageRuns to keep.
     pub fetches: Vec<u32>,
-    /// Units to hold in memory, until the steps below `until` are read.
+    /// PageRuns to hold in memory, until the steps below `until` are read.
     pub passes: Vec<u32>,
     until: u64,
-    /// The bytes of all units, and of those to hold in memory.
+    /// The bytes of all runs, and of those to hold in memory.
     pub bytes: u64,
     pass_bytes: u64,
     pub victims: Vec<u32>,
@@ -42,9 +42,9 @@ impl Group {
     pub fn add(&mut self, fetch: Fetch, bytes: u64) {
         self.bytes += bytes;
         if fetch.keep {
-            self.fetches.push(fetch.unit);
+            self.fetches.push(fetch.run);
         } else {
-            self.passes.push(fetch.unit);
+            self.passes.push(fetch.run);
             self.pass_bytes += bytes;
             self.until = self.until.max(fetch.needed + 1);
         }
@@ -62,7 +62,7 @@ pub trait Carries {
     /// Return the step from which on no loader reads, as far as they know.
     fn until(&self) -> u64;
 
-    /// Return whether a group may have units that stay in memory.
+    /// Return whether a group may have runs that stay in memory.
     fn may_pass(&self, group: &Group) -> bool;
 
     /// Begin to fetch a group, after which all steps below `ready` are ready.
@@ -97,7 +97,7 @@ pub struct Dispatch<'d, 'a> {
 }
 
 impl Carries for Dispatch<'_, '_> {
-    /// Return whether a group may have units that stay in memory. Other processes would not find them, and the loader reads on its own what would
+    /// Return whether a group may have runs that stay in memory. Other processes would not find them, and the loader reads on its own what would
     /// be too much.
     fn may_pass(&self, group: &Group) -> bool {
         let is_alone = self.election.as_ref().is_none_or(|election| election.is_alone());
@@ -109,7 +109,7 @@ impl Carries for Dispatch<'_, '_> {
         let Group { fetches, passes, until, victims, from, bytes, pass_bytes } = group;
         if !passes.is_empty() {
             self.passing.push((until, pass_bytes));
-            // What is ready after it depends on the other units.
+            // What is ready after it depends on the other runs.
             self.queue.put(passes, self.ready, Fate::Pass(until));
         }
         self.ready = ready;
@@ -192,7 +192,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
         read
     }
 
-    /// Evict units that are not used in the steps from `from` on.
+    /// Evict runs that are not used in the steps from `from` on.
     fn evict(&self, victims: &[u32], from: u64) {
         if let Some(election) = &self.election {
             election.own.set(Field::Floor, from);

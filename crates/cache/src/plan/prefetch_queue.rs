@@ -8,13 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::layout::Layout;
-use crate::fill::Fill;
+use super::layout::PlanLayout;
+use crate::read_through::ReadThrough;
 
 /// The plan waits while groups for which there is room have more bytes than this.
 const MOST_BYTES: u64 = 32 << 20;
 
-/// What becomes of the units of a group.
+/// What becomes of the runs of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// There is room for them.
@@ -29,7 +29,7 @@ enum Stage<'a> {
     Waiting(Vec<u32>),
     Running,
     /// In memory, until there is room.
-    Held(Fill<'a>),
+    Held(ReadThrough<'a>),
     Done,
 }
 
@@ -52,7 +52,7 @@ struct State<'a> {
 /// What a thread does next.
 enum Task<'a> {
     Fetch(Vec<u32>, Fate),
-    Keep(Fill<'a>),
+    Keep(ReadThrough<'a>),
 }
 
 impl<'a> State<'a> {
@@ -84,7 +84,7 @@ impl<'a> State<'a> {
 pub struct PrefetchQueue<'a> {
     state: Mutex<State<'a>>,
     changed: Condvar,
-    pub layout: &'a Layout<'a>,
+    pub layout: &'a PlanLayout<'a>,
     /// The number of the plan, for what it has in memory.
     plan: u64,
     announce: &'a (dyn Fn(u64) + Sync),
@@ -102,7 +102,7 @@ impl Drop for Closes<'_, '_> {
 
 impl<'a> PrefetchQueue<'a> {
     /// Begin an empty queue. `announce` is called with the step below which all is ready.
-    pub fn new(layout: &'a Layout<'a>, plan: u64, announce: &'a (dyn Fn(u64) + Sync)) -> PrefetchQueue<'a> {
+    pub fn new(layout: &'a PlanLayout<'a>, plan: u64, announce: &'a (dyn Fn(u64) + Sync)) -> PrefetchQueue<'a> {
         PrefetchQueue { state: Mutex::default(), changed: Condvar::new(), layout, plan, announce }
     }
 
@@ -124,7 +124,7 @@ impl<'a> PrefetchQueue<'a> {
         while state.open_bytes() > MOST_BYTES {
             state = self.wait(state);
         }
-        let bytes = self.layout.units.bytes(&fetches);
+        let bytes = self.layout.page_runs.bytes(&fetches);
         let stage = if fetches.is_empty() { Stage::Done } else { Stage::Waiting(fetches) };
         let number = state.first + state.groups.len() as u64;
         state.groups.push_back(Group { stage, bytes, fate, ready });

@@ -10,16 +10,16 @@ use penstock_storage::{Piece, RangeRequest, Slot, add};
 
 use crate::cache::{Cached, Counting, only};
 use crate::drive::now_seconds;
-use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
+use crate::extent::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES};
 use crate::flight::Flight;
 use crate::registry::Registered;
 use crate::usage::Counts;
 
-mod part;
-mod warm;
+mod extent_read;
+mod prefetch;
 
-use part::Part;
-pub use warm::Run;
+use extent_read::ExtentRead;
+pub use prefetch::ExtentPages;
 
 /// Pages that are read and verified together, so that they are still in the processor's cache when they are copied.
 const GROUP_PAGES: u32 = 16;
@@ -71,20 +71,20 @@ impl Target {
 }
 
 /// Pages that this operation has locked and must fetch.
-struct Fetch {
+struct PageFetch {
     part: usize,
     pages: Range<u32>,
     /// Whether the bytes may be kept, because there is room for them.
     keep: bool,
 }
 
-/// The pieces of a range: for each one, the number of its `Fetch`, its pages, and where it begins in the extent.
+/// The pieces of a range: for each one, the number of its `PageFetch`, its pages, and where it begins in the extent.
 type Pieces = Vec<(usize, Range<u32>, u64)>;
 
 /// A read of many ranges.
-pub struct Fill<'a> {
+pub struct ReadThrough<'a> {
     cached: &'a Cached,
-    parts: Vec<Part<'a>>,
+    parts: Vec<ExtentRead<'a>>,
     wanted: Vec<Wanted>,
     scratch: Vec<u8>,
     now_seconds: u32,
@@ -95,33 +95,33 @@ pub struct Fill<'a> {
     gap_bytes: u64,
 }
 
-impl<'a> Fill<'a> {
+impl<'a> ReadThrough<'a> {
     /// Divide ranges of objects that the cache may keep into pieces and parts.
-    pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> Fill<'a> {
+    pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> ReadThrough<'a> {
         let keeping = cached.may_keep();
-        let mut fill = Fill::empty(cached, keeping.is_some(), cached.cold.features().request_cost.gap_bytes);
-        fill._keeping = keeping;
+        let mut read = ReadThrough::empty(cached, keeping.is_some(), cached.cold.features().request_cost.gap_bytes);
+        read._keeping = keeping;
         for (index, range) in ranges {
             let object_bytes = range.object_bytes.unwrap_or(0);
             let mut begin = range.begin;
             let mut slots = std::mem::take(&mut range.slots).into_iter();
             for (number, piece) in range.pieces.iter().enumerate() {
                 begin += piece.skip;
-                let part = fill.parts_of(&range.name, object_bytes, begin, piece.bytes as u64);
+                let part = read.parts_of(&range.name, object_bytes, begin, piece.bytes as u64);
                 let target = match slots.next().flatten() {
                     Some(slot) => Target::Slot(slot),
                     None => Target::Memory(Vec::with_capacity(piece.bytes.min(MOST_RESERVED_BYTES))),
                 };
-                fill.wanted.push(Wanted { range: *index, piece: number, begin, bytes: piece.bytes, part, target });
+                read.wanted.push(Wanted { range: *index, piece: number, begin, bytes: piece.bytes, part, target });
                 begin += piece.bytes as u64;
             }
         }
-        fill
+        read
     }
 
-    fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> Fill<'a> {
+    fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> ReadThrough<'a> {
         let scratch = vec![0; (u64::from(GROUP_PAGES) * PAGE_BYTES) as usize];
-        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, _keeping: None, gap_bytes }
+        ReadThrough { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, _keeping: None, gap_bytes }
     }
 
     /// Add the events of all parts to the counters of the store and the counts of each drive, once.
@@ -153,7 +153,7 @@ impl<'a> Fill<'a> {
         let extents = (begin / EXTENT_BYTES) as u32..=((begin + bytes.max(1) - 1) / EXTENT_BYTES) as u32;
         let first = *extents.start();
         // Ranges of one object follow each other, so its parts are the last ones.
-        let known = |part: &Part<'_>| part.key.extent == first && part.key.name() == name && part.object_bytes == object_bytes;
+        let known = |part: &ExtentRead<'_>| part.key.extent == first && part.key.name() == name && part.object_bytes == object_bytes;
         let at = self.parts.iter().rposition(known);
         let at = at.filter(|at| {
             extents
@@ -166,7 +166,7 @@ impl<'a> Fill<'a> {
             for extent in extents {
                 let key = self.cached.key(name, extent);
                 let drive = self.cached.drive_of(&key);
-                self.parts.push(Part::new(drive, key, object_bytes));
+                self.parts.push(ExtentRead::new(drive, key, object_bytes));
             }
             at
         })
@@ -210,7 +210,7 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Fill a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
+    /// ReadThrough a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
     fn complete(&mut self, wanted: &mut Wanted, first: bool, done: &mut dyn FnMut(usize, usize, Result<Bytes>)) -> bool {
         while wanted.target.filled() < wanted.bytes {
             let at = wanted.begin + wanted.target.filled() as u64;
@@ -235,7 +235,7 @@ impl<'a> Fill<'a> {
 
     /// Push the bytes from `begin` to at most `end` of a part into a target. Returns false if no byte could be pushed.
     fn push(&mut self, part: usize, begin: u64, end: u64, target: &mut Target) -> bool {
-        let Part { drive, extent, fetched, events, key, corrupt, .. } = &mut self.parts[part];
+        let ExtentRead { drive, extent, fetched, events, key, corrupt, .. } = &mut self.parts[part];
         let page = (begin / PAGE_BYTES) as u32;
         let after = fetched.partition_point(|(at, _)| *at <= begin);
         if let Some((at, bytes)) = after.checked_sub(1).map(|at| &fetched[at]) {
@@ -277,7 +277,7 @@ impl<'a> Fill<'a> {
                 let base = u64::from(page) * PAGE_BYTES;
                 let until = ((good as u64 * PAGE_BYTES).min(bytes as u64)).min(end - base);
                 target.push(&self.scratch[(begin - base) as usize..until as usize]);
-                found.stamp((begin / BLOCK_BYTES) as u32, self.now_seconds);
+                found.stamp((begin / STRETCH_BYTES) as u32, self.now_seconds);
                 drive.worked();
                 true
             }
@@ -303,7 +303,7 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Fetch missing pages that no other operation is fetching, and keep them. Returns whether others are fetching some of them.
+    /// PageFetch missing pages that no other operation is fetching, and keep them. Returns whether others are fetching some of them.
     fn fetch_missing(&mut self, began: Instant) -> Result<bool> {
         // One set of locks for each drive.
         let (mut fetches, mut flights, mut busy) = (Vec::new(), HashMap::new(), None);
@@ -332,14 +332,14 @@ impl<'a> Fill<'a> {
                 true => part.reserve(locked),
                 false => locked.into_iter().map(|pages| (pages, false)).collect(),
             };
-            fetches.extend(runs.into_iter().map(|(pages, keep)| Fetch { part: index, pages, keep }));
+            fetches.extend(runs.into_iter().map(|(pages, keep)| PageFetch { part: index, pages, keep }));
         }
         let fetched = self.fetch(fetches);
         drop(flights);
         fetched?;
         let Some((part, pages)) = busy else { return Ok(false) };
         // This operation holds no lock now, so it may wait for others.
-        let Part { drive, key, .. } = &self.parts[part];
+        let ExtentRead { drive, key, .. } = &self.parts[part];
         if !drive.is_patient() {
             return Ok(false);
         }
@@ -357,8 +357,8 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Fetch pages from the store, and keep those for which there is room.
-    fn fetch(&mut self, fetches: Vec<Fetch>) -> Result<()> {
+    /// PageFetch pages from the store, and keep those for which there is room.
+    fn fetch(&mut self, fetches: Vec<PageFetch>) -> Result<()> {
         self.parts.iter_mut().for_each(|part| part.needed.sort_unstable_by_key(|needed| needed.start));
         let (ranges, order) = self.plan(&fetches);
         let answers = self.answers(ranges, &order, &fetches);
@@ -367,7 +367,7 @@ impl<'a> Fill<'a> {
             match answer {
                 Ok(pieces) => {
                     for (bytes, (number, pages, begin)) in pieces.into_iter().zip(numbers) {
-                        let Fetch { part, keep, .. } = fetches[number];
+                        let PageFetch { part, keep, .. } = fetches[number];
                         if !is_held {
                             self.parts[part].events.cold_bytes += bytes.len() as u64;
                         }
@@ -390,7 +390,7 @@ impl<'a> Fill<'a> {
     }
 
     /// Join runs of pages into ranges. Returns the ranges, and for each of their pieces the number of its run and its pages.
-    fn plan(&self, fetches: &[Fetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
+    fn plan(&self, fetches: &[PageFetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
         // If pages are kept, the gaps between them are cached already.
         let gap_bytes = if self.keeps { 0 } else { self.gap_bytes };
         let most = self.cached.cold.features().range_bytes.min(JOINED_BYTES);
@@ -438,7 +438,7 @@ impl<'a> Fill<'a> {
     }
 }
 
-impl Drop for Fill<'_> {
+impl Drop for ReadThrough<'_> {
     fn drop(&mut self) {
         self.note_events();
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::drive::{Drive, now_seconds};
-use crate::extent::{BLOCK_PAGES, Extent, Key, PAGE_BYTES};
+use crate::extent::{Extent, Key, PAGE_BYTES, STRETCH_PAGES};
 use crate::flight::Flight;
 use crate::room;
 use crate::usage::Counts;
 
 /// The pieces of one extent that a read wants.
-pub struct Part<'a> {
+pub struct ExtentRead<'a> {
     pub drive: &'a Drive,
     pub key: Key,
     pub object_bytes: u64,
@@ -34,16 +34,16 @@ pub struct Part<'a> {
 /// The runs that an operation fetches, whether it has locked them, and pages that another operation has locked.
 pub type Locked = (Vec<Range<u32>>, bool, Option<Range<u32>>);
 
-impl<'a> Part<'a> {
+impl<'a> ExtentRead<'a> {
     /// Begin a read of an extent that may be missing.
-    pub fn new(drive: &'a Drive, key: Key, object_bytes: u64) -> Part<'a> {
+    pub fn new(drive: &'a Drive, key: Key, object_bytes: u64) -> ExtentRead<'a> {
         let found = if drive.is_usable() { drive.find(&key, Some(object_bytes)) } else { Ok(None) };
         let extent = found.unwrap_or_else(|error| {
             drive.failed(&error);
             None
         });
         let (fetched, ahead, missing, needed, corrupt, events) = Default::default();
-        Part { drive, key, object_bytes, extent, fetched, ahead, missing, needed, corrupt, events }
+        ExtentRead { drive, key, object_bytes, extent, fetched, ahead, missing, needed, corrupt, events }
     }
 
     /// Take the runs of pages that open pieces need, without repetitions. Gaps of up to `gap_pages` between them are added.
@@ -144,7 +144,7 @@ impl<'a> Part<'a> {
         let mut has_room = true;
         let cut = locked
             .iter()
-            .flat_map(|pages| pages.clone().step_by(BLOCK_PAGES as usize).map(|first| first..pages.end.min(first + BLOCK_PAGES)));
+            .flat_map(|pages| pages.clone().step_by(STRETCH_PAGES as usize).map(|first| first..pages.end.min(first + STRETCH_PAGES)));
         let reserve = |pages: Range<u32>| {
             has_room = has_room && self.has_room(self.reserved_bytes(&pages));
             (pages, has_room)

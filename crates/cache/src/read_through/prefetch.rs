@@ -8,34 +8,34 @@ use bytes::Bytes;
 use penstock_error::Result;
 use penstock_storage::RangeRequest;
 
-use super::{Fetch, Fill, Pieces};
+use super::{PageFetch, Pieces, ReadThrough};
 use crate::cache::{Cached, no_answer};
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
 
 /// Pages of one extent: the object's name and length, the number of the extent, and the pages.
-pub type Run = (Arc<str>, u64, u32, Range<u32>);
+pub type ExtentPages = (Arc<str>, u64, u32, Range<u32>);
 
-impl<'a> Fill<'a> {
-    /// Fetch and keep pages. With `gaps`, the pages between them are wanted later as well. Cost: one request per run of pages.
-    pub fn warm(cached: &'a Cached, gaps: bool, runs: impl Iterator<Item = Run>) -> Result<()> {
-        Fill::of_runs(cached, true, if gaps { cached.cold.features().request_cost.gap_bytes } else { 0 }, runs).fetch_all()
+impl<'a> ReadThrough<'a> {
+    /// PageFetch and keep pages. With `gaps`, the pages between them are wanted later as well. Cost: one request per run of pages.
+    pub fn warm(cached: &'a Cached, gaps: bool, runs: impl Iterator<Item = ExtentPages>) -> Result<()> {
+        ReadThrough::of_runs(cached, true, if gaps { cached.cold.features().request_cost.gap_bytes } else { 0 }, runs).fetch_all()
     }
 
     /// Read or fetch pages into memory, without locks. Those that cannot be fetched are left out. Cost: one request per run of pages.
-    pub fn ahead(cached: &'a Cached, runs: impl Iterator<Item = Run>) -> Fill<'a> {
-        let mut fill = Fill::of_runs(cached, false, 0, runs);
-        let wanted = fill.missing();
+    pub fn ahead(cached: &'a Cached, runs: impl Iterator<Item = ExtentPages>) -> ReadThrough<'a> {
+        let mut read = ReadThrough::of_runs(cached, false, 0, runs);
+        let wanted = read.missing();
         // A failing drive is found by those who write to it.
-        fill.parts.iter_mut().for_each(|part| drop(part.copy_cached()));
+        read.parts.iter_mut().for_each(|part| drop(part.copy_cached()));
         // What fails is tried again when the pages are to be kept.
-        let _ = fill.fetch_missing(Instant::now());
-        for (part, missing) in fill.parts.iter_mut().zip(wanted) {
+        let _ = read.fetch_missing(Instant::now());
+        for (part, missing) in read.parts.iter_mut().zip(wanted) {
             (part.ahead, part.missing) = (std::mem::take(&mut part.fetched), missing);
             // The pages may be kept later.
             part.events.bypassed_bytes = 0;
         }
-        fill.note_events();
-        fill
+        read.note_events();
+        read
     }
 
     /// Hold the pages that were fetched ahead in memory, until the loader of a plan has read the steps below `until`.
@@ -51,8 +51,8 @@ impl<'a> Fill<'a> {
         self.fetch_all()
     }
 
-    /// Fetch ranges from the store, except those that are in memory. Returns whether each one was, and its pieces.
-    pub(super) fn answers(&self, ranges: Vec<RangeRequest>, order: &[Pieces], fetches: &[Fetch]) -> Vec<(bool, Result<Vec<Bytes>>)> {
+    /// PageFetch ranges from the store, except those that are in memory. Returns whether each one was, and its pieces.
+    pub(super) fn answers(&self, ranges: Vec<RangeRequest>, order: &[Pieces], fetches: &[PageFetch]) -> Vec<(bool, Result<Vec<Bytes>>)> {
         let held = |(range, pieces): (&RangeRequest, &Pieces)| -> Option<Vec<Bytes>> {
             let each = range.pieces.iter().zip(pieces);
             each.map(|(piece, (number, _, begin))| {
@@ -69,22 +69,22 @@ impl<'a> Fill<'a> {
         answers.into_iter().map(answer).collect()
     }
 
-    fn of_runs(cached: &'a Cached, keeps: bool, gap_bytes: u64, runs: impl Iterator<Item = Run>) -> Fill<'a> {
-        let mut fill = Fill::empty(cached, keeps, gap_bytes);
+    fn of_runs(cached: &'a Cached, keeps: bool, gap_bytes: u64, runs: impl Iterator<Item = ExtentPages>) -> ReadThrough<'a> {
+        let mut read = ReadThrough::empty(cached, keeps, gap_bytes);
         for (name, object_bytes, extent, pages) in runs {
             let begin = u64::from(extent) * EXTENT_BYTES + u64::from(pages.start) * PAGE_BYTES;
-            let part = fill.parts_of(&name, object_bytes, begin, 1);
-            fill.parts[part].needed.push(u64::from(pages.start) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES);
-            fill.parts[part].missing.push(pages);
+            let part = read.parts_of(&name, object_bytes, begin, 1);
+            read.parts[part].needed.push(u64::from(pages.start) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES);
+            read.parts[part].missing.push(pages);
         }
-        fill
+        read
     }
 
     fn missing(&self) -> Vec<Vec<Range<u32>>> {
         self.parts.iter().map(|part| part.missing.clone()).collect()
     }
 
-    /// Fetch all missing pages, and wait for those that other operations fetch.
+    /// PageFetch all missing pages, and wait for those that other operations fetch.
     fn fetch_all(mut self) -> Result<()> {
         let began = Instant::now();
         loop {
