@@ -7,11 +7,11 @@ use penstock_storage::process;
 
 use super::backpressure::Backpressure;
 use super::belady::{Belady, NEVER};
-use super::dispatch::{Carries, Dispatch, Ended, Group};
+use super::dispatch::{Carries, Dispatch, Ended, FetchGroup};
 use super::election::{Election, Field};
 use super::layout::{Pages, PlanLayout};
 use super::page_runs::{Future, Member, Object, PageRun, PageRuns, Uses, order_of};
-use super::prefetch_queue::PrefetchQueue;
+use super::prefetch_queue::{Closes, PrefetchQueue};
 use crate::cache::Cached;
 use crate::extent::Extent;
 use crate::registry::Registered;
@@ -176,12 +176,12 @@ impl Planner<'_> {
             if let Some(own) = &own {
                 scope.spawn(|| queue.each(PULSE, |count| own.set(Field::Pulse, count)));
             }
-            let _closes = queue.closes();
+            let _closes = Closes(&queue);
             let mut dispatch = Dispatch::new(backpressure, election, &queue, begin, steps);
             let mut later_of = |begin| layout.uses(future, &members, begin..begin + steps);
             plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
-                queue.wait_until_done();
+                queue.wait_until_ready();
                 backpressure.end();
                 backpressure.wait_for(u64::MAX, u64::MAX);
                 Ended::Stopped
@@ -268,19 +268,19 @@ impl Carries for Counted<'_> {
         self.until
     }
 
-    fn may_pass(&self, _: &Group) -> bool {
+    fn may_pass(&self, _: &FetchGroup) -> bool {
         true
     }
 
-    fn put(&mut self, group: Group, _: u64) -> std::result::Result<(), Ended> {
-        let Group { fetches, passes, victims, .. } = group;
+    fn put(&mut self, group: FetchGroup, _: u64) -> std::result::Result<(), Ended> {
+        let FetchGroup { fetches, passes, eviction, .. } = group;
         let layout = self.layout;
         let gone = |runs: &[u32], here: &mut Pages| {
             for (object, pages) in runs.iter().map(|run| layout.pages_of(*run)) {
                 pages.for_each(|page| here.remove(object, page));
             }
         };
-        gone(&victims, &mut self.here);
+        gone(&eviction.victims, &mut self.here);
         for runs in [&layout.chosen(fetches), &passes] {
             let (requests, bytes) = layout.requests(runs, &mut self.here);
             self.foreseen.requests += requests;
@@ -311,7 +311,7 @@ fn plan(
     loop {
         let next_uses = current.next_uses(&later.first_use);
         let mut next_uses = next_uses.iter();
-        let (mut group, mut has_fetched) = (Group::default(), false);
+        let (mut group, mut has_fetched) = (FetchGroup::default(), false);
         for step in current.steps() {
             if step >= dispatch.until() {
                 dispatch.put(std::mem::take(&mut group), step)?;
