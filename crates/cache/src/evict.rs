@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::drive::Drive;
-use crate::extent::{Extent, PAGE_BYTES, STRETCH_PAGES};
+use crate::extent::pages::stored_bytes;
+use crate::extent::{Extent, STRETCH_PAGES};
 use crate::flight::WHOLE;
 use crate::place::mix;
 use crate::registry::Registered;
@@ -93,9 +94,9 @@ fn sample(choose: &impl Fn(u64) -> io::Result<Option<PathBuf>>, random: &mut u64
         let Some(folder) = one_of(&store, next(random))? else { continue };
         let Some(path) = one_of(&folder, next(random))? else { continue };
         let Some(extent) = Extent::open_any(&path)? else { continue };
-        let (Ok(stamps), Ok(table)) = (extent.stamps(), extent.table(0..extent.pages())) else { continue };
-        let cached = |stretch: &u32| table[(stretch * STRETCH_PAGES) as usize..].iter().take(STRETCH_PAGES as usize).any(|crc| *crc != 0);
-        let stretches: Vec<u32> = (0..stamps.len() as u32).filter(cached).collect();
+        let (Ok(stamps), Ok(table)) = (extent.stamps(), extent.whole_table()) else { continue };
+        let tables = (0u32..).zip(table.chunks(STRETCH_PAGES as usize));
+        let stretches: Vec<u32> = tables.filter(|(_, table)| stored_bytes(table) > 0).map(|(stretch, _)| stretch).collect();
         let at = extents.len();
         // A few stretches of each extent, so that one large extent does not fill the sample.
         let most = (CANDIDATES / 8).min(stretches.len());
@@ -129,20 +130,20 @@ pub fn clear(drive: &Drive, extent: &Extent, pages: Range<u32>, patience: Durati
     if !flight.lock(extent.hash(), pages.clone(), patience)? || !extent.is_linked() {
         return Ok(0);
     }
-    let cached = extent.table(pages.clone())?.iter().filter(|crc| **crc != 0).count() as u64;
-    if cached > 0 {
-        extent.clear(pages.clone())?;
-        drive.usage.release(extent.key().store(), cached * PAGE_BYTES, cached * PAGE_BYTES)?;
+    let bytes = stored_bytes(&extent.table(pages.clone())?);
+    if bytes > 0 {
+        extent.clear(pages)?;
+        drive.usage.release(extent.key().store(), bytes, bytes)?;
     }
-    Ok(cached * PAGE_BYTES)
+    Ok(bytes)
 }
 
 /// Remove an extent's file if it has no pages. Returns the bytes that were freed.
 fn remove_if_empty(drive: &Drive, extent: &Extent) -> io::Result<u64> {
-    if extent.table(0..extent.pages())?.iter().any(|crc| *crc != 0) {
+    if stored_bytes(&extent.whole_table()?) > 0 {
         return Ok(0);
     }
-    remove(drive, extent, |crcs| crcs.iter().all(|crc| *crc == 0))
+    remove(drive, extent, |crcs| stored_bytes(crcs) == 0)
 }
 
 /// Remove an extent's file if no operation uses it and `when` agrees. Returns the bytes that were freed.
@@ -151,11 +152,11 @@ pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> 
     if !flight.try_lock(extent.hash(), WHOLE)? || !extent.is_linked() {
         return Ok(0);
     }
-    let crcs = extent.table(0..extent.pages())?;
+    let crcs = extent.whole_table()?;
     if !when(&crcs) {
         return Ok(0);
     }
-    let pages = crcs.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
+    let pages = stored_bytes(&crcs);
     let overhead = extent.overhead_now()?;
     let _mark = Registered::new(&drive.pending_folder(), extent.key().store().as_bytes())?;
     drive.unlink(extent)?;

@@ -15,12 +15,13 @@ use penstock_storage::private;
 
 use crate::place::mix;
 
+pub mod pages;
 mod tail;
 
-pub use tail::{EXTENT_BYTES, Key, PAGE_BYTES, STRETCH_BYTES, object_of, store_key};
+pub use pages::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES, STRETCH_PAGES, bytes_of};
+use pages::{runs_of, stored_bytes};
 use tail::{ExtentLayout, FOOTER_BYTES, read_tail};
-
-pub const STRETCH_PAGES: u32 = (STRETCH_BYTES / PAGE_BYTES) as u32;
+pub use tail::{Key, object_of, store_key};
 
 /// Times of last use are written again only after this many seconds.
 const STAMP_SECONDS: u32 = 16;
@@ -144,16 +145,27 @@ impl Extent {
         Ok(bytes.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect())
     }
 
+    /// Return the stored checksums of all pages.
+    pub fn whole_table(&self) -> io::Result<Vec<u32>> {
+        self.table(0..self.pages())
+    }
+
     /// Return whether all pages are stored. A negative answer is remembered for a second, because it costs a read of all checksums.
     pub fn is_whole(&self, now_ms: u64) -> io::Result<bool> {
         if now_ms < self.whole_after_ms.load(Relaxed) {
             return Ok(false);
         }
-        let is_whole = !self.table(0..self.pages())?.contains(&0);
+        let is_whole = !self.whole_table()?.contains(&0);
         if !is_whole {
             self.whole_after_ms.store(now_ms + 1000, Relaxed);
         }
         Ok(is_whole)
+    }
+
+    /// Return how many bytes of the object are in pages, of which the last one may be short.
+    pub fn bytes_in(&self, pages: &Range<u32>) -> usize {
+        let bytes = bytes_of(pages);
+        (bytes.end.min(self.layout.data_bytes) - bytes.start) as usize
     }
 
     /// Read pages whose stored checksums are given into `out`, which ends where the data ends. Returns how many of the first pages match
@@ -162,6 +174,19 @@ impl Extent {
         self.read_at(out, u64::from(first) * PAGE_BYTES)?;
         let pages = out.chunks(PAGE_BYTES as usize).zip(first..).zip(crcs);
         Ok(pages.take_while(|((page, number), crc)| **crc != 0 && self.crc(*number, page) == **crc).count())
+    }
+
+    /// Read the first of these pages that are all stored into `out`. Returns how many of its first bytes match their checksums, or None if the first page
+    /// is not stored.
+    pub fn read_stored(&self, pages: Range<u32>, out: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut table = self.table(pages.clone())?;
+        table.truncate(table.iter().take_while(|crc| **crc != 0).count());
+        if table.is_empty() {
+            return Ok(None);
+        }
+        let bytes = self.bytes_in(&(pages.start..pages.start + table.len() as u32));
+        let sound_pages = self.read(pages.start, &table, &mut out[..bytes])?;
+        Ok(Some((sound_pages * PAGE_BYTES as usize).min(bytes)))
     }
 
     /// Read pages into `out`, which ends where they or the data end, if the kernel has them and their checksums in memory. Returns whether
@@ -182,15 +207,17 @@ impl Extent {
     /// Return the pages of a range that are stored but do not match their checksums. Cost: reads all of them.
     pub fn corrupt(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
         let mut found = Vec::new();
-        let mut data = vec![0; (u64::from(STRETCH_PAGES) * PAGE_BYTES) as usize];
+        let mut data = vec![0; STRETCH_BYTES as usize];
         for first in pages.clone().step_by(STRETCH_PAGES as usize) {
             let group = first..pages.end.min(first + STRETCH_PAGES);
             let table = self.table(group.clone())?;
-            let bytes = (group.len() as u64 * PAGE_BYTES).min(self.layout.data_bytes - u64::from(first) * PAGE_BYTES) as usize;
-            self.read_at(&mut data[..bytes], u64::from(first) * PAGE_BYTES)?;
-            let each = data[..bytes].chunks(PAGE_BYTES as usize).zip(group).zip(&table);
-            found
-                .extend(each.filter(|((page, number), crc)| **crc != 0 && self.crc(*number, page) != **crc).map(|((_, number), _)| number));
+            let data = &mut data[..self.bytes_in(&group)];
+            self.read_at(data, u64::from(first) * PAGE_BYTES)?;
+            for ((page, number), crc) in data.chunks(PAGE_BYTES as usize).zip(group).zip(table) {
+                if crc != 0 && self.crc(number, page) != crc {
+                    found.push(number);
+                }
+            }
         }
         Ok(found)
     }
@@ -224,26 +251,18 @@ impl Extent {
     /// Forget pages and free their space, first the checksums and then the data. The caller holds the lock on these pages.
     pub fn clear(&self, pages: Range<u32>) -> io::Result<()> {
         self.file.write_all_at(&vec![0; 4 * pages.len()], self.layout.table + 4 * u64::from(pages.start))?;
-        let begin = u64::from(pages.start) * PAGE_BYTES;
+        let bytes = bytes_of(&pages);
         // The last page may share a block of the file system with the table.
-        let end = (u64::from(pages.end) * PAGE_BYTES).min(self.layout.data_bytes / PAGE_BYTES * PAGE_BYTES);
-        if begin < end { punch(&self.file, begin, end - begin) } else { Ok(()) }
+        let end = bytes.end.min(self.layout.data_bytes / PAGE_BYTES * PAGE_BYTES);
+        if bytes.start < end { punch(&self.file, bytes.start, end - bytes.start) } else { Ok(()) }
     }
 
     /// Free the space of pages that are not stored, if the file uses more than the stored ones need. The caller keeps all other operations out.
     pub fn free_rest(&self, table: &[u32]) -> io::Result<()> {
-        let stored_bytes = table.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
-        if self.file.metadata()?.blocks() * 512 <= stored_bytes + self.overhead_now()? {
+        if self.file.metadata()?.blocks() * 512 <= stored_bytes(table) + self.overhead_now()? {
             return Ok(());
         }
-        let mut first = 0;
-        for run in table.chunk_by(|one, next| (*one == 0) == (*next == 0)) {
-            if run[0] == 0 {
-                self.clear(first..first + run.len() as u32)?;
-            }
-            first += run.len() as u32;
-        }
-        Ok(())
+        runs_of(0, table).filter(|(_, crcs)| crcs[0] == 0).try_for_each(|(pages, _)| self.clear(pages))
     }
 
     /// Free all space. Other processes that have the file open read it as not cached.

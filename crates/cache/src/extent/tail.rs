@@ -4,13 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use super::pages::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES};
 use crate::place::mix;
 
-/// The smallest piece that is fetched, kept and verified: a block of the file system, whose space can be freed alone.
-pub const PAGE_BYTES: u64 = 4096;
-/// A stretch: pages that share one time of last use.
-pub const STRETCH_BYTES: u64 = 1 << 20;
-pub const EXTENT_BYTES: u64 = 1 << 30;
 const MAGIC: &[u8; 8] = b"PSEXT\0\0\x01";
 pub const FOOTER_BYTES: u64 = 32;
 /// Limit on an identity and a note: an S3 key has at most 1,024 bytes, and a store's root is a path or a URI.

@@ -10,7 +10,7 @@ use penstock_storage::RangeRequest;
 
 use super::{PageFetch, Pieces, ReadThrough};
 use crate::cache::{Cached, no_answer};
-use crate::extent::{EXTENT_BYTES, PAGE_BYTES};
+use crate::extent::{EXTENT_BYTES, bytes_of};
 
 /// Pages of one extent: the object's name and length, the number of the extent, and the pages.
 pub type ExtentPages = (Arc<str>, u64, u32, Range<u32>);
@@ -53,28 +53,34 @@ impl<'a> ReadThrough<'a> {
 
     /// PageFetch ranges from the store, except those that are in memory. Returns whether each one was, and its pieces.
     pub(super) fn answers(&self, ranges: Vec<RangeRequest>, order: &[Pieces], fetches: &[PageFetch]) -> Vec<(bool, Result<Vec<Bytes>>)> {
-        let held = |(range, pieces): (&RangeRequest, &Pieces)| -> Option<Vec<Bytes>> {
-            let each = range.pieces.iter().zip(pieces);
-            each.map(|(piece, (number, _, begin))| {
-                let part = &self.parts[fetches[*number].part];
-                let prefetched = || self.cached.prefetched().find(&part.key, *begin).filter(|bytes| bytes.len() >= piece.bytes);
-                part.held(*begin, piece.bytes).or_else(|| prefetched().map(|bytes| bytes.slice(..piece.bytes)))
-            })
-            .collect()
-        };
-        let answers: Vec<Option<Vec<Bytes>>> = ranges.iter().zip(order).map(held).collect();
-        let missing = ranges.into_iter().zip(&answers).filter(|(_, answer)| answer.is_none()).map(|(range, _)| range).collect();
+        let held: Vec<Option<Vec<Bytes>>> =
+            ranges.iter().zip(order).map(|(range, pieces)| self.in_memory(range, pieces, fetches)).collect();
+        let missing = ranges.into_iter().zip(&held).filter(|(_, held)| held.is_none()).map(|(range, _)| range).collect();
         let mut fetched = self.cached.cold.fetch(missing).into_iter();
-        let answer = |held: Option<_>| (held.is_some(), held.map_or_else(|| fetched.next().unwrap_or_else(no_answer), Ok));
-        answers.into_iter().map(answer).collect()
+        let answers = held.into_iter().map(|held| match held {
+            Some(pieces) => (true, Ok(pieces)),
+            None => (false, fetched.next().unwrap_or_else(no_answer)),
+        });
+        answers.collect()
+    }
+
+    /// Return the pieces of a range, if all of them were fetched into memory by this operation or a plan.
+    fn in_memory(&self, range: &RangeRequest, pieces: &Pieces, fetches: &[PageFetch]) -> Option<Vec<Bytes>> {
+        let each = range.pieces.iter().zip(pieces).map(|(piece, (number, _, begin))| {
+            let part = &self.parts[fetches[*number].part];
+            part.held(*begin, piece.bytes).or_else(|| {
+                let found = self.cached.prefetched().find(&part.key, *begin)?;
+                (found.len() >= piece.bytes).then(|| found.slice(..piece.bytes))
+            })
+        });
+        each.collect()
     }
 
     fn of_runs(cached: &'a Cached, keeps: bool, gap_bytes: u64, runs: impl Iterator<Item = ExtentPages>) -> ReadThrough<'a> {
         let mut read = ReadThrough::empty(cached, keeps, gap_bytes);
         for (name, object_bytes, extent, pages) in runs {
-            let begin = u64::from(extent) * EXTENT_BYTES + u64::from(pages.start) * PAGE_BYTES;
-            let part = read.parts_of(&name, object_bytes, begin, 1);
-            read.parts[part].needed.push(u64::from(pages.start) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES);
+            let part = read.parts_of(&name, object_bytes, u64::from(extent) * EXTENT_BYTES, 1);
+            read.parts[part].needed.push(bytes_of(&pages));
             read.parts[part].missing.push(pages);
         }
         read
