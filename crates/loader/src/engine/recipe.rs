@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-use penstock_dataset::{Held, check_text};
+use penstock_dataset::{HeldBlocks, check_text};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::ColumnSpec;
 
@@ -178,7 +178,7 @@ impl Recipe {
         &self,
         step: u64,
         refused: impl IntoIterator<Item = (usize, Error)>,
-        lend: impl FnOnce(&[Place]) -> Option<Held>,
+        lend: impl FnOnce(&[Place]) -> Option<HeldBlocks>,
     ) -> Result<Started> {
         let (epoch, draws, mut places, mut valid) = self.places(step);
         let mut known: Vec<Refused> = Vec::new();

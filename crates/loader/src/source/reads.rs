@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Extent, Foresight, Held, OnCorrupt, Purpose, Reader};
+use penstock_dataset::{Foresight, HeldBlocks, OnCorrupt, Purpose, Reader, SampleExtent};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
 use penstock_format::schema::ColumnSpec;
@@ -56,7 +56,7 @@ impl Reads {
     }
 
     /// Use blocks that the loader keeps.
-    pub fn lend_all(&mut self, held: &Held) {
+    pub fn lend_all(&mut self, held: &HeldBlocks) {
         self.shares.iter_mut().for_each(|share| share.reader.lend(held));
     }
 
@@ -64,7 +64,7 @@ impl Reads {
     pub fn lend(
         &mut self,
         specs: &[Vec<ColumnSpec>],
-        lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
+        lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<HeldBlocks>>>,
     ) -> Result<()> {
         for share in &mut self.shares {
             let columns: Vec<&ColumnSpec> = specs[share.source].iter().collect();
@@ -77,13 +77,13 @@ impl Reads {
 
     /// Return what is known of a column's values before they are read. Blocks that a window holds count as small. Cost: reads the tails of
     /// all columns that are not open.
-    pub fn extents(&mut self, specs: &[Vec<ColumnSpec>], column: usize) -> Result<Vec<Extent>> {
-        let mut all = vec![Extent::Null; self.count];
+    pub fn extents(&mut self, specs: &[Vec<ColumnSpec>], column: usize) -> Result<Vec<SampleExtent>> {
+        let mut all = vec![SampleExtent::Null; self.count];
         for share in &mut self.shares {
             share.reader.open(&specs[share.source].iter().collect::<Vec<&ColumnSpec>>())?;
             for (place, extent) in share.places.iter().zip(share.reader.extents(&specs[share.source][column])?) {
-                let is_held = share.lent && matches!(extent, Extent::Large { is_tiled: false, .. });
-                all[*place as usize] = if is_held { Extent::Small } else { extent };
+                let is_held = share.lent && matches!(extent, SampleExtent::Large { is_tiled: false, .. });
+                all[*place as usize] = if is_held { SampleExtent::Small } else { extent };
             }
         }
         Ok(all)
