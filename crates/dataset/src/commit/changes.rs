@@ -11,12 +11,12 @@ use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
 
 use super::manifest::layout::Layout;
-pub use super::manifest::objects::Known;
+pub use super::manifest::objects::KnownRowIds;
 use crate::snapshot::Snapshot;
 
 /// Samples and columns that a transaction read. If another commit changes them, there is a conflict.
 #[derive(Debug, Clone)]
-pub struct Read {
+pub struct RowsRead {
     /// An empty list means all columns.
     pub columns: Vec<u64>,
     /// None for all rows, as read by a scan or a predicate. Such a read also conflicts with appends.
@@ -32,7 +32,7 @@ pub struct ChangeSet {
     /// Rows may be provisional.
     pub writes: Vec<Change>,
     /// Snapshot isolation leaves these out.
-    pub reads: Vec<Read>,
+    pub reads: Vec<RowsRead>,
     /// Columns in which the transaction added unique keys. The samples of other commits must not have them.
     pub keys: Vec<u64>,
     /// Those of `keys` that have a fill value, which all samples have that are appended without the column.
@@ -113,7 +113,7 @@ pub struct Proposal {
     /// Later transactions that share the record. They do not depend on each other.
     pub others: Vec<Member>,
     /// The row ids in objects of the change set.
-    pub row_ids: Known,
+    pub row_ids: KnownRowIds,
     /// The names of the changed columns, for errors.
     pub columns: Vec<(u64, String)>,
     /// Feature bits that readers of the deltas need.
@@ -177,7 +177,7 @@ impl Proposal {
             kind,
             own,
             others: Vec::new(),
-            row_ids: Known::new(),
+            row_ids: KnownRowIds::new(),
             columns: base.schema.columns.iter().map(|spec| (spec.id, spec.name.clone())).collect(),
             features: 0,
             base: base.id().number,

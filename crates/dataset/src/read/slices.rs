@@ -16,7 +16,7 @@ use super::tiles::Targets;
 
 /// What is known of a sample before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Extent {
+pub enum SampleExtent {
     Null,
     /// It shares a block with other samples, or is too small for reads of its parts.
     Small,
@@ -43,9 +43,9 @@ impl Reader {
         if self.has_own(column) {
             return Ok(None);
         }
-        let shape = |extent: Extent| match extent {
-            Extent::Null => Some(None),
-            Extent::Large { shape, is_tiled, .. } if is_tiled || !tiled => Some(Some(shape)),
+        let shape = |extent: SampleExtent| match extent {
+            SampleExtent::Null => Some(None),
+            SampleExtent::Large { shape, is_tiled, .. } if is_tiled || !tiled => Some(Some(shape)),
             _ => None,
         };
         Ok(self.extents(column)?.into_iter().map(shape).collect())
@@ -53,16 +53,16 @@ impl Reader {
 
     /// Return what is known of a plan's samples in the order requested. Values of a transaction are not considered. Cost: reads the tails of
     /// data files that are not open.
-    pub fn extents(&self, column: &ColumnSpec) -> Result<Vec<Extent>> {
-        let mut extents = vec![Extent::Null; self.plan.len()];
+    pub fn extents(&self, column: &ColumnSpec) -> Result<Vec<SampleExtent>> {
+        let mut extents = vec![SampleExtent::Null; self.plan.len()];
         self.each_divisible(column, |source, rows| {
             let entry = source.entry();
             let (is_tiled, is_plain) = (entry.layout == Layout::Tiled, entry.codec == Codec::None);
             let is_fetched = !source.file.in_memory();
             for (row, place) in rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
                 extents[*place as usize] = match entry.is_divisible(*row) {
-                    true => Extent::Large { shape: entry.shape_of(*row), is_tiled, is_plain, is_fetched },
-                    false => Extent::Small,
+                    true => SampleExtent::Large { shape: entry.shape_of(*row), is_tiled, is_plain, is_fetched },
+                    false => SampleExtent::Small,
                 };
             }
             Ok(())

@@ -12,7 +12,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_tensor::Dtype;
 use penstock_tensor::slice::{all_runs, runs};
 
-use super::blocks::fill::Cache;
+use super::blocks::fill::BlockCaching;
 use super::blocks::stream::{stream, stream_runs};
 use super::blocks::{Fetched, Wanted};
 use super::reader::{Nulls, Reader, set_null};
@@ -142,7 +142,7 @@ impl Reader {
         &self,
         samples: &[TiledSample],
         group: &[TileRead],
-        cache: Cache,
+        cache: BlockCaching,
         targets: &mut Targets<'_>,
         failed: &mut [Option<Error>],
     ) -> Result<()> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_cache::Uses;
-use penstock_dataset::{Held, block_cache_bytes, fetch_blocks, file_cache_bytes, ranges_of};
+use penstock_dataset::{HeldBlocks, block_cache_bytes, fetch_blocks, file_cache_bytes, ranges_of};
 use penstock_error::Result;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Access, Sparse, process};
@@ -259,7 +259,7 @@ impl Kept {
     }
 
     /// Return the blocks of a step's samples. Those that are missing are fetched, together with neighbours that the loader uses later.
-    pub fn lend(&self, step: u64, places: &[SamplePlace]) -> Option<Held> {
+    pub fn lend(&self, step: u64, places: &[SamplePlace]) -> Option<HeldBlocks> {
         let layout = self.layout()?;
         let wanted = layout.of(places);
         let mut state = self.lock();
@@ -287,7 +287,7 @@ impl Kept {
             return None;
         }
         let here = |block: &u32| if let Slot::Here(bytes) = &state.slots[*block as usize] { Some(bytes.clone()) } else { None };
-        let held = Held::of(wanted.iter().filter_map(|block| Some((&layout.blocks[*block as usize].0, here(block)?))));
+        let held = HeldBlocks::of(wanted.iter().filter_map(|block| Some((&layout.blocks[*block as usize].0, here(block)?))));
         state.has_lent(&wanted);
         Some(held)
     }

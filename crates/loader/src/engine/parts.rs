@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_dataset::{Extent, Held};
+use penstock_dataset::{HeldBlocks, SampleExtent};
 use penstock_error::Result;
 use penstock_format::datafile::UNIT_BYTES;
 use penstock_format::schema::ColumnSpec;
@@ -84,7 +84,7 @@ impl Recipe {
         reads: &mut Reads,
         epoch: u64,
         draws: &[u64],
-        lend: impl Fn(usize, &[u64]) -> Result<Vec<Arc<Held>>>,
+        lend: impl Fn(usize, &[u64]) -> Result<Vec<Arc<HeldBlocks>>>,
     ) -> Result<Vec<PartialSamples>> {
         reads.lend(lend)?;
         let planned = self.plan_parts(reads, epoch, draws)?;
@@ -94,7 +94,7 @@ impl Recipe {
 
     /// Decide what is read in parts, and leave it out of the other reads.
     pub(super) fn plan_parts(&self, reads: &mut Reads, epoch: u64, draws: &[u64]) -> Result<Vec<Planned>> {
-        let mut extents: HashMap<usize, Vec<Extent>> = HashMap::new();
+        let mut extents: HashMap<usize, Vec<SampleExtent>> = HashMap::new();
         for output in self.pipeline.outputs.iter().filter(|output| output.in_parts) {
             if let Entry::Vacant(missing) = extents.entry(output.column) {
                 missing.insert(reads.extents(&self.sources, output.column)?);
@@ -115,8 +115,8 @@ impl Recipe {
                     let Some(place) = group.outputs.iter().position(|output| *output == planned.output) else { continue };
                     let column = self.pipeline.outputs[planned.output].column;
                     planned.wanted.push(match (&extents[&column][at], &needs[place]) {
-                        (Extent::Null, _) => Wanted::Null,
-                        (Extent::Large { shape, .. }, Some(need)) => Wanted::Slice { shape: shape.clone(), need: need.clone() },
+                        (SampleExtent::Null, _) => Wanted::Null,
+                        (SampleExtent::Large { shape, .. }, Some(need)) => Wanted::Slice { shape: shape.clone(), need: need.clone() },
                         _ => Wanted::Whole,
                     });
                 }
@@ -129,24 +129,24 @@ impl Recipe {
     }
 
     /// Return what is known of one value before it is read.
-    fn known(&self, output: usize, extents: &HashMap<usize, Vec<Extent>>, at: usize) -> Known {
+    fn known(&self, output: usize, extents: &HashMap<usize, Vec<SampleExtent>>, at: usize) -> Known {
         let output = &self.pipeline.outputs[output];
         match extents.get(&output.column).map(|extents| &extents[at]) {
             _ if output.is_follower() => Known::Sizeless,
-            Some(Extent::Null) => Known::Sizeless,
-            Some(Extent::Large { shape, .. }) => Known::Shape(shape.clone()),
-            Some(Extent::Small) if output.stored_shape.is_fixed() => Known::Shape(output.stored_shape.fill(&[])),
+            Some(SampleExtent::Null) => Known::Sizeless,
+            Some(SampleExtent::Large { shape, .. }) => Known::Shape(shape.clone()),
+            Some(SampleExtent::Small) if output.stored_shape.is_fixed() => Known::Shape(output.stored_shape.fill(&[])),
             _ => Known::Unknown,
         }
     }
 
     /// Decide which samples of a column are read in parts, and leave them out of the other reads. Samples of fixed shape share one array, so
     /// all or none of them are read in parts.
-    fn settle(&self, reads: &mut Reads, column: usize, extents: &[Extent], planned: &mut Vec<Planned>) {
+    fn settle(&self, reads: &mut Reads, column: usize, extents: &[SampleExtent], planned: &mut Vec<Planned>) {
         let outputs = &self.pipeline.outputs;
         let is_mine = |planned: &Planned| outputs[planned.output].column == column;
         // Blocks that are fetched whole are joined into fewer requests. This costs less, unless the parts are small.
-        let is_fetched = |extent: &Extent| matches!(extent, Extent::Large { is_tiled: false, is_fetched: true, .. });
+        let is_fetched = |extent: &SampleExtent| matches!(extent, SampleExtent::Large { is_tiled: false, is_fetched: true, .. });
         let (mut needed, mut whole) = (0, 0);
         for wanted in planned.iter().filter(|planned| is_mine(planned)).map(|planned| &planned.wanted) {
             for (wanted, _) in wanted.iter().zip(extents).filter(|(_, extent)| is_fetched(extent)) {
@@ -162,7 +162,7 @@ impl Recipe {
             }
         }
         let is_fixed = outputs.iter().any(|output| output.column == column && output.stored_shape.is_fixed());
-        let mixed = (0..in_parts.len()).any(|at| !in_parts[at] && extents[at] != Extent::Null);
+        let mixed = (0..in_parts.len()).any(|at| !in_parts[at] && extents[at] != SampleExtent::Null);
         if !in_parts.contains(&true) || (is_fixed && mixed) {
             planned.retain(|planned| !is_mine(planned));
             return;

@@ -1,6 +1,6 @@
 //! Chooses the samples of a batch and fetches them, with stand-ins for those that are damaged.
 
-use penstock_dataset::{Held, check_text};
+use penstock_dataset::{HeldBlocks, check_text};
 use penstock_error::{Error, Kind, Result};
 
 use crate::batch::{ColumnValues, StepSamples};
@@ -37,7 +37,7 @@ impl Recipe {
         &self,
         step: u64,
         refused: impl IntoIterator<Item = (usize, Error)>,
-        lend: impl FnOnce(&[SamplePlace]) -> Option<Held>,
+        lend: impl FnOnce(&[SamplePlace]) -> Option<HeldBlocks>,
     ) -> Result<Started> {
         let mut samples = self.samples(step);
         let mut known: Vec<Refused> = Vec::new();

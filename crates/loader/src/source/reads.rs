@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataset::{Extent, Foresight, Held, OnCorrupt, Purpose, RaggedValues, Reader};
+use penstock_dataset::{Foresight, HeldBlocks, OnCorrupt, Purpose, RaggedValues, Reader, SampleExtent};
 use penstock_error::Result;
 use penstock_format::datafile::Codec;
 use penstock_format::schema::ColumnSpec;
@@ -92,12 +92,12 @@ impl Reads {
     }
 
     /// Use blocks that the loader keeps.
-    pub fn lend_all(&mut self, held: &Held) {
+    pub fn lend_all(&mut self, held: &HeldBlocks) {
         self.shares.iter_mut().for_each(|share| share.reader.lend(held));
     }
 
     /// Use blocks that a window holds, which `lend` returns for the positions of a source.
-    pub fn lend(&mut self, lend: impl Fn(usize, &[u64]) -> Result<Vec<Arc<Held>>>) -> Result<()> {
+    pub fn lend(&mut self, lend: impl Fn(usize, &[u64]) -> Result<Vec<Arc<HeldBlocks>>>) -> Result<()> {
         for share in &mut self.shares {
             let lent = lend(share.source, &share.positions)?;
             share.lent = !lent.is_empty();
@@ -108,14 +108,14 @@ impl Reads {
 
     /// Return what is known of a column's values before they are read. Blocks that a window holds count as small. Cost: reads the tails of
     /// all columns that are not open.
-    pub fn extents(&mut self, sources: &[Source], column: usize) -> Result<Vec<Extent>> {
-        let mut all = vec![Extent::Null; self.count];
+    pub fn extents(&mut self, sources: &[Source], column: usize) -> Result<Vec<SampleExtent>> {
+        let mut all = vec![SampleExtent::Null; self.count];
         for share in &mut self.shares {
             let source = &sources[share.source];
             share.reader.open(&source.specs())?;
             for (place, extent) in share.places.iter().zip(share.reader.extents(&source.columns[column])?) {
-                let is_held = share.lent && matches!(extent, Extent::Large { is_tiled: false, .. });
-                all[*place as usize] = if is_held { Extent::Small } else { extent };
+                let is_held = share.lent && matches!(extent, SampleExtent::Large { is_tiled: false, .. });
+                all[*place as usize] = if is_held { SampleExtent::Small } else { extent };
             }
         }
         Ok(all)

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use penstock_dataset::{Held, hold};
+use penstock_dataset::{HeldBlocks, hold};
 use penstock_error::Result;
 use penstock_format::Id;
 
@@ -62,7 +62,7 @@ struct WindowState {
 
 struct HeldRun {
     /// None while a thread fetches the run.
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldBlocks>>,
     /// Upper limit on the number of samples in the run that this engine still has to draw.
     left: u64,
     /// Number of the last call to `missing` that requested the run.
@@ -70,7 +70,7 @@ struct HeldRun {
 }
 
 impl WindowState {
-    fn insert(&mut self, number: &(u64, u64), held: Held) {
+    fn insert(&mut self, number: &(u64, u64), held: HeldBlocks) {
         let Some(run) = self.runs.get_mut(number) else { return };
         self.bytes += held.bytes();
         self.run_bytes = self.run_bytes.max(held.bytes());
@@ -127,7 +127,13 @@ impl Window {
     /// Return the runs that contain these positions in the view, and fetch those that are not in memory. Each position counts
     /// as one draw of `epoch`. `drawn` returns an upper limit on the number of samples that this engine draws from a run in the
     /// epoch.
-    pub fn runs(&self, source: &Source, epoch: u64, positions: &[u64], drawn: impl Fn(Range<u64>, Steps) -> u64) -> Result<Vec<Arc<Held>>> {
+    pub fn runs(
+        &self,
+        source: &Source,
+        epoch: u64,
+        positions: &[u64],
+        drawn: impl Fn(Range<u64>, Steps) -> u64,
+    ) -> Result<Vec<Arc<HeldBlocks>>> {
         let mut uses: HashMap<(u64, u64), u64> = HashMap::new();
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
         let missing = self.missing(source, uses.keys().copied(), drawn);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use numpy::ndarray::{ArrayView1, Axis};
 use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{
-    Bits, Classes, Coder, Found, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally, out_of_range, spread,
+    Bits, Classes, Coder, FoundValue, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally, out_of_range, spread,
 };
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
@@ -89,7 +89,7 @@ impl View {
     }
 
     /// Find a value of bytes. Returns the reader of its parts as well.
-    fn value(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<(Reader, &ColumnSpec, Found)> {
+    fn value(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<(Reader, &ColumnSpec, FoundValue)> {
         py.detach(|| {
             let spec = self.snapshot.column(column)?;
             let mut reader = self.reader(self.resolve(&[position])?, OnCorrupt::Raise)?;
@@ -360,7 +360,7 @@ impl View {
         let Some(bytes) = found.bytes() else { return Ok(None) };
         let part = slice.indices(bytes as isize)?;
         let (begin, is_plain) = match &found {
-            Found::Large { is_plain, .. } => (part.start as u64, *is_plain),
+            FoundValue::Large { is_plain, .. } => (part.start as u64, *is_plain),
             _ => return Ok(found.small().map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength]))),
         };
         let read = |out: &mut [u8]| py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, is_plain, out)).or_raise(py);
@@ -370,7 +370,7 @@ impl View {
     /// Return the length in bytes of a value of bytes, and whether it is read in parts. None for a null.
     fn value_bytes(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<Option<(u64, bool)>> {
         let found = self.value(py, position, column)?.2;
-        Ok(found.bytes().map(|bytes| (bytes, matches!(found, Found::Large { is_plain: true, .. }))))
+        Ok(found.bytes().map(|bytes| (bytes, matches!(found, FoundValue::Large { is_plain: true, .. }))))
     }
 
     /// Return the positions in the snapshot that have these row ids.

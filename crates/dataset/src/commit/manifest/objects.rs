@@ -12,7 +12,7 @@ use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use crate::store::context::Context;
 
 /// Row sets that are in objects, as far as they are known.
-pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
+pub type KnownRowIds = HashMap<RowIdsRef, Arc<RowIds>>;
 
 /// If the encoded fragments exceed this size, they are written to manifest pages before the commit. This keeps records small, so
 /// that one record can contain the deltas of many commits.

@@ -11,7 +11,7 @@ use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
 
-use super::objects::{Known, write_rows};
+use super::objects::{KnownRowIds, write_rows};
 use super::stored::WordList;
 use crate::store::context::Context;
 use crate::write::pending::{Changed, Pending};
@@ -28,7 +28,7 @@ const CHANGES: usize = 4;
 pub struct WrittenOverlays {
     pub overlays: Vec<Overlay>,
     pub writes: Vec<Change>,
-    pub known: Known,
+    pub known: KnownRowIds,
     /// The columns in which samples that the transaction appended got new values.
     pub of_appended: HashSet<u64>,
 }

@@ -29,7 +29,7 @@ use crate::config::Config;
 use crate::snapshot::Snapshot;
 use crate::snapshot::own::Own;
 use crate::store::context::Context;
-use crate::store::journal::{Call, Kept};
+use crate::store::journal::{JournalCall, TransactionJournal};
 use crate::write::check::{self, Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::fragments::FragmentsWriter;
@@ -68,7 +68,7 @@ pub struct Transaction {
     /// The lowest GC epoch of the snapshot and the stages.
     pub(super) gc_epoch: u64,
     /// A local file with the changes so far.
-    pub(super) journal: Option<Kept>,
+    pub(super) journal: Option<TransactionJournal>,
 }
 
 impl Transaction {
@@ -103,17 +103,21 @@ impl Transaction {
     /// provisional row id of the first sample, which `update` and `delete` accept.
     pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<i64> {
         self.state.check_open()?;
-        self.keeping(&Call { verb: Verb::Append, row_ids: &[], decode: validate == Validate::Decode }, inputs, |transaction, inputs| {
-            let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
-            let columns = transaction.check(inputs, validate, "append to")?;
-            let keys = transaction.new_keys(&columns)?;
-            let first = PROVISIONAL | transaction.samples();
-            if samples > 0 {
-                transaction.append_stored(columns, samples)?;
-            }
-            transaction.insert_keys(keys, first);
-            Ok(first.cast_signed())
-        })
+        self.keeping(
+            &JournalCall { verb: Verb::Append, row_ids: &[], decode: validate == Validate::Decode },
+            inputs,
+            |transaction, inputs| {
+                let samples = check_lengths(&inputs).map_err(|error| error.context("cannot append"))?;
+                let columns = transaction.check(inputs, validate, "append to")?;
+                let keys = transaction.new_keys(&columns)?;
+                let first = PROVISIONAL | transaction.samples();
+                if samples > 0 {
+                    transaction.append_stored(columns, samples)?;
+                }
+                transaction.insert_keys(keys, first);
+                Ok(first.cast_signed())
+            },
+        )
     }
 
     /// Let the commit fail if another commit, made in the meantime, has this text in its properties.
@@ -238,7 +242,7 @@ impl Transaction {
         };
         // Nothing may fail after this point: after an error, the caller would commit the same changes again.
         self.state.close();
-        let _ = self.journal.take().map(Kept::remove);
+        let _ = self.journal.take().map(TransactionJournal::remove);
         let record = snapshot.record();
         let first = record.transactions.iter().find(|transaction| transaction.uuid == self.uuid);
         let first_row_id = row_id(record.lineage, first.map_or(0, |transaction| transaction.first_counter)).cast_signed();
@@ -251,7 +255,8 @@ impl Transaction {
         let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
         let mut deltas = self.write_words()?;
         deltas.extend(self.appended.write_fragments(&self.base.context, &mut self.puts)?);
-        let WrittenOverlays { overlays, writes, known, of_appended } = WrittenOverlays::write(&self.base.context, &self.changed.written, &self.changed.deleted, &mut self.puts)?;
+        let WrittenOverlays { overlays, writes, known, of_appended } =
+            WrittenOverlays::write(&self.base.context, &self.changed.written, &self.changed.deleted, &mut self.puts)?;
         self.appended.columns.extend(of_appended);
         let features = if overlays.is_empty() { self.features() } else { self.features() | FEATURE_OVERLAYS };
         deltas.extend(overlays.into_iter().map(Delta::Overlay));

@@ -8,7 +8,7 @@ use penstock_format::ids::PROVISIONAL;
 use penstock_format::rows::RowIds;
 use penstock_format::schema::ColumnSpec;
 
-use crate::commit::changes::{Altered, NO_COLUMN, Read};
+use crate::commit::changes::{Altered, NO_COLUMN, RowsRead};
 use crate::commit::keys::Keys;
 
 /// Whether a transaction's reads count when it is committed.
@@ -38,10 +38,10 @@ impl TransactionReads {
     }
 
     /// Return the reads that count.
-    pub fn counted(&self) -> Vec<Read> {
+    pub fn counted(&self) -> Vec<RowsRead> {
         let noted = if self.isolation == Isolation::Serializable { self.all.existing() } else { Vec::new() };
         // Keys are unique whatever the isolation, so the samples that were updated by their keys must keep them.
-        let keys = self.keys.iter().map(|keys| Read { columns: vec![keys.column.id], rows: Some(keys.existing()) });
+        let keys = self.keys.iter().map(|keys| RowsRead { columns: vec![keys.column.id], rows: Some(keys.existing()) });
         noted.into_iter().chain(keys).collect()
     }
 
@@ -104,8 +104,8 @@ impl ReadSet {
     }
 
     /// Return the reads, without those of samples that the transaction appended.
-    pub fn existing(&self) -> Vec<Read> {
+    pub fn existing(&self) -> Vec<RowsRead> {
         let existing = |rows: &Rows| Arc::new(rows.ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
-        self.0.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
+        self.0.iter().map(|(columns, rows)| RowsRead { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
     }
 }

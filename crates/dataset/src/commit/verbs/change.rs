@@ -9,7 +9,7 @@ use penstock_tensor::Column;
 
 use crate::commit::transaction::Transaction;
 use crate::config::Config;
-use crate::store::journal::Call;
+use crate::store::journal::JournalCall;
 use crate::write::check::{Input, check_lengths};
 use crate::write::media::Validate;
 
@@ -18,7 +18,7 @@ impl Transaction {
     /// row ids are checked before any value is stored.
     pub fn update(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
         self.state.check_open()?;
-        let call = Call { verb: Verb::Update, row_ids, decode: validate == Validate::Decode };
+        let call = JournalCall { verb: Verb::Update, row_ids, decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_checked(row_ids, inputs, validate))
     }
 
@@ -54,7 +54,7 @@ impl Transaction {
     pub fn delete(&mut self, row_ids: &[i64]) -> Result<()> {
         self.state.check_open()?;
         self.find_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
-        let call = Call { verb: Verb::Delete, row_ids, decode: false };
+        let call = JournalCall { verb: Verb::Delete, row_ids, decode: false };
         self.keeping(&call, Vec::new(), |transaction, _| {
             transaction.changed.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
             Ok(())

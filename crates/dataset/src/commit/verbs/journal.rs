@@ -14,7 +14,7 @@ use rustc_hash::FxHashSet;
 use crate::commit::transaction::{Isolation, ReadSet, Transaction};
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
-use crate::store::journal::{Call, Kept, unable};
+use crate::store::journal::{JournalCall, TransactionJournal, unable};
 use crate::write::check::Input;
 use crate::write::media::Validate;
 
@@ -33,7 +33,7 @@ impl Transaction {
             let began = Began { dataset, snapshot, uuid: transaction.uuid, serializable: isolation == Isolation::Serializable };
             journal.add(&[&began.encode()])?;
             journal.sync()?;
-            transaction.journal = Some(Kept::new(journal, 0));
+            transaction.journal = Some(TransactionJournal::new(journal, 0));
             return Ok(transaction);
         };
         let began = Began::parse(body)?;
@@ -63,7 +63,7 @@ impl Transaction {
                 .repeat(frame)
                 .map_err(|error| error.context(format!("cannot repeat call {restored} of the journal `{}`", path.display())))?;
         }
-        transaction.journal = Some(Kept::new(journal, restored));
+        transaction.journal = Some(TransactionJournal::new(journal, restored));
         Ok(transaction)
     }
 
@@ -88,7 +88,7 @@ impl Transaction {
     /// Make a change, and keep it in the journal if there is one. A change that is refused leaves nothing there.
     pub(in crate::commit) fn keeping<T>(
         &mut self,
-        call: &Call<'_>,
+        call: &JournalCall<'_>,
         mut inputs: Vec<Input>,
         change: impl FnOnce(&mut Transaction, Vec<Input>) -> Result<T>,
     ) -> Result<T> {
@@ -101,7 +101,7 @@ impl Transaction {
                 Some((row_ids, columns)) => {
                     let given: Vec<JournaledColumn> =
                         given.iter().zip(&columns).map(|((name, _, words), column)| (*name, column, *words)).collect();
-                    kept.add(&Call { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
+                    kept.add(&JournalCall { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
                 }
             }
         }
@@ -151,7 +151,7 @@ impl Transaction {
 
     /// End the transaction without a commit, and discard all changes.
     pub fn abort(mut self) -> Result<()> {
-        self.journal.take().map_or(Ok(()), Kept::remove)
+        self.journal.take().map_or(Ok(()), TransactionJournal::remove)
     }
 }
 
@@ -180,7 +180,7 @@ fn read_sources(base: &Snapshot, inputs: &mut [Input]) -> Result<()> {
 }
 
 /// Return the last values of an update in which row ids are repeated. Others are not kept, because only the last ones count.
-fn last_of_each(call: &Call<'_>, inputs: &[Input]) -> Option<(Vec<i64>, Vec<Column>)> {
+fn last_of_each(call: &JournalCall<'_>, inputs: &[Input]) -> Option<(Vec<i64>, Vec<Column>)> {
     let pulled = inputs.iter().any(|input| matches!(input.column, Column::Pulled(_)));
     if call.verb != Verb::Update || pulled || inputs.iter().any(|input| input.column.len() != call.row_ids.len()) {
         return None;

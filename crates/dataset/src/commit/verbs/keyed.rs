@@ -9,7 +9,7 @@ use penstock_tensor::Column;
 
 use crate::commit::keys::{NOBODY, each_key, keys_of, not_unique};
 use crate::commit::transaction::{Isolation, Transaction};
-use crate::store::journal::Call;
+use crate::store::journal::JournalCall;
 use crate::write::check::{Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::media::Validate;
@@ -20,7 +20,7 @@ impl Transaction {
     /// Cost: reads the whole key column.
     pub fn update_on(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<u64>> {
         self.state.check_open()?;
-        let call = Call { verb: Verb::UpdateOn { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
+        let call = JournalCall { verb: Verb::UpdateOn { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_on_checked(key, inputs, validate))
     }
 

@@ -11,7 +11,7 @@ use penstock_tensor::Column;
 use super::keyed::given_keys;
 use crate::commit::keys::text_of;
 use crate::commit::transaction::Transaction;
-use crate::store::journal::Call;
+use crate::store::journal::JournalCall;
 use crate::write::check::{Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::media::Validate;
@@ -22,7 +22,7 @@ impl Transaction {
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
         self.state.check_open()?;
-        let call = Call { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
+        let call = JournalCall { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
     }
 
