@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use numpy::{PyArray1, PyArrayMethods as _};
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
-use penstock_loader::batch::{Array, Batch, ColumnValues, Raw, StepSamples};
+use penstock_loader::batch::{Batch, ColumnValues, Raw, StepSamples};
 use penstock_loader::engine::parts::choose_results_in_parts;
 use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
 use penstock_loader::engine::threads::{Budget, Engine, Stats};
@@ -28,8 +28,7 @@ use serde::Deserialize;
 
 use crate::errors::{OrRaise, interrupted};
 use crate::lists::Weights;
-use crate::output::{Form, imported_ragged, numpy_dtype, strings};
-use crate::recycle;
+use crate::output::{Form, batch_array, imported_ragged, numpy_dtype, strings};
 use crate::view::View;
 
 /// The options that `penstock/loader/` has checked and passes as JSON.
@@ -390,11 +389,11 @@ impl Loader {
                     if let Some(list) = &array.nulls {
                         nulls.set_item(&name, PyArray1::from_slice(py, list))?;
                     }
-                    whole(py, array)?
+                    batch_array(py, array)?
                 }
                 ColumnValues::Ragged { values, offsets, shapes, rank } => {
                     let own = values.nulls.as_ref().map(|nulls| PyArray1::from_slice(py, nulls));
-                    let flat = whole(py, values)?;
+                    let flat = batch_array(py, values)?;
                     let count = offsets.len() - 1;
                     let shapes = PyArray1::from_vec(py, shapes).reshape([count, rank])?;
                     imported_ragged(
@@ -439,13 +438,6 @@ impl Loader {
         about.set_item("refused", refused.collect::<Vec<_>>())?;
         Ok((columns, about))
     }
-}
-
-fn whole<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
-    let Array { memory, dtype, shape, .. } = array;
-    let (begin, bytes) = (memory.begin(), memory.bytes());
-    // SAFETY: the memory has that many bytes, the engine has filled it, and only this batch owns it.
-    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
 }
 
 fn raw_strings<'py>(py: Python<'py>, spec: &ColumnSpec, raw: &Raw) -> PyResult<Bound<'py, PyAny>> {

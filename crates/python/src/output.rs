@@ -7,6 +7,7 @@ use penstock_codec::{Mode, Orientation, Picture};
 use penstock_dataset::{Config, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, mode_of, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_loader::batch::Array;
 use penstock_storage::Frozen;
 use penstock_tensor::slice::{Slice, elements, whole};
 use penstock_tensor::{Dtype, Shape};
@@ -393,4 +394,12 @@ pub fn strings<'py, 'a>(
         }
     }
     Ok(list.into_any())
+}
+
+/// Make an array of what a loader has filled.
+pub fn batch_array<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
+    let Array { memory, dtype, shape, .. } = array;
+    let (begin, bytes) = (memory.begin(), memory.bytes());
+    // SAFETY: the memory has that many bytes, the engine has filled it, and only this batch owns it.
+    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
 }
