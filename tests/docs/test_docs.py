@@ -27,13 +27,17 @@ def test_the_paths_of_the_architecture_name_what_exists():
 
 
 def rust_functions(source):
-    """Yield each function's name and its body."""
-    for found in re.finditer(r"\bfn (\w+)[^{;]*\{", source):
-        depth, end = 1, found.end()
-        while depth:
-            depth += {"{": 1, "}": -1}.get(source[end], 0)
+    """Yield each function's name and its body, which begins at the first brace that is not inside of brackets."""
+    for found in re.finditer(r"\bfn (\w+)", source):
+        end, brackets = found.end(), 0
+        while end < len(source) and (brackets or source[end] not in "{;"):
+            brackets += {"(": 1, "[": 1, ")": -1, "]": -1}.get(source[end], 0)
             end += 1
-        yield found[1], source[found.end() : end]
+        begin, depth = end + 1, int(source[end : end + 1] == "{")
+        while depth:
+            end += 1
+            depth += {"{": 1, "}": -1}.get(source[end], 0)
+        yield found[1], source[begin:end]
 
 
 @functools.cache
