@@ -77,7 +77,7 @@ def test_each_function_in_the_call_trees_of_the_architecture_calls_those_below_i
     assert len(below) > 50
     for at in below:
         (indent, own), (deeper, called) = (re.match(r"( *)(.*\n)", line).groups() for line in lines[at : at + 2])
-        if own.split() != called.split():
+        if own.split()[0] != called.split()[0]:
             swapped = "".join([*lines[:at], indent + called, deeper + own, *lines[at + 2 :]])
             assert missing_calls(swapped)[0], (own, called)
 

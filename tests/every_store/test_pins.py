@@ -111,7 +111,7 @@ def test_pins_through_lost_replies(proxy, bucket, monkeypatch):
             ds._snapshot.pin(f"pin-{number}")
     finally:
         proxy.faults("")
-    assert len(ds.pins()) == 12
+    assert ds.pins() == {f"pin-{number}": ds.snapshot for number in range(12)}
 
 
 @pytest.mark.local

@@ -318,6 +318,21 @@ impl ColumnKind {
             _ => self == other,
         }
     }
+
+    /// Return how images are shown: whether by their EXIF orientation, and in which pixel format.
+    pub fn image(&self) -> Option<(bool, ImageMode)> {
+        if let ColumnKind::Image { exif_orientation, mode } = self { Some((*exif_orientation, *mode)) } else { None }
+    }
+
+    /// Return whether values are encoded pixels.
+    pub fn is_media(&self) -> bool {
+        self.image().is_some() || self.is_mask()
+    }
+
+    /// Return how many numbers each keypoint has.
+    pub fn point_numbers(&self) -> Option<u64> {
+        if let ColumnKind::Keypoints { dimensions, .. } = self { Some(*dimensions) } else { None }
+    }
 }
 
 fn yes() -> bool {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
-use crate::listing::{Entry, Page};
+use crate::listing::{ListedObject, Listing};
 use crate::process::no_fork;
 use crate::ranges::{Piece, RangeRequest, Then};
 use crate::read::{Features, Read};
@@ -150,13 +150,16 @@ impl Store for Memory {
         Ok(lock(&self.objects).contains_key(name))
     }
 
-    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Listing> {
         add(&self.counters.lists, 1);
         let prefix = format!("{folder}/");
         let objects = lock(&self.objects);
         let inside = objects.iter().filter_map(|(name, body)| Some((name.strip_prefix(&prefix)?, body.len() as u64)));
         let direct = inside.filter(|(rest, _)| !rest.contains('/'));
-        Ok(Page { entries: direct.map(|(rest, bytes)| Entry { name: rest.to_owned(), bytes, modified: None }).collect(), next: None })
+        Ok(Listing {
+            entries: direct.map(|(rest, bytes)| ListedObject { name: rest.to_owned(), bytes, modified: None }).collect(),
+            next: None,
+        })
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {

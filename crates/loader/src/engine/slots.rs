@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 
 use crate::batch::Batch;
 use crate::engine::job::{Job, Needs};
-use crate::engine::recipe::Started;
+use crate::engine::started::Started;
 
 /// Upper limit on batches in progress or waiting, even if memory would allow more.
 const AHEAD: usize = 16;

@@ -362,11 +362,16 @@ impl Inner {
     }
 
     fn finish(&self, step: u64, job: Job) {
-        let finished = self.timed(&self.stats.gather_ns, || caught(|| job.finish(&self.recipe)));
+        let finished = self.timed(&self.stats.gather_ns, || {
+            caught(|| match job.finish(&self.recipe)? {
+                Ok(batch) => Ok(Ok(batch)),
+                // Some samples are damaged: run the batch again with stand-ins.
+                Err(started) => self.recipe.begin(started).map(Err),
+            })
+        });
         match finished {
             Ok(Ok(batch)) => self.put(step, Slot::Done(Ok(batch))),
-            // Some samples are damaged: run the batch again with stand-ins.
-            Ok(Err(again)) => self.begun(step, Ok(again)),
+            Ok(Err(job)) => self.begun(step, Ok(job)),
             Err(error) => self.put(step, Slot::Done(Err(error))),
         }
     }

@@ -10,7 +10,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use penstock_dataset::{HeldBlocks, hold};
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::schema::ColumnSpec;
 
 use crate::caught::caught;
 use crate::order::sequence::Order;
@@ -131,7 +130,6 @@ impl Window {
     pub fn runs(
         &self,
         source: &Source,
-        columns: &[&ColumnSpec],
         epoch: u64,
         positions: &[u64],
         drawn: impl Fn(Range<u64>, Steps) -> u64,
@@ -141,7 +139,7 @@ impl Window {
         let missing = self.missing(source, uses.keys().copied(), drawn);
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
         // Other threads wait for these runs, so even a panic must be caught.
-        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, columns)) };
+        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, &source.specs())) };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // Waiting threads check again when this lock is released.

@@ -8,7 +8,7 @@ use penstock_codec::pixels::Pool;
 use penstock_codec::{Mode, Orientation, decode_in};
 use penstock_dataset::{Config, mode_of};
 use penstock_error::{Error, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Dtype, Shape};
 
 use crate::source::view::value_type;
@@ -31,6 +31,8 @@ pub struct Output {
     stored: Dtype,
     pub stored_shape: Shape,
     pub convert: Option<Convert>,
+    /// Whether samples are read in parts if they have blocks of their own.
+    pub in_parts: bool,
     /// Whether images or masks become a list in every batch, instead of one array.
     pub listed: bool,
     /// Whether a transform changes more than the format of boxes.
@@ -76,15 +78,19 @@ pub struct Input<'a> {
 impl Output {
     pub fn new(name: String, column: usize, spec: &ColumnSpec, form: MediaForm) -> Result<Output> {
         let (dtype, stored) = value_type(spec)?;
-        let role = match &spec.kind {
-            ColumnKind::Image { exif_orientation, mode } if form == MediaForm::Decoded => {
-                Role::Image { orientation: Orientation::of_column(*exif_orientation), mode: mode_of(*mode) }
-            }
-            ColumnKind::Mask { .. } if form == MediaForm::Decoded => Role::Mask,
-            ColumnKind::Boxes { format, .. } => Role::Boxes(format.clone()),
-            ColumnKind::Keypoints { dimensions, .. } => Role::Keypoints(*dimensions as usize),
-            ColumnKind::Tensor { .. } | ColumnKind::Labels { .. } if stored.0.len() <= MAX_RANK => Role::Tensor,
-            _ => Role::Other,
+        let (kind, is_decoded) = (&spec.kind, form == MediaForm::Decoded);
+        let role = if let (Some((exif_orientation, mode)), true) = (kind.image(), is_decoded) {
+            Role::Image { orientation: Orientation::of_column(exif_orientation), mode: mode_of(mode) }
+        } else if kind.is_mask() && is_decoded {
+            Role::Mask
+        } else if let Some(format) = kind.box_format() {
+            Role::Boxes(format.to_owned())
+        } else if let Some(numbers) = kind.point_numbers() {
+            Role::Keypoints(numbers as usize)
+        } else if kind.is_array() && stored.0.len() <= MAX_RANK {
+            Role::Tensor
+        } else {
+            Role::Other
         };
         let shape = match role {
             Role::Image { mode, .. } => vec![None, None, mode.form().map(|(channels, _)| channels)],
@@ -96,7 +102,19 @@ impl Output {
             Role::Image { .. } | Role::Mask => Dtype::Uint8,
             _ => dtype,
         };
-        Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None, listed: false, changed: false })
+        Ok(Output {
+            name,
+            column,
+            role,
+            shape,
+            dtype,
+            stored: dtype,
+            stored_shape: stored,
+            convert: None,
+            in_parts: false,
+            listed: false,
+            changed: false,
+        })
     }
 
     /// Return whether all samples have the same shape, so that the batch is one array.

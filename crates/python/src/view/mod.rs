@@ -53,7 +53,8 @@ impl View {
     }
 
     pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.selection.clone(), files: None, codes: Vec::new() }
+        let (snapshot, selection) = (self.snapshot.clone(), self.selection.clone());
+        Source { name: name.into(), snapshot, selection, columns: Vec::new(), files: None, codes: Vec::new() }
     }
 
     /// Plan a read of samples in the snapshot.

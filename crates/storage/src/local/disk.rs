@@ -9,10 +9,10 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-use super::file_system::{File, FileSystem, Held};
+use super::file_system::{File, FileSystem, HeldFolder};
 use super::write_behind::DiskFile;
 use crate::kernel;
-use crate::listing::Entry;
+use crate::listing::ListedObject;
 use crate::ranges::{Piece, RangeRequest};
 use crate::read::Pattern;
 
@@ -139,14 +139,14 @@ impl FileSystem for Disk {
         fs::File::open(path)?.sync_all()
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+    fn list(&self, path: &Path) -> io::Result<Vec<ListedObject>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(path)? {
             let entry = entry?;
             // A file that vanishes between the two calls was another writer's temporary file.
             let Ok(metadata) = entry.metadata() else { continue };
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
-                found.push(Entry { name, bytes: metadata.len(), modified: metadata.modified().ok() });
+                found.push(ListedObject { name, bytes: metadata.len(), modified: metadata.modified().ok() });
             }
         }
         Ok(found)
@@ -165,9 +165,9 @@ impl FileSystem for Disk {
         Ok(fs::symlink_metadata(path)?.nlink())
     }
 
-    fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
+    fn hold(&self, folder: &Path) -> io::Result<Option<HeldFolder>> {
         let Some((folder, path)) = kernel::hold_folder(folder)? else { return Ok(None) };
-        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Returns None if /proc is not mounted.
+        Ok(self.place(&path).map(|place| HeldFolder { path, place, _folder: folder })) // Returns None if /proc is not mounted.
     }
 
     /// Combine the inode with the creation time, because inodes are reused.

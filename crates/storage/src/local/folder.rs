@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use penstock_error::{Error, Result};
 
-use super::file_system::{File, FileSystem, Held};
+use super::file_system::{File, FileSystem, HeldFolder};
 use crate::counters::{Counters, add};
 use crate::options::Io;
 use crate::process::PerProcess;
@@ -23,7 +23,7 @@ pub struct Local {
     pub(super) root: PathBuf,
     /// The user's path, made absolute.
     pub(super) path: PathBuf,
-    pub(super) held: Option<Arc<Held>>,
+    pub(super) held: Option<Arc<HeldFolder>>,
     pub(super) uri: String,
     pub(super) files: Arc<dyn FileSystem>,
     pub(super) io: Io,
@@ -211,7 +211,7 @@ pub(super) struct LocalWriter {
     pub(super) path: PathBuf,
     /// The user's path, for messages.
     pub(super) shown: PathBuf,
-    pub(super) _held: Option<Arc<Held>>,
+    pub(super) _held: Option<Arc<HeldFolder>>,
     pub(super) files: Arc<dyn FileSystem>,
     pub(super) file: Option<Box<dyn File>>,
 }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use super::file_system::Held;
+use super::file_system::HeldFolder;
 use super::folder::{Durability, Local, LocalWriter, refused};
 use super::ring;
 use crate::counters::{Counters, add};
 use crate::kernel;
-use crate::listing::Page;
+use crate::listing::Listing;
 use crate::options::Io;
 use crate::ranges::{RangeRequest, Then};
 use crate::read::{Access, Features, Pattern, Read};
@@ -144,12 +144,12 @@ impl Store for Local {
         }
     }
 
-    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Listing> {
         let path = self.path(folder);
         add(&self.counters.lists, 1);
         match self.files.list(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page::default()),
-            other => Ok(Page { entries: other.map_err(|error| self.failure("list", &path, &error))?, next: None }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Listing::default()),
+            other => Ok(Listing { entries: other.map_err(|error| self.failure("list", &path, &error))?, next: None }),
         }
     }
 
@@ -297,7 +297,7 @@ impl Store for Local {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.gone()),
             other => other.map_err(|error| self.failure("open", &self.root, &error))?,
         };
-        let local = |held: Held| Local {
+        let local = |held: HeldFolder| Local {
             root: held.path.clone(),
             path: self.path.clone(),
             held: Some(Arc::new(held)),

@@ -11,8 +11,8 @@ use object_store::{GetOptions, GetRange};
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
+use super::concurrency::Permit;
 use super::connect::service::chain;
-use super::level::Permit;
 use super::live::Live;
 use super::retry::{Tries, attempt, ended_well};
 use crate::Slot;
@@ -234,7 +234,7 @@ impl Live {
                     Err(_) => {
                         add(&asked.counters.hedges, 1);
                         let second = async {
-                            let permit = self.retry.level.permit().await;
+                            let permit = self.retry.concurrency.permit().await;
                             self.range(asked, twin, permit).await
                         };
                         tokio::pin!(second);

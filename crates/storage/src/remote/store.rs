@@ -13,16 +13,16 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Kind, Result};
 
-use super::connect::place::Place;
+use super::concurrency::ConcurrencyLimit;
+use super::connect::place::StorePlace;
 use super::connect::service::Traffic;
 use super::connect::{Client, connect, credentials_hint};
 use super::cost::Cost;
-use super::level::Level;
 use super::live::{Live, runtime, wait};
 use super::retry::{self, Retry};
 use super::upload::Upload;
 use crate::counters::{Counters, add};
-use crate::listing::{Entry, Page};
+use crate::listing::{ListedObject, Listing};
 use crate::options::Options;
 use crate::process::PerProcess;
 use crate::ranges::{RangeRequest, Then};
@@ -53,7 +53,7 @@ type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 
 /// A store below a bucket prefix.
 pub struct Remote {
-    pub(super) place: Place,
+    pub(super) place: StorePlace,
     /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
     pub(super) service: String,
     endpoint: Option<String>,
@@ -74,7 +74,7 @@ impl std::fmt::Debug for Remote {
 impl Remote {
     /// Open a store. Cost: no requests.
     pub fn open(uri: &str, options: &Options) -> Result<Remote> {
-        let place = Place::parse(uri)?;
+        let place = StorePlace::parse(uri)?;
         let traffic = Arc::new(Traffic::new());
         let deadline = options.timeout()?;
         let reconnect: Connect = {
@@ -83,7 +83,12 @@ impl Remote {
                 let client = connect(&place, &options, traffic.clone())?;
                 Ok(Arc::new(Live {
                     client,
-                    retry: Retry { deadline, level: Level::new(), credentials_hint: credentials_hint(&place), traffic: traffic.clone() },
+                    retry: Retry {
+                        deadline,
+                        concurrency: ConcurrencyLimit::new(),
+                        credentials_hint: credentials_hint(&place),
+                        traffic: traffic.clone(),
+                    },
                     recent: Mutex::default(),
                     cost: Cost::default(),
                 }))
@@ -265,15 +270,15 @@ impl Store for Remote {
         self.live().is_ok_and(|live| live.client.pages.is_some())
     }
 
-    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Listing> {
         add(&self.traffic.counters.lists, 1);
         let request = PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: true, most: None, after };
         let (objects, next) = self.page(folder, request)?;
         let entry = |object: ObjectMeta| {
             let name = object.location.filename()?.to_owned();
-            Some(Entry { name, bytes: object.size, modified: Some(object.last_modified.into()) })
+            Some(ListedObject { name, bytes: object.size, modified: Some(object.last_modified.into()) })
         };
-        Ok(Page { entries: objects.into_iter().filter_map(entry).collect(), next })
+        Ok(Listing { entries: objects.into_iter().filter_map(entry).collect(), next })
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
