@@ -1,5 +1,6 @@
 //! One folder of a cache: its extents, its counts, and how it fares. A failing drive is left alone for a while; reads then go to the store.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use quick_cache::sync::Cache;
 
 use crate::extent::{self, Extent, Key};
 use crate::flight::Flight;
-use crate::place::{Place, mix};
+use crate::place::{WeightedPlace, mix};
 use crate::registry;
 use crate::spec::{DriveSpec, MARKER_NAME};
-use crate::usage::{NowCounts, Record, Usage, cut};
+use crate::usage::{NowCounts, Usage, UsageRecord, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
@@ -37,7 +38,7 @@ const FULL_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Drive {
     folder: PathBuf,
-    pub place: Place,
+    pub place: WeightedPlace,
     pub usage: Usage,
     pub now: NowCounts,
     /// Whether the counts were sound when the drive was opened.
@@ -62,35 +63,46 @@ pub enum Unusable {
     Failed(io::Error),
 }
 
+impl Unusable {
+    fn refused(folder: &Path, why: impl Display, hint: &str) -> Unusable {
+        let text = format!("cannot use cache `{}`: {why}", folder.display());
+        Unusable::Refused(Error::new("invalid-argument", text).hint(hint))
+    }
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Unusable {
+        Unusable::Failed(error)
+    }
+}
+
 impl Drive {
     /// Open a folder as a cache, and create it if it is missing. Cost: a few calls, whatever the folder holds.
     pub fn open(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
         let folder = &spec.folder;
         spec.check_size().map_err(Unusable::Refused)?;
         check_marker(folder)?;
-        if spec.is_in_memory && !is_mine(folder).map_err(Unusable::Failed)? {
-            let text = format!("cannot use cache `{}`: the folder belongs to another user", folder.display());
-            return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("name another folder in /dev/shm")));
+        if spec.is_in_memory && !is_mine(folder)? {
+            return Err(Unusable::refused(folder, "the folder belongs to another user", "name another folder in /dev/shm"));
         }
-        private::close_folder(&folder.join(STORES)).map_err(Unusable::Failed)?;
-        let usage = Usage::open(&folder.join("usage")).map_err(Unusable::Failed)?;
-        let was_sound = usage.is_sound().map_err(Unusable::Failed)?;
-        if !can_punch(folder).map_err(Unusable::Failed)? {
-            let text = format!("cannot use cache `{}`: its file system cannot free a part of a file", folder.display());
-            return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("choose a folder on ext4, XFS, Btrfs or tmpfs")));
+        private::close_folder(&folder.join(STORES))?;
+        let usage = Usage::open(&folder.join("usage"))?;
+        let was_sound = usage.is_sound()?;
+        if !can_punch(folder)? {
+            let why = "its file system cannot free a part of a file";
+            return Err(Unusable::refused(folder, why, "choose a folder on ext4, XFS, Btrfs or tmpfs"));
         }
         if let Some(bytes) = spec.budget_bytes {
-            let set = usage.set_budget(None, bytes);
-            set.map_err(Unusable::Failed)?;
+            usage.set_budget(None, bytes)?;
         }
-        let budget = usage.total().map_err(Unusable::Failed)?.budget_bytes;
+        let budget = usage.total()?.budget_bytes;
         if budget == 0 {
             return Err(Unusable::Refused(spec.no_size()));
         }
         let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, folder.as_os_str().as_encoded_bytes());
         Ok(Drive {
             folder: folder.clone(),
-            place: Place { name, weight: budget as f64 },
+            place: WeightedPlace { name, weight: budget as f64 },
             usage,
             now: NowCounts::default(),
             was_sound,
@@ -152,9 +164,9 @@ impl Drive {
     }
 
     /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
-    pub fn guarded(&self) -> io::Result<impl Fn(&Record) -> bool> {
+    pub fn guarded(&self) -> io::Result<impl Fn(&UsageRecord) -> bool> {
         let running = registry::running(&self.plans_folder())?;
-        Ok(move |record: &Record| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
+        Ok(move |record: &UsageRecord| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
     }
 
     /// Return the bytes that a store may use while a plan reads it: those that pinned stores and other running plans leave.
@@ -182,8 +194,9 @@ impl Drive {
 
     /// Return an extent if it exists. Cost: two calls the first time.
     pub fn find(&self, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Arc<Extent>>> {
-        let fits = |extent: &Arc<Extent>| object_bytes.is_none_or(|bytes| bytes == extent.object_bytes());
-        if let Some(extent) = self.open.get().get(key).filter(fits) {
+        if let Some(extent) = self.open.get().get(key)
+            && object_bytes.is_none_or(|bytes| bytes == extent.object_bytes())
+        {
             return Ok(Some(extent));
         }
         let found = Extent::open(&self.path(key), key, object_bytes)?.map(Arc::new);
@@ -191,6 +204,11 @@ impl Drive {
             self.keep_open(extent);
         }
         Ok(found)
+    }
+
+    /// Return an extent if it exists and the drive may be read now.
+    pub fn find_usable(&self, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Arc<Extent>>> {
+        if self.is_usable() { self.find(key, object_bytes) } else { Ok(None) }
     }
 
     /// Return the extent at the place of a key, of whatever version of the object, and its note. Cost: four calls.
@@ -266,6 +284,11 @@ impl Drive {
         }
     }
 
+    /// Return the outcome of an operation, or note its failure and return None.
+    pub fn succeeded<T>(&self, outcome: io::Result<T>) -> Option<T> {
+        outcome.inspect_err(|error| self.failed(error)).ok()
+    }
+
     /// Note a failure. The drive is left alone for a while, but only for writes if it is full.
     pub fn failed(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::Interrupted {
@@ -312,22 +335,19 @@ pub fn now_seconds() -> u32 {
 
 /// Check that a folder is a cache of this version, or make an empty or missing folder one.
 fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
-    let refuse = |why: String| {
-        let error = Error::new("invalid-argument", format!("cannot use cache `{}`: {why}", folder.display()));
-        Unusable::Refused(error.hint("choose an empty folder, or delete this one if it is an old cache"))
-    };
-    let marker = folder.join(MARKER_NAME);
-    match private::read_own(&marker, MARKER_BYTES) {
+    const HINT: &str = "choose an empty folder, or delete this one if it is an old cache";
+    match private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES) {
         Ok(found) if found == MARKER.as_bytes() => return Ok(()),
-        Ok(found) if is_damaged_marker(&found) => return write_marker(folder).map_err(Unusable::Failed),
+        Ok(found) if is_damaged_marker(&found) => return Ok(write_marker(folder)?),
         Ok(found) => {
-            let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]).into_owned();
-            return Err(refuse(format!("the folder has another format version: `{}`", found.lines().next().unwrap_or_default())));
+            let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]);
+            let why = format!("the folder has another format version: `{}`", found.lines().next().unwrap_or_default());
+            return Err(Unusable::refused(folder, why, HINT));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(Unusable::Failed(error)),
+        Err(error) => return Err(error.into()),
     }
-    make_folder(folder).map_err(Unusable::Failed)?.then_some(()).ok_or_else(|| refuse("the folder has other files".into()))
+    if make_folder(folder)? { Ok(()) } else { Err(Unusable::refused(folder, "the folder has other files", HINT)) }
 }
 
 /// Make an empty or missing folder a cache. Returns false if the folder has other files.

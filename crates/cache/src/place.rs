@@ -5,15 +5,15 @@
 
 /// A place with the share of keys that it gets, relative to the weights of the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Place {
+pub struct WeightedPlace {
     /// The hash of the place's name.
     pub name: u64,
     pub weight: f64,
 }
 
 /// Return the index of the place that holds a key, or None if all weights are 0. Cost: one logarithm per place.
-pub fn place(key: u64, places: &[Place]) -> Option<usize> {
-    let score = |place: &Place| {
+pub fn place(key: u64, places: &[WeightedPlace]) -> Option<usize> {
+    let score = |place: &WeightedPlace| {
         // In (0, 1), with 53 random bits.
         let unit = ((mix(key ^ mix(place.name)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
         -place.weight / unit.ln()
@@ -35,8 +35,8 @@ pub fn mix(number: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn places(weights: &[f64]) -> Vec<Place> {
-        weights.iter().enumerate().map(|(index, weight)| Place { name: 100 + index as u64, weight: *weight }).collect()
+    fn places(weights: &[f64]) -> Vec<WeightedPlace> {
+        weights.iter().enumerate().map(|(index, weight)| WeightedPlace { name: 100 + index as u64, weight: *weight }).collect()
     }
 
     #[test]

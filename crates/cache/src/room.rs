@@ -1,4 +1,4 @@
-//! Room on a drive: bytes are reserved within budgets, and old blocks make room for new ones.
+//! Room on a drive: bytes are reserved within budgets, and old stretches make room for new ones.
 
 use std::io;
 use std::sync::Arc;
@@ -10,17 +10,15 @@ use crate::drive::Drive;
 use crate::evict;
 use crate::extent::{Extent, Key};
 use crate::flight::{FILE, Flight};
-use crate::usage::cut;
 
 /// A process waits this long for another one that creates or removes the same file.
 const FILE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Evict what exceeds the budget, which may have been reduced.
+/// Evict what exceeds the budget, which may have been reduced. What running plans read is left to them, and nothing is added meanwhile.
 pub fn shrink(drive: &Drive) -> io::Result<()> {
     loop {
         let total = drive.usage.total()?;
         let excess_bytes = total.bytes.saturating_sub(total.budget_bytes);
-        // What running plans read is left to them, and nothing is added meanwhile.
         if excess_bytes == 0 || evict::from_all(drive, excess_bytes)? == 0 {
             return Ok(());
         }
@@ -31,8 +29,7 @@ pub fn shrink(drive: &Drive) -> io::Result<()> {
 pub fn limit_store(drive: &Drive, store: &str, bytes: u64) -> io::Result<()> {
     drive.usage.set_budget(Some(store), bytes)?;
     loop {
-        let own = drive.usage.stores()?.into_iter().find(|record| record.store == cut(store)).unwrap_or_default().counts;
-        let excess_bytes = own.bytes.saturating_sub(bytes);
+        let excess_bytes = drive.store_bytes(store)?.saturating_sub(bytes);
         if excess_bytes == 0 || evict::from_store(drive, store, excess_bytes)? == 0 {
             return Ok(());
         }

@@ -11,6 +11,7 @@ use penstock_storage::private;
 
 use crate::drive::Drive;
 use crate::evict;
+use crate::extent::pages::stored_bytes;
 use crate::extent::{Extent, Key, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::registry;
@@ -93,7 +94,7 @@ fn is_old(path: &std::path::Path) -> bool {
 }
 
 fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::Result<()> {
-    checked.pages += extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
+    checked.pages += stored_bytes(&extent.whole_table()?) / PAGE_BYTES;
     let corrupt = extent.corrupt(0..extent.pages())?;
     if !corrupt.is_empty() {
         drive.usage.note(extent.key().store(), &Counts { corrupt_pages: corrupt.len() as u64, ..Counts::default() })?;
@@ -143,11 +144,10 @@ pub fn recount(drive: &Drive) -> io::Result<u64> {
     let mut bytes: HashMap<String, u64> = HashMap::new();
     let _ = walk(drive, &mut |path| {
         if let Some(extent) = Extent::open_any(&path)? {
-            let table = extent.table(0..extent.pages())?;
+            let table = extent.whole_table()?;
             // A process may have died after it wrote pages and before it wrote their checksums.
             extent.free_rest(&table)?;
-            let pages = table.iter().filter(|crc| **crc != 0).count() as u64;
-            let all = pages * PAGE_BYTES + extent.overhead_now()?;
+            let all = stored_bytes(&table) + extent.overhead_now()?;
             *bytes.entry(cut(extent.key().store()).to_owned()).or_default() += all;
         }
         Ok(ControlFlow::Continue(()))

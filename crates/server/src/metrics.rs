@@ -165,12 +165,7 @@ impl Metrics {
         registry.register("hits", "Pieces read from the cache without waiting", metrics.hits.clone());
         registry.register_with_unit("hit", "Bytes of these pieces", Unit::Bytes, metrics.hit_bytes.clone());
         registry.register("memory_hits", "Pieces of these that came from the server's own memory", metrics.memory_hits.clone());
-        registry.register_with_unit(
-            "memory",
-            "Bytes held in the server's own memory",
-            Unit::Bytes,
-            metrics.memory_bytes.clone(),
-        );
+        registry.register_with_unit("memory", "Bytes held in the server's own memory", Unit::Bytes, metrics.memory_bytes.clone());
         registry.register("warm_gets", "GET requests whose first bytes were cached", metrics.warm_gets.clone());
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register(

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::units::Member;
+use super::page_runs::Member;
 use crate::drive::{Drive, now_seconds};
 use crate::flight::Flight;
 use crate::place::mix;
@@ -92,9 +92,9 @@ impl Numbers {
 
 /// The file of this plan.
 #[derive(Debug)]
-pub struct Entry(Registered);
+pub struct MemberFile(Registered);
 
-impl Entry {
+impl MemberFile {
     /// Write a number. A failure means that the folder is lost, which the next look at it finds.
     pub fn set(&self, field: Field, value: u64) {
         let _ = self.0.write_at(&value.to_le_bytes(), 8 * field as u64);
@@ -116,7 +116,7 @@ pub struct Election {
     locks: PathBuf,
     order: u64,
     pub group: u64,
-    pub own: Arc<Entry>,
+    pub own: Arc<MemberFile>,
     leads: Option<Flight>,
     /// The members at the last look, with this one.
     members: HashMap<PathBuf, Seen>,
@@ -146,7 +146,7 @@ impl Election {
             numbers[..values.len()].copy_from_slice(&values);
             numbers[Field::Joined as usize] = u64::from(now_seconds());
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-            let own = Arc::new(Entry(Registered::new(&folder, &bytes)?));
+            let own = Arc::new(MemberFile(Registered::new(&folder, &bytes)?));
             let mut election = Election { folder, locks, order, group, own, leads, members: HashMap::new() };
             election.look(0)?;
             return Ok(election);

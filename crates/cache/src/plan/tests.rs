@@ -6,7 +6,7 @@ use std::path::Path;
 use penstock_storage::{Memory, RangeRequest, Read};
 
 use super::belady::{Belady, NEVER};
-use super::units::{Future, Member, Need, Object};
+use super::page_runs::{Future, Member, Need, Object};
 use super::*;
 use crate::cache::Policy;
 use crate::drives::Drives;

@@ -177,7 +177,10 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
             let why = causes(error.source().map(|cause| cause as _));
             if why.contains("failed to construct request") {
-                return s3_error!(InvalidRequest, "this request cannot be sent to the cold store, for example because its key consists of spaces");
+                return s3_error!(
+                    InvalidRequest,
+                    "this request cannot be sent to the cold store, for example because its key consists of spaces"
+                );
             }
             match error.status_code().map(|status| status.as_u16()) {
                 // Responses to HEAD have no body that could say more.

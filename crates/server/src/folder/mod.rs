@@ -75,8 +75,9 @@ impl Folder {
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(refused("another server serves it".into(), "stop the other server, or choose another folder"));
         }
-        record::is_supported(&lock)
-            .map_err(|error| refused(format!("its file system does not support extended attributes: {error}"), "choose a folder on ext4, XFS or Btrfs"))?;
+        record::is_supported(&lock).map_err(|error| {
+            refused(format!("its file system does not support extended attributes: {error}"), "choose a folder on ext4, XFS or Btrfs")
+        })?;
         // Files that an earlier server did not complete.
         for entry in std::fs::read_dir(own.join("temporary")).map_err(failed)?.flatten() {
             let _ = std::fs::remove_file(entry.path()).or_else(|_| std::fs::remove_dir_all(entry.path()));

@@ -231,7 +231,11 @@ impl Folder {
                 return Err(s3_error!(InvalidPart, "part {number} has the ETag \"{}\"", record.etag));
             }
             if record.bytes < LEAST_PART_BYTES && at + 1 < asked.len() {
-                return Err(s3_error!(EntityTooSmall, "part {number} has {} bytes; every part except the last needs at least 5 MiB", record.bytes));
+                return Err(s3_error!(
+                    EntityTooSmall,
+                    "part {number} has {} bytes; every part except the last needs at least 5 MiB",
+                    record.bytes
+                ));
             }
             parts.push((file, record));
         }
