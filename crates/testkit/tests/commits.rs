@@ -11,7 +11,7 @@ use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
 use penstock_format::manifest::Fragment;
-use penstock_format::record::{Change, ChangeKind, Delta, Properties, Record, RecordKind, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::{Memory, Read as _};
 use penstock_testkit::random::{Random, is_soak, seeds};
@@ -54,7 +54,7 @@ pub fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
         uuid: Id([uuid; 16]),
         message: "m".into(),
         author: "a".into(),
-        properties: Properties::Inline("{}".into()),
+        properties: "{}".into(),
         first_counter: 0,
         assigned: 2,
         samples_added: 2,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_error::Result;
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run};
-use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, Record, RecordKind, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Parent, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
 
@@ -79,11 +79,7 @@ impl ChangeSet {
 
     /// Return whether another commit's properties have what only one commit may have.
     pub fn is_repeated_by(&self, theirs: &Record) -> bool {
-        let has = |once: &str, transaction: &Transaction| match &transaction.properties {
-            Properties::Inline(json) => json.contains(once),
-            Properties::Object(_) => false, // An import has few properties.
-        };
-        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| has(once, transaction)))
+        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| transaction.properties.contains(once)))
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append without rows.

@@ -88,8 +88,8 @@ impl Pending {
             for row_ids in [row_ids, appended].into_iter().filter(|row_ids| !row_ids.is_empty()) {
                 let stored = |spec: &&ColumnSpec| {
                     let PendingColumn { places, column, .. } = &columns[&spec.id];
-                    let picks: Vec<(usize, usize)> = row_ids.iter().map(|row_id| (0, places[row_id])).collect();
-                    Some(Stored { column: Column::gather(&[column], &picks), words: words.of(spec.id) })
+                    let rows: Vec<usize> = row_ids.iter().map(|row_id| places[row_id]).collect();
+                    Some(Stored { column: column.take(&rows), words: words.of(spec.id) })
                 };
                 let mut writer = FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect()).keeping(inline);
                 let done = writer.push(specs.iter().map(stored).collect(), row_ids.len()).and_then(|()| writer.finish());

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use numpy::PyArray1;
 use penstock_dataset::{Difference, Happened, History};
 use penstock_format::SnapshotId;
-use penstock_format::record::Properties;
 use penstock_format::schema::Schema;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -94,8 +93,7 @@ fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<
         of_one.set_item("author", &transaction.author)?;
         of_one.set_item("samples_added", transaction.samples_added)?;
         of_one.set_item("samples_deleted", transaction.samples_deleted)?;
-        let properties = if let Properties::Inline(json) = &transaction.properties { json } else { "{}" };
-        of_one.set_item("properties", properties)?;
+        of_one.set_item("properties", &transaction.properties)?;
         Ok(of_one)
     });
     answer.set_item("transactions", transactions.collect::<PyResult<Vec<_>>>()?)?;

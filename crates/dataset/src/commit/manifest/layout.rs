@@ -12,7 +12,7 @@ use penstock_format::manifest::{Fragment, Staged, encode_stages};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
-use super::objects::write_rows;
+use super::objects::{write_object, write_rows};
 use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::ManifestPart;
@@ -149,9 +149,8 @@ impl Layout {
             }
             is_same
         });
-        let (id, body) = (context.new_id()?, encode_stages(&staged));
-        puts.push(stages_name(id));
-        context.storage.put(&stages_name(id), &body)?;
+        let body = encode_stages(&staged);
+        let id = write_object(context, stages_name, &body, puts)?;
         all.push(ObjectRef::of(id, &body));
         Ok(all)
     }

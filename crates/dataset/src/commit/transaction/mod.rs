@@ -102,7 +102,6 @@ impl Transaction {
     /// Add samples. All values are checked before any are stored. If a check fails, the transaction is unchanged. Returns the
     /// provisional row id of the first sample, which `update` and `delete` accept.
     pub fn append(&mut self, inputs: Vec<Input>, validate: Validate) -> Result<i64> {
-        self.state.check_open()?;
         self.keeping(
             &JournalCall { verb: Verb::Append, row_ids: &[], decode: validate == Validate::Decode },
             inputs,

@@ -17,7 +17,6 @@ impl Transaction {
     /// Give some columns of existing or appended samples new values. If a row id is repeated, its last value counts. All values and
     /// row ids are checked before any value is stored.
     pub fn update(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
-        self.state.check_open()?;
         let call = JournalCall { verb: Verb::Update, row_ids, decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_checked(row_ids, inputs, validate))
     }

@@ -92,6 +92,7 @@ impl Transaction {
         mut inputs: Vec<Input>,
         change: impl FnOnce(&mut Transaction, Vec<Input>) -> Result<T>,
     ) -> Result<T> {
+        self.state.check_open()?;
         if let Some(kept) = &mut self.journal {
             read_sources(&self.base, &mut inputs)?;
             let reads = self.reads.unkept.all();
@@ -186,14 +187,13 @@ fn last_of_each(call: &JournalCall<'_>, inputs: &[Input]) -> Option<(Vec<i64>, V
         return None;
     }
     let mut seen = FxHashSet::default();
-    let mut picks: Vec<(usize, usize)> =
-        call.row_ids.iter().enumerate().rev().filter(|(_, row_id)| seen.insert(**row_id)).map(|(row, _)| (0, row)).collect();
-    if picks.len() == call.row_ids.len() {
+    let mut rows: Vec<usize> = (0..call.row_ids.len()).rev().filter(|row| seen.insert(call.row_ids[*row])).collect();
+    if rows.len() == call.row_ids.len() {
         return None;
     }
-    picks.reverse();
-    let columns = inputs.iter().map(|input| Column::gather(&[&input.column], &picks)).collect();
-    Some((picks.iter().map(|(_, row)| call.row_ids[*row]).collect(), columns))
+    rows.reverse();
+    let columns = inputs.iter().map(|input| input.column.take(&rows)).collect();
+    Some((rows.iter().map(|row| call.row_ids[*row]).collect(), columns))
 }
 
 /// Return whether a commit since record `base` has this transaction. Cost: a read per commit.

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::journal::Verb;
-use penstock_tensor::Column;
 
 use crate::commit::keys::{NOBODY, each_key, keys_of, not_unique};
 use crate::commit::transaction::{Isolation, Transaction};
@@ -19,7 +18,6 @@ impl Transaction {
     /// Returns the rows of the input whose keys no sample has; their values are not looked at. What was found and what was not are reads.
     /// Cost: reads the whole key column.
     pub fn update_on(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<u64>> {
-        self.state.check_open()?;
         let call = JournalCall { verb: Verb::UpdateOn { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_on_checked(key, inputs, validate))
     }
@@ -40,8 +38,7 @@ impl Transaction {
         let rows: Vec<Option<u64>> = keys.iter().map(|key| found.get(&key[..]).copied().flatten()).collect();
         let (known, missing): (Vec<usize>, Vec<usize>) = (0..keys.len()).partition(|row| rows[*row].is_some());
         if !missing.is_empty() {
-            let picks: Vec<(usize, usize)> = known.iter().map(|row| (0, *row)).collect();
-            others.iter_mut().for_each(|input| input.column = Column::gather(&[&input.column], &picks));
+            others.iter_mut().for_each(|input| input.column = input.column.take(&known));
         }
         let columns = self.check(others, validate, "update").map_err(|error| among(error, &known))?;
         if !known.is_empty() {

@@ -113,8 +113,8 @@ impl Transaction {
             return Err(Error::new("invalid-argument", format!("cannot add a stage to `{place}`: it is a stage of another dataset"))
                 .hint("make the stage with ds.stage of this dataset"));
         }
-        let has = |column: &u64| self.base.schema.columns.iter().any(|spec| spec.id == *column);
-        match stage.fragments.iter().flat_map(|fragment| &fragment.files).flat_map(|file| &file.columns).find(|column| !has(column)) {
+        let mut columns = stage.fragments.iter().flat_map(|fragment| &fragment.files).flat_map(|file| &file.columns);
+        match columns.find(|column| !self.base.schema.has_column(**column)) {
             None => Ok(()),
             Some(column) => {
                 let text = format!("cannot add a stage to `{place}`: it has the column with id {column}, which this snapshot lacks");
@@ -133,7 +133,7 @@ impl Transaction {
         let open = |(file, samples): &(&FileRef, u64)| {
             let opened = context.file(file, *samples)?;
             for chunk in &opened.tail.chunks {
-                let Some(spec) = self.base.schema.columns.iter().find(|spec| spec.id == chunk.column) else { continue };
+                let Some(spec) = self.base.schema.column_by_id(chunk.column) else { continue };
                 if let Err(error) = check_stored_as(&opened, chunk, spec) {
                     let (dtype, _) = spec.kind.stored()?;
                     // Another branch may have a wider dtype.

@@ -6,7 +6,6 @@ use penstock_error::{Error, Result};
 use penstock_format::ids::PROVISIONAL;
 use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::journal::Verb;
-use penstock_tensor::Column;
 
 use super::keyed::given_keys;
 use crate::commit::keys::text_of;
@@ -21,7 +20,6 @@ impl Transaction {
     /// Returns the row ids, which are provisional for new samples. The commit fails if another commit adds one of the keys in the
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
-        self.state.check_open()?;
         let call = JournalCall { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
     }
@@ -38,21 +36,16 @@ impl Transaction {
         })?;
         let keys = given_keys(spec, given, "upsert")?;
         let (row_ids, is_new) = self.rows_for(spec, &keys)?;
-        let chosen = |new: bool| (0..samples).filter(|row| is_new[*row] == new).map(|row| (0, row)).collect::<Vec<(usize, usize)>>();
-        let gather = |picks: &[(usize, usize)], stored: &Stored| Stored {
-            column: Column::gather(&[&stored.column], picks),
-            words: stored.words.clone(),
-        };
-        let (new, known) = (chosen(true), chosen(false));
+        let (new, known): (Vec<usize>, Vec<usize>) = (0..samples).partition(|row| is_new[*row]);
         if !new.is_empty() {
-            let appended = columns.iter().map(|column| column.as_ref().map(|stored| gather(&new, stored))).collect();
-            self.append_stored(appended, new.len())?;
+            let take_new = |stored: &Stored| Stored { column: stored.column.take(&new), words: stored.words.clone() };
+            self.append_stored(columns.iter().map(|column| column.as_ref().map(take_new)).collect(), new.len())?;
         }
         let others = columns.iter().enumerate().filter(|(at, column)| *at != index && column.is_some());
         if !known.is_empty() && others.count() > 0 {
             let updated = columns.iter().enumerate();
-            let updated = updated.map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| gather(&known, stored).column));
-            self.update_stored(known.iter().map(|(_, row)| row_ids[*row]).collect(), updated.collect())?;
+            let updated = updated.map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| stored.column.take(&known)));
+            self.update_stored(known.iter().map(|row| row_ids[*row]).collect(), updated.collect())?;
         }
         for (key, row_id) in keys.into_iter().zip(&row_ids) {
             self.reads.keys_of_column(spec, self.altered.as_ref()).insert(key, *row_id);
