@@ -24,7 +24,20 @@ const MARKER: &str = "penstock cache, format 1 1 1\n";
 /// A marker is shorter than this.
 const MARKER_BYTES: usize = 4096;
 /// The folder of the extents of all stores.
-const STORES: &str = "stores";
+pub const STORES: &str = "stores";
+/// The file with the counts.
+const USAGE: &str = "usage";
+/// The file with the locks of operations that change what the drive holds.
+pub const LOCKS: &str = "fetching";
+/// The folder of marks of such operations. A mark without a process shows that counts may be too high.
+pub const PENDING: &str = "pending";
+/// The folder of files that the running servers of each store have locked. They have the server's token.
+pub const SERVERS: &str = "servers";
+/// The folder of running plans.
+pub const PLANS: &str = "plans";
+/// The folder in which plans of one order find each other, and the file with a lock for each order, which its leading plan holds.
+pub const ORDERS: &str = "orders";
+pub const LEADERS: &str = "leaders";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
 /// Maximum number of extents that a process keeps open on each drive.
@@ -86,7 +99,7 @@ impl Drive {
             return Err(Unusable::refused(folder, "the folder belongs to another user", "name another folder in /dev/shm"));
         }
         private::close_folder(&folder.join(STORES))?;
-        let usage = Usage::open(&folder.join("usage"))?;
+        let usage = Usage::open(&folder.join(USAGE))?;
         let was_sound = usage.is_sound()?;
         if !can_punch(folder)? {
             let why = "its file system cannot free a part of a file";
@@ -119,13 +132,14 @@ impl Drive {
         &self.folder
     }
 
-    /// Return the folder with the extents of a store.
-    pub fn store_folder(&self, store: &str) -> PathBuf {
-        self.stores_folder().join(store_name(store))
+    /// Return a file or a folder of the drive, such as `LOCKS`.
+    pub fn part(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
-    pub fn stores_folder(&self) -> PathBuf {
-        self.folder.join(STORES)
+    /// Return the folder with the extents of a store.
+    pub fn store_folder(&self, store: &str) -> PathBuf {
+        self.part(STORES).join(store_name(store))
     }
 
     pub fn path(&self, key: &Key) -> PathBuf {
@@ -136,36 +150,12 @@ impl Drive {
 
     /// Begin an operation that changes what the drive holds. Returns None while another process counts again.
     pub fn flight(&self) -> io::Result<Option<Flight>> {
-        Flight::enter(&self.locks())
-    }
-
-    /// Return the folder of marks of operations that change what the drive holds. A mark without a process shows that counts may be too high.
-    pub fn pending_folder(&self) -> PathBuf {
-        self.folder.join("pending")
-    }
-
-    /// Return the file that running servers of a store have locked. It has their token.
-    pub fn servers_file(&self, store: &str) -> PathBuf {
-        self.folder.join("servers").join(store_name(store))
-    }
-
-    pub fn plans_folder(&self) -> PathBuf {
-        self.folder.join("plans")
-    }
-
-    /// Return the folder in which plans of one order find each other.
-    pub fn orders_folder(&self) -> PathBuf {
-        self.folder.join("orders")
-    }
-
-    /// Return the file with a lock for each order, which its leading plan holds.
-    pub fn leaders(&self) -> PathBuf {
-        self.folder.join("leaders")
+        Flight::enter(&self.part(LOCKS))
     }
 
     /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
     pub fn guarded(&self) -> io::Result<impl Fn(&UsageRecord) -> bool> {
-        let running = registry::running(&self.plans_folder())?;
+        let running = registry::running(&self.part(PLANS))?;
         Ok(move |record: &UsageRecord| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
     }
 
@@ -188,14 +178,10 @@ impl Drive {
         Ok(self.usage.stores()?.iter().find(|record| record.store == cut(store)).map_or(0, |record| record.counts.bytes))
     }
 
-    pub fn locks(&self) -> PathBuf {
-        self.folder.join("fetching")
-    }
-
     /// Return an extent if it exists. Cost: two calls the first time.
     pub fn find(&self, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Arc<Extent>>> {
         if let Some(extent) = self.open.get().get(key)
-            && object_bytes.is_none_or(|bytes| bytes == extent.object_bytes())
+            && object_bytes.is_none_or(|bytes| bytes == extent.object_bytes)
         {
             return Ok(Some(extent));
         }
@@ -221,17 +207,14 @@ impl Drive {
 
     /// Remove what is at the place of an extent and cannot be read as one. It might be read again later, with the note that it has.
     pub fn remove_unreadable(&self, key: &Key) -> io::Result<()> {
-        match std::fs::remove_file(self.path(key)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
+        remove_if_there(&self.path(key))
     }
 
     /// Remove an extent's file and free its space, also if other processes have the file open. The caller holds its locks.
     pub fn unlink(&self, extent: &Extent) -> io::Result<()> {
         extent.empty()?;
-        self.forget(extent.key());
-        let path = self.path(extent.key());
+        self.forget(&extent.key);
+        let path = self.path(&extent.key);
         std::fs::remove_file(&path)?;
         // The folder may have other extents.
         let _ = path.parent().map(std::fs::remove_dir);
@@ -240,7 +223,7 @@ impl Drive {
 
     /// Keep an extent open.
     pub fn keep_open(&self, extent: &Arc<Extent>) {
-        self.open.get().insert(extent.key().clone(), extent.clone());
+        self.open.get().insert(extent.key.clone(), extent.clone());
     }
 
     /// Forget an open extent, because its file is damaged or gone.
@@ -304,6 +287,14 @@ impl Drive {
     }
 }
 
+/// Remove a file, unless it is gone already.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
 /// Return a name for a store that a file can have.
 pub fn store_name(store: &str) -> String {
     format!("{:016x}", mix(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, cut(store).as_bytes())))
@@ -356,7 +347,7 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
         // Parts of a cache that somebody deleted while it was used are made anew by those who use it.
-        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "orders", "leaders", "stores", "pending", "servers"];
+        let ours = ["CACHEDIR.TAG", "lost+found", USAGE, LOCKS, PLANS, ORDERS, LEADERS, STORES, PENDING, SERVERS];
         if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
             return Ok(private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES).is_ok_and(|found| found == MARKER.as_bytes()));
@@ -376,8 +367,8 @@ fn write_marker(folder: &Path) -> io::Result<()> {
 
 /// Return whether a marker is this version's with damaged bits: most of its bytes and of its version numbers are right.
 fn is_damaged_marker(found: &[u8]) -> bool {
-    let pairs = || found.iter().zip(MARKER.as_bytes());
-    let same = pairs().filter(|(found, expected)| found == expected).count();
-    let versions = pairs().filter(|(found, expected)| expected.is_ascii_digit() && found == expected).count();
-    found.len() == MARKER.len() && 2 * same >= MARKER.len() && versions >= 2
+    let same: Vec<u8> =
+        found.iter().copied().zip(MARKER.bytes()).filter(|(found, expected)| found == expected).map(|(byte, _)| byte).collect();
+    let versions = same.iter().filter(|byte| byte.is_ascii_digit()).count();
+    found.len() == MARKER.len() && 2 * same.len() >= MARKER.len() && versions >= 2
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::drive::Drive;
+use crate::drive::{Drive, PENDING};
 use crate::extent::pages::stored_bytes;
 use crate::extent::{Extent, STRETCH_PAGES};
 use crate::flight::WHOLE;
@@ -79,7 +79,12 @@ fn evict(drive: &Drive, bytes: u64, choose: impl Fn(u64) -> io::Result<Option<Pa
             if freed >= wanted {
                 break;
             }
-            freed += clear_stretch(drive, &extents[candidate.extent], candidate.stretch)?;
+            let (extent, first) = (&extents[candidate.extent], candidate.stretch * STRETCH_PAGES);
+            freed += clear(drive, extent, first..first + STRETCH_PAGES, Duration::ZERO)?;
+            // The file goes with its last page.
+            if stored_bytes(&extent.whole_table()?) == 0 {
+                freed += remove(drive, extent, |crcs| stored_bytes(crcs) == 0)?;
+            }
         }
         failed = if freed == before { failed + 1 } else { 0 };
     }
@@ -117,39 +122,26 @@ fn sample(choose: &impl Fn(u64) -> io::Result<Option<PathBuf>>, random: &mut u64
     Ok((extents, candidates))
 }
 
-/// Evict a stretch, and the file of its extent if that was the last one. Returns the bytes that were freed.
-fn clear_stretch(drive: &Drive, extent: &Extent, stretch: u32) -> io::Result<u64> {
-    Ok(clear(drive, extent, stretch * STRETCH_PAGES..(stretch + 1) * STRETCH_PAGES, Duration::ZERO)? + remove_if_empty(drive, extent)?)
-}
-
 /// Remove pages. Returns the bytes that were freed: none if another operation uses the pages for longer than `patience`. A caller that holds
 /// locks must not wait.
 pub fn clear(drive: &Drive, extent: &Extent, pages: Range<u32>, patience: Duration) -> io::Result<u64> {
     let Some(flight) = drive.flight()? else { return Ok(0) };
     let pages = pages.start..pages.end.min(extent.pages());
-    if !flight.lock(extent.hash(), pages.clone(), patience)? || !extent.is_linked() {
+    if !flight.lock(extent.hash, pages.clone(), patience)? || !extent.is_linked() {
         return Ok(0);
     }
     let bytes = stored_bytes(&extent.table(pages.clone())?);
     if bytes > 0 {
         extent.clear(pages)?;
-        drive.usage.release(extent.key().store(), bytes, bytes)?;
+        drive.usage.release(extent.key.store(), bytes, bytes)?;
     }
     Ok(bytes)
-}
-
-/// Remove an extent's file if it has no pages. Returns the bytes that were freed.
-fn remove_if_empty(drive: &Drive, extent: &Extent) -> io::Result<u64> {
-    if stored_bytes(&extent.whole_table()?) > 0 {
-        return Ok(0);
-    }
-    remove(drive, extent, |crcs| stored_bytes(crcs) == 0)
 }
 
 /// Remove an extent's file if no operation uses it and `when` agrees. Returns the bytes that were freed.
 pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> io::Result<u64> {
     let Some(flight) = drive.flight()? else { return Ok(0) };
-    if !flight.try_lock(extent.hash(), WHOLE)? || !extent.is_linked() {
+    if !flight.try_lock(extent.hash, WHOLE)? || !extent.is_linked() {
         return Ok(0);
     }
     let crcs = extent.whole_table()?;
@@ -158,9 +150,9 @@ pub fn remove(drive: &Drive, extent: &Extent, when: impl Fn(&[u32]) -> bool) -> 
     }
     let pages = stored_bytes(&crcs);
     let overhead = extent.overhead_now()?;
-    let _mark = Registered::new(&drive.pending_folder(), extent.key().store().as_bytes())?;
+    let _mark = Registered::new(&drive.part(PENDING), extent.key.store().as_bytes())?;
     drive.unlink(extent)?;
-    drive.usage.release(extent.key().store(), pages + overhead, pages)?;
+    drive.usage.release(extent.key.store(), pages + overhead, pages)?;
     Ok(pages + overhead)
 }
 

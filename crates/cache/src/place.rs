@@ -13,14 +13,17 @@ pub struct WeightedPlace {
 
 /// Return the index of the place that holds a key, or None if all weights are 0. Cost: one logarithm per place.
 pub fn place(key: u64, places: &[WeightedPlace]) -> Option<usize> {
-    let score = |place: &WeightedPlace| {
-        // In (0, 1), with 53 random bits.
-        let unit = ((mix(key ^ mix(place.name)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-        -place.weight / unit.ln()
-    };
-    let best =
-        places.iter().enumerate().filter(|(_, place)| place.weight > 0.0).max_by(|one, other| score(one.1).total_cmp(&score(other.1)));
+    let weighted = places.iter().enumerate().filter(|(_, place)| place.weight > 0.0);
+    let best = weighted.max_by(|(_, one), (_, other)| one.score(key).total_cmp(&other.score(key)));
     best.map(|(index, _)| index)
+}
+
+impl WeightedPlace {
+    fn score(&self, key: u64) -> f64 {
+        // In (0, 1), with 53 random bits.
+        let random = ((mix(key ^ mix(self.name)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+        -self.weight / random.ln()
+    }
 }
 
 /// Mix the bits of a number (the finaliser of SplitMix64).

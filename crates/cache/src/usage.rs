@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use penstock_storage::private;
 use penstock_storage::process::PerProcess;
 
+use crate::extent::read_padded;
 use crate::flight::{Flight, WHOLE};
 
 const RECORD_BYTES: usize = 512;
@@ -141,14 +142,8 @@ impl Usage {
 
     fn record_if_sound(&self, number: u64) -> io::Result<Option<UsageRecord>> {
         let mut bytes = [0; RECORD_BYTES];
-        let (mut filled, at) = (0, number * RECORD_BYTES as u64);
         // Records behind the end of the file are empty.
-        while filled < RECORD_BYTES {
-            match self.file.read_at(&mut bytes[filled..], at + filled as u64)? {
-                0 => break,
-                more => filled += more,
-            }
-        }
+        read_padded(&self.file, &mut bytes, number * RECORD_BYTES as u64)?;
         Ok(UsageRecord::parse(&bytes))
     }
 

@@ -26,7 +26,7 @@ impl Cached {
     fn whole(&self, name: &str) -> Option<Bytes> {
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
-        let extent = drive.find_usable(&key, None).ok().flatten().filter(|extent| extent.object_bytes() <= EXTENT_BYTES)?;
+        let extent = drive.find_usable(&key, None).ok().flatten().filter(|extent| extent.object_bytes <= EXTENT_BYTES)?;
         let table = extent.whole_table().ok()?;
         let mut body = vec![0; extent.data_bytes() as usize];
         let is_sound = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
@@ -42,8 +42,8 @@ impl Cached {
     fn is_whole(&self, name: &str) -> std::io::Result<Option<u64>> {
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
-        let Some(extent) = drive.find_usable(&key, None)?.filter(|extent| extent.object_bytes() <= EXTENT_BYTES) else { return Ok(None) };
-        Ok(extent.is_whole(drive.now_ms())?.then(|| extent.object_bytes()))
+        let Some(extent) = drive.find_usable(&key, None)?.filter(|extent| extent.object_bytes <= EXTENT_BYTES) else { return Ok(None) };
+        Ok(extent.is_whole(drive.now_ms())?.then(|| extent.object_bytes))
     }
 
     /// Keep an object that was read whole, if it fits into one extent and no other operation is storing it.
@@ -56,7 +56,7 @@ impl Cached {
         }
         let Some(extent) = room::make(drive, &key, bytes)? else { return Ok(()) };
         let Some(flight) = drive.flight()? else { return Ok(()) };
-        if !flight.try_lock(extent.hash(), 0..extent.pages())? || !extent.is_linked() {
+        if !flight.try_lock(extent.hash, 0..extent.pages())? || !extent.is_linked() {
             return Ok(());
         }
         let reserved = u64::from(extent.pages()) * PAGE_BYTES - stored_bytes(&extent.whole_table()?);
@@ -129,7 +129,7 @@ impl Cached {
         let found = if drive.is_usable() { drive.find_any(&key) } else { Ok(None) };
         let (extent, note) = drive.succeeded(found)??;
         let (note, is_believed) = self.trust.as_ref()?.check(drive_number, &note)?;
-        is_of(&extent, object).then(|| Noted { name: extent.key().name().to_owned(), note: note.to_vec(), is_believed })
+        is_of(&extent, object).then(|| Noted { name: extent.key.name().to_owned(), note: note.to_vec(), is_believed })
     }
 }
 
@@ -144,7 +144,7 @@ pub struct Noted {
 
 /// Return whether an extent is of some version of an object. Another object may have the same place.
 fn is_of(extent: &Extent, name: &str) -> bool {
-    object_of(extent.key().name()) == object_of(name)
+    object_of(extent.key.name()) == object_of(name)
 }
 
 impl Read for Cached {

@@ -31,9 +31,9 @@ const STAMP_SECONDS: u32 = 16;
 pub struct Extent {
     file: File,
     layout: ExtentLayout,
-    object_bytes: u64,
-    key: Key,
-    hash: u64,
+    pub object_bytes: u64,
+    pub key: Key,
+    pub hash: u64,
     /// The time of last use of each stretch, as this process wrote it last.
     stamped: Vec<AtomicU32>,
     /// Before this time, the extent counts as not whole.
@@ -77,18 +77,6 @@ impl Extent {
         let file = options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         file.write_all_at(&tail, layout.identity)?;
         Ok(Extent::with(file, layout, object_bytes, key.clone()))
-    }
-
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-
-    pub fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    pub fn object_bytes(&self) -> u64 {
-        self.object_bytes
     }
 
     /// Return the number of bytes of the object that belong to this extent.
@@ -140,9 +128,13 @@ impl Extent {
 
     /// Return the stored checksum of each page. 0 means that the page is not cached.
     pub fn table(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
-        let mut bytes = vec![0; 4 * pages.len()];
-        self.read_at(&mut bytes, self.layout.table + 4 * u64::from(pages.start))?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect())
+        self.numbers(self.layout.table + 4 * u64::from(pages.start), pages.len())
+    }
+
+    fn numbers(&self, at: u64, count: usize) -> io::Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * count];
+        read_padded(&self.file, &mut bytes, at)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|number| u32::from_le_bytes(*number)).collect())
     }
 
     /// Return the stored checksums of all pages.
@@ -171,7 +163,7 @@ impl Extent {
     /// Read pages whose stored checksums are given into `out`, which ends where the data ends. Returns how many of the first pages match
     /// their checksums.
     pub fn read(&self, first: u32, crcs: &[u32], out: &mut [u8]) -> io::Result<usize> {
-        self.read_at(out, u64::from(first) * PAGE_BYTES)?;
+        read_padded(&self.file, out, u64::from(first) * PAGE_BYTES)?;
         let pages = out.chunks(PAGE_BYTES as usize).zip(first..).zip(crcs);
         Ok(pages.take_while(|((page, number), crc)| **crc != 0 && self.crc(*number, page) == **crc).count())
     }
@@ -212,7 +204,7 @@ impl Extent {
             let group = first..pages.end.min(first + STRETCH_PAGES);
             let table = self.table(group.clone())?;
             let data = &mut data[..self.bytes_in(&group)];
-            self.read_at(data, u64::from(first) * PAGE_BYTES)?;
+            read_padded(&self.file, data, u64::from(first) * PAGE_BYTES)?;
             for ((page, number), crc) in data.chunks(PAGE_BYTES as usize).zip(group).zip(table) {
                 if crc != 0 && self.crc(number, page) != crc {
                     found.push(number);
@@ -220,20 +212,6 @@ impl Extent {
             }
         }
         Ok(found)
-    }
-
-    /// Read bytes of the file. Behind its end are zeros, because a removed extent is cut to nothing.
-    fn read_at(&self, mut out: &mut [u8], mut at: u64) -> io::Result<()> {
-        while !out.is_empty() {
-            match self.file.read_at(out, at) {
-                Ok(0) => break,
-                Ok(read) => (out, at) = (&mut out[read..], at + read as u64),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        out.fill(0);
-        Ok(())
     }
 
     /// Store whole pages, first the data and then the checksums, and note that their stretches are used now. Otherwise, what was just fetched would be the
@@ -282,9 +260,7 @@ impl Extent {
 
     /// Return the time of last use of each stretch, in seconds since 1970.
     pub fn stamps(&self) -> io::Result<Vec<u32>> {
-        let mut bytes = vec![0; (self.layout.identity - self.layout.stamps) as usize];
-        self.read_at(&mut bytes, self.layout.stamps)?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|stamp| u32::from_le_bytes(*stamp)).collect())
+        self.numbers(self.layout.stamps, self.stamped.len())
     }
 
     /// Return the stored checksum of a page: its crc32c, changed by its place so that a page at a wrong place fails.
@@ -293,6 +269,20 @@ impl Extent {
         // 0 means that the page is not cached.
         (crc_fast::crc32_iscsi(data) ^ place).max(1)
     }
+}
+
+/// Read bytes of a file. Behind its end are zeros: a removed extent is cut to nothing.
+pub fn read_padded(file: &File, mut out: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !out.is_empty() {
+        match file.read_at(out, at) {
+            Ok(0) => break,
+            Ok(read) => (out, at) = (&mut out[read..], at + read as u64),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    out.fill(0);
+    Ok(())
 }
 
 /// Read bytes of a file that the kernel has in memory, and return how many there were. Bytes that would have to be read from the drive end

@@ -124,9 +124,10 @@ pub fn read_tail(file: &File) -> io::Result<Option<Tail>> {
     if !is_read(file.read_exact_at(&mut footer, footer_at))? {
         return Ok(None);
     }
-    let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
-    let object_bytes = u64::from(number(8)) | u64::from(number(12)) << 32;
-    let (extent, identity_bytes, note_bytes, crc) = (number(16), u64::from(number(20)), u64::from(number(24)), number(28));
+    let (words, _) = footer.as_chunks::<4>();
+    let [_, _, low, high, extent, identity_bytes, note_bytes, crc] = std::array::from_fn(|at| u32::from_le_bytes(words[at]));
+    let object_bytes = u64::from(low) | u64::from(high) << 32;
+    let (identity_bytes, note_bytes) = (u64::from(identity_bytes), u64::from(note_bytes));
     let layout = ExtentLayout::of(object_bytes, extent, identity_bytes, note_bytes);
     let Some(layout) = layout.filter(|layout| layout.footer == footer_at) else { return Ok(None) };
     let mut identity = vec![0; (identity_bytes + note_bytes) as usize];

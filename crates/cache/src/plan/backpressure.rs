@@ -75,27 +75,29 @@ impl Backpressure {
         state.started || state.ended
     }
 
+    /// Return whether the loader waits for a step for which it has waited since `began`.
+    fn must_wait(&self, state: &BackpressureState, step: u64, began: Instant) -> bool {
+        state.started
+            && state.ready <= step
+            && !state.ended
+            && state.gave_up_at != Some(state.ready)
+            && !self.is_stopped()
+            && began.elapsed() < PATIENCE
+            && !process::interrupted()
+    }
+
     /// Wait until a step is ready.
     pub fn before(&self, step: u64) {
         let began = Instant::now();
         let mut state = self.lock();
-        let must_wait = |state: &BackpressureState| {
-            state.started
-                && state.ready <= step
-                && !state.ended
-                && state.gave_up_at != Some(state.ready)
-                && !self.is_stopped()
-                && began.elapsed() < PATIENCE
-                && !process::interrupted()
-        };
-        if !must_wait(&state) {
+        if !self.must_wait(&state, step, began) {
             state.begun = state.begun.max(step + 1);
             return;
         }
         state.waiting += 1;
         state.tell(Field::Waits, 1);
         self.changed.notify_all(); // The plan looks at other plans more often while its loader waits.
-        while must_wait(&state) {
+        while self.must_wait(&state, step, began) {
             (state, _) = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
         if began.elapsed() >= PATIENCE {

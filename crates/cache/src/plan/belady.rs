@@ -145,11 +145,10 @@ impl Belady {
         self.kept_bytes += found.bytes;
         self.by_next_use.push((next_use, run));
         if self.by_next_use.len() > 64 + 4 * self.runs.len() {
-            let is_true = |(next_use, run): &(u64, u32)| {
+            self.by_next_use.retain(|(next_use, run)| {
                 let run = &self.runs[*run as usize];
                 run.residence == Residence::Kept && run.next_use == *next_use
-            };
-            self.by_next_use.retain(is_true);
+            });
         }
     }
 
@@ -246,6 +245,7 @@ impl Belady {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::mix;
 
     /// Return the fewest fetches of any strategy that may also keep nothing, by trying all of them.
     fn fewest(uses: &[u32], cached: u32, capacity: u32) -> u32 {
@@ -275,14 +275,8 @@ mod tests {
 
     #[test]
     fn no_strategy_fetches_less() {
-        let mut random = 1u64;
-        for _ in 0..300 {
-            let uses: Vec<u32> = (0..11)
-                .map(|_| {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    (random >> 40) as u32 % 5
-                })
-                .collect();
+        for round in 0..300 {
+            let uses: Vec<u32> = (0..11).map(|use_| (mix(round << 8 | use_) % 5) as u32).collect();
             for capacity in 1..=4 {
                 let fetches = simulate(&uses, capacity);
                 assert_eq!(fetches.len() as u32, fewest(&uses, 0, capacity as u32), "{uses:?} in {capacity}");
@@ -293,16 +287,7 @@ mod tests {
     #[test]
     fn fetches_can_begin_when_they_say() {
         // Execute each fetch as early as it says, before the uses of its step: nothing that is still needed may have gone.
-        let mut random = 9u64;
-        let mut epochs: Vec<u32> = Vec::new();
-        for _ in 0..4 {
-            let mut epoch: Vec<u32> = (0..8).collect();
-            for at in (1..8).rev() {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                epoch.swap(at, (random >> 40) as usize % (at + 1));
-            }
-            epochs.extend(epoch);
-        }
+        let epochs = shuffled(8, 4);
         for capacity in 1..=8 {
             let fetches = simulate(&epochs, capacity);
             let mut cached = 0u32;
@@ -322,23 +307,19 @@ mod tests {
     }
 
     /// Return shuffled epochs of `count` runs.
-    fn epochs(count: u32, epochs: u32) -> Vec<u32> {
-        let mut random = 5u64;
-        let mut epoch = || {
-            let mut epoch: Vec<u32> = (0..count).collect();
-            for at in (1..count as usize).rev() {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                epoch.swap(at, (random >> 33) as usize % (at + 1));
-            }
-            epoch
+    fn shuffled(count: u32, epochs: u64) -> Vec<u32> {
+        let epoch = |epoch: u64| {
+            let mut runs: Vec<u32> = (0..count).collect();
+            runs.sort_by_key(|run| mix(epoch << 32 | u64::from(*run)));
+            runs
         };
-        (0..epochs).flat_map(|_| epoch()).collect()
+        (0..epochs).flat_map(epoch).collect()
     }
 
     #[test]
     fn fetches_of_shuffled_epochs_begin_early_and_are_as_few() {
         let (count, each, capacity, reserve) = (1000, 10, 200, 10);
-        let uses = epochs(count, 6);
+        let uses = shuffled(count, 6);
         let mut belady = Belady::new(vec![1; count as usize], capacity, reserve);
         let (mut hits, mut early, mut fetches, mut cold) = (0, 0, 0, 0);
         for epoch in 0..5 {
@@ -378,19 +359,11 @@ mod tests {
 
     #[test]
     fn runs_larger_than_the_cache_are_not_kept() {
-        let mut belady = Belady::new([10, 5], 5, 0);
+        let (mut belady, mut kept) = (Belady::new([10, 5], 5, 0), Vec::new());
         for step in 0..6 {
             let fetch = belady.access(step % 2, u64::from(step), u64::from(step) + 2);
-            assert_eq!(
-                fetch.map(|fetch| fetch.keep),
-                if step == 1 {
-                    Some(true)
-                } else if step % 2 == 0 {
-                    Some(false)
-                } else {
-                    None
-                }
-            );
+            kept.push(fetch.map(|fetch| fetch.keep));
         }
+        assert_eq!(kept, [Some(false), Some(true), Some(false), None, Some(false), None]);
     }
 }

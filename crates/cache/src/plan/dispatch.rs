@@ -83,14 +83,13 @@ pub struct Dispatch<'d, 'a> {
 }
 
 impl Carries for Dispatch<'_, '_> {
-    /// Return whether a group may have runs that stay in memory. Other processes would not find them, and the loader reads on its own what would
-    /// be too much.
+    /// Other processes would not find what stays in memory, and the loader reads on its own what would be too much.
     fn may_pass(&self, group: &FetchGroup) -> bool {
         let is_alone = self.election.as_ref().is_none_or(|election| election.is_alone());
         is_alone && self.passing_bytes() <= AHEAD_BYTES && group.pass_bytes <= AHEAD_BYTES
     }
 
-    /// Begin to fetch a group, after which all steps below `ready` are ready. Waits while the plan is far ahead of the loaders.
+    /// Waits while the plan is far ahead of the loaders.
     fn put(&mut self, group: FetchGroup, ready: u64) -> Result<(), Ended> {
         let FetchGroup { fetches, passes, until, pass_bytes, eviction, .. } = group;
         if !passes.is_empty() {
@@ -117,12 +116,10 @@ impl Carries for Dispatch<'_, '_> {
         }
     }
 
-    /// Return the step from which on no loader reads, as far as they know.
     fn until(&self) -> u64 {
         self.election.as_ref().map_or_else(|| self.backpressure.until(), |election| election.until())
     }
 
-    /// Wait until a loader will read this step.
     fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended> {
         loop {
             let read = self.allow();

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use super::page_runs::{Future, Member, Object, PageRun, PageRuns, Uses};
 use crate::cache::Cached;
-use crate::drive::Drive;
 use crate::evict;
-use crate::extent::{EXTENT_BYTES, Extent, PAGE_BYTES, STRETCH_PAGES};
+use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, STRETCH_PAGES};
 use crate::read_through::{ExtentPages, JOINED_BYTES, ReadThrough};
 
 /// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
@@ -52,6 +51,24 @@ pub struct PlanLayout<'a> {
 }
 
 impl PlanLayout<'_> {
+    pub fn new(cached: &Cached, objects: Vec<Object>, page_runs: PageRuns) -> PlanLayout<'_> {
+        let mut layout = PlanLayout { cached, objects, page_runs, drive_of: Vec::new(), used: Vec::new(), fits: false };
+        layout.drive_of = layout.page_runs.runs.iter().map(|run| cached.drives().number_of(&layout.key(run).0) as u16).collect();
+        layout.fits = layout.fits();
+        layout
+    }
+
+    /// Return the key of the extent that has a run, and the bytes of its object.
+    pub fn key(&self, run: &PageRun) -> (Key, u64) {
+        let Object { name, bytes } = &self.objects[run.object as usize];
+        (self.cached.key(name, run.extent), *bytes)
+    }
+
+    /// Return the bytes of those runs that a drive holds.
+    pub fn bytes_on(&self, drive: usize, runs: &[u32]) -> u64 {
+        runs.iter().filter(|run| self.drive_number(**run) == drive).map(|run| self.run(*run).bytes()).sum()
+    }
+
     pub fn run(&self, run: u32) -> &PageRun {
         &self.page_runs.runs[run as usize]
     }
@@ -72,7 +89,7 @@ impl PlanLayout<'_> {
     }
 
     /// Return whether the drives have room for all samples.
-    pub fn fits(&self) -> bool {
+    fn fits(&self) -> bool {
         let drives = &self.cached.drives().drives;
         let mut free: Vec<i128> = drives.iter().map(|drive| i128::from(drive.room_bytes(&self.cached.store).unwrap_or(0))).collect();
         let mut last = None;
@@ -81,8 +98,8 @@ impl PlanLayout<'_> {
             let room = &mut free[usize::from(*drive)];
             *room -= i128::from(run.bytes());
             if last.replace((run.object, run.extent)) != Some((run.object, run.extent)) {
-                let Object { name, bytes } = &self.objects[run.object as usize];
-                *room -= i128::from(Extent::overhead_bytes(*bytes, &self.cached.key(name, run.extent)));
+                let (key, object_bytes) = self.key(run);
+                *room -= i128::from(Extent::overhead_bytes(object_bytes, &key));
             }
         }
         free.iter().all(|room| *room >= 0)
@@ -131,6 +148,13 @@ impl PlanLayout<'_> {
         (requests, bytes)
     }
 
+    /// Remove the pages of runs from a set.
+    pub fn remove(&self, runs: &[u32], set: &mut Pages) {
+        for (object, pages) in runs.iter().map(|run| self.pages_of(*run)) {
+            pages.for_each(|page| set.remove(object, page));
+        }
+    }
+
     /// Return the object of a run, and its pages in the object.
     pub fn pages_of(&self, run: u32) -> (u32, Range<u64>) {
         let PageRun { object, extent, pages } = &self.run(run);
@@ -152,13 +176,9 @@ impl PlanLayout<'_> {
     }
 
     pub fn evict(&self, run: u32) {
-        let (drive, run) = (self.drive(run), &self.run(run));
-        let key = self.cached.key(&self.objects[run.object as usize].name, run.extent);
-        let cleared = drive
-            .find(&key, None)
-            .and_then(|found| found.map_or(Ok(0), |extent| evict::clear(drive, &extent, run.pages.clone(), PATIENCE)));
-        if let Err(error) = cleared {
-            drive.failed(&error);
+        let (drive, run) = (&self.cached.drives().drives[self.drive_number(run)], self.run(run));
+        if let Some(Some(extent)) = drive.succeeded(drive.find(&self.key(run).0, None)) {
+            drive.succeeded(evict::clear(drive, &extent, run.pages.clone(), PATIENCE));
         }
     }
 
@@ -177,9 +197,5 @@ impl PlanLayout<'_> {
         fetches.sort_unstable();
         fetches.dedup();
         fetches
-    }
-
-    fn drive(&self, run: u32) -> &Drive {
-        &self.cached.drives().drives[self.drive_number(run)]
     }
 }

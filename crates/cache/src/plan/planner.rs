@@ -10,9 +10,10 @@ use super::belady::{Belady, NEVER};
 use super::dispatch::{Carries, Dispatch, Ended, FetchGroup};
 use super::election::{Election, Field};
 use super::layout::{Pages, PlanLayout};
-use super::page_runs::{Future, Member, Object, PageRun, PageRuns, Uses, order_of};
+use super::page_runs::{Future, Member, PageRuns, Uses, order_of};
 use super::prefetch_queue::{Closes, PrefetchQueue};
 use crate::cache::Cached;
+use crate::drive::PLANS;
 use crate::extent::Extent;
 use crate::registry::Registered;
 
@@ -27,14 +28,6 @@ const FETCHES: usize = 8;
 /// thirty-second if that is less. It has room for a step, or two if several jobs read the same. A loader alone gets such pages in memory.
 const PASSING_PART: u64 = 128;
 const PASSING_BYTES: u64 = 1 << 20;
-/// What an epoch would read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Foreseen {
-    pub cached_bytes: u64,
-    pub cold_bytes: u64,
-    pub requests: u64,
-}
-
 /// How long a plan waits for reads that began before it.
 const SETTLES: Duration = Duration::from_secs(2);
 
@@ -42,6 +35,14 @@ const SETTLES: Duration = Duration::from_secs(2);
 const PULSE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 });
 /// Longer than a leader waits for a member that does not read.
 const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
+
+/// What an epoch would read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Foreseen {
+    pub cached_bytes: u64,
+    pub cold_bytes: u64,
+    pub requests: u64,
+}
 
 /// The plan of one loader while it runs.
 pub struct Planner<'a> {
@@ -56,10 +57,7 @@ impl Planner<'_> {
     fn new<'a>(cached: &'a Cached, future: &dyn Future) -> Result<Planner<'a>> {
         let (objects, needs) = future.needs()?;
         let page_runs = PageRuns::new(future.samples(), needs);
-        let key = |run: &PageRun| cached.key(&objects[run.object as usize].name, run.extent);
-        let drive_of = page_runs.runs.iter().map(|run| cached.drives().number_of(&key(run)) as u16).collect();
-        let mut layout = PlanLayout { cached, objects, page_runs, drive_of, used: Vec::new(), fits: false };
-        layout.fits = layout.fits();
+        let layout = PlanLayout::new(cached, objects, page_runs);
         Ok(Planner { layout, caches: Vec::new(), steps_ahead: future.epoch_steps().max(1) })
     }
 
@@ -92,7 +90,7 @@ impl Planner<'_> {
         let drives = &cached.drives().drives;
         let plans = drives
             .iter()
-            .map(|drive| Registered::new(&drive.plans_folder(), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
+            .map(|drive| Registered::new(&drive.part(PLANS), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
         if planner.layout.fits {
             // Nothing is evicted, and reads may keep what they fetch beside the plan.
@@ -193,8 +191,8 @@ impl Planner<'_> {
 
     /// Return the uses in the steps from `begin` to `end`, and in the epoch that follows.
     fn uses(&self, future: &dyn Future, members: &[Member], begin: u64, end: u64) -> (Uses, Uses) {
-        let uses = |steps| self.layout.uses(future, members, steps);
-        (uses(begin..end), uses(end..end + self.steps_ahead))
+        let layout = &self.layout;
+        (layout.uses(future, members, begin..end), layout.uses(future, members, end..end + self.steps_ahead))
     }
 
     /// Begin with the runs that are cached already, and with the room that the drives have. There must be room for `passing_steps` besides what is
@@ -203,50 +201,45 @@ impl Planner<'_> {
         let layout = &mut self.layout;
         let drives = &layout.cached.drives().drives;
         layout.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
-        let (mut known, mut cached): (Option<Known>, Vec<(u64, u32)>) = (None, Vec::new());
         let store = &layout.cached.store;
         let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(store).unwrap_or(0)).collect();
         // What the store has beside the runs, such as pages of lists of files.
         let mut other_bytes: Vec<u64> = drives.iter().map(|drive| drive.store_bytes(store).unwrap_or(0)).collect();
-        for (index, run) in layout.page_runs.runs.iter().enumerate() {
-            let number = usize::from(layout.drive_of[index]);
-            if known.as_ref().is_none_or(|known| (known.object, known.extent) != (run.object, run.extent)) {
-                let Object { name, bytes } = &layout.objects[run.object as usize];
-                let key = layout.cached.key(name, run.extent);
-                let found = drives[number].find(&key, Some(*bytes)).ok().flatten();
-                let overhead_bytes = Extent::overhead_bytes(*bytes, &key);
-                room_bytes[number] = room_bytes[number].saturating_sub(overhead_bytes);
-                other_bytes[number] = other_bytes[number].saturating_sub(if found.is_some() { overhead_bytes } else { 0 });
-                let table = found.and_then(|found| found.table(0..found.pages()).ok()).unwrap_or_default();
-                known = Some(Known { object: run.object, extent: run.extent, table });
-            }
-            let table = known.as_ref().and_then(|known| known.table.get(run.pages.start as usize..run.pages.end as usize));
-            if table.is_some_and(|table| !table.is_empty() && !table.contains(&0)) {
-                other_bytes[number] = other_bytes[number].saturating_sub(run.bytes());
-                cached.push((current.first_use[index].min(later.first_use[index]), index as u32));
+        let mut cached: Vec<(u64, u32)> = Vec::new();
+        let mut index = 0;
+        for of_extent in layout.page_runs.runs.chunk_by(|one, next| (one.object, one.extent) == (next.object, next.extent)) {
+            let number = layout.drive_number(index as u32);
+            let (key, object_bytes) = layout.key(&of_extent[0]);
+            let found = drives[number].find(&key, Some(object_bytes)).ok().flatten();
+            let overhead_bytes = Extent::overhead_bytes(object_bytes, &key);
+            room_bytes[number] = room_bytes[number].saturating_sub(overhead_bytes);
+            other_bytes[number] = other_bytes[number].saturating_sub(if found.is_some() { overhead_bytes } else { 0 });
+            let table = found.and_then(|found| found.whole_table().ok()).unwrap_or_default();
+            for run in of_extent {
+                let crcs = table.get(run.pages.start as usize..run.pages.end as usize).unwrap_or_default();
+                if !crcs.is_empty() && !crcs.contains(&0) {
+                    other_bytes[number] = other_bytes[number].saturating_sub(run.bytes());
+                    cached.push((current.first_use[index].min(later.first_use[index]), index as u32));
+                }
+                index += 1;
             }
         }
-        // What a step of several loaders reads must be there all at once.
-        let step_bytes = |number: usize| {
-            let bytes = |run: &&u32| layout.drive_number(**run) == number;
-            let of_step = |step| current.of(step).iter().filter(bytes).map(|run| layout.run(*run).bytes()).sum();
-            current.steps().map(of_step).max().unwrap_or(0u64)
-        };
-        let on = |(number, room_bytes): (usize, u64)| {
-            let least = PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes(number));
+        self.caches.clear();
+        for (number, (mut room_bytes, other_bytes)) in room_bytes.into_iter().zip(other_bytes).enumerate() {
+            // If everything fits, nothing may give way, whatever other processes that fetch the same have reserved at this moment.
+            room_bytes = if layout.fits { u64::MAX / 2 } else { room_bytes.saturating_sub(other_bytes) };
+            // What a step of several loaders reads must be there all at once.
+            let step_bytes = current.steps().map(|step| layout.bytes_on(number, current.of(step))).max().unwrap_or(0);
+            let least = PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes);
             let reserve = if layout.fits || passing_steps == 0 { 0 } else { least.min(room_bytes / 2) };
-            let sizes = layout.page_runs.runs.iter().zip(&layout.drive_of);
-            let sizes = sizes.map(|(run, on)| if usize::from(*on) == number { run.bytes() } else { 0 });
-            Belady::new(sizes, room_bytes, reserve)
-        };
-        // If everything fits, nothing may give way, whatever other processes that fetch the same have reserved at this moment.
-        let room = |(room_bytes, other_bytes): (u64, u64)| if layout.fits { u64::MAX / 2 } else { room_bytes.saturating_sub(other_bytes) };
-        self.caches = room_bytes.into_iter().zip(other_bytes).map(room).enumerate().map(on).collect();
-        self.caches.iter_mut().for_each(|cache| cache.look_ahead(later.begin, &later.first_use));
+            let sizes = (0..layout.drive_of.len() as u32).map(|run| layout.bytes_on(number, &[run]));
+            let mut cache = Belady::new(sizes, room_bytes, reserve);
+            cache.look_ahead(later.begin, &later.first_use);
+            self.caches.push(cache);
+        }
         cached.sort_unstable();
-        let Planner { layout, caches, .. } = self;
-        let mut has = |(next_use, run): (u64, u32)| caches[layout.drive_number(run)].has(run, next_use);
-        cached.into_iter().filter_map(|cached| (!has(cached)).then_some(cached.1)).collect()
+        cached.retain(|(next_use, run)| !self.caches[layout.drive_number(*run)].has(*run, *next_use));
+        cached.into_iter().map(|(_, run)| run).collect()
     }
 }
 
@@ -275,18 +268,13 @@ impl Carries for Counted<'_> {
     fn put(&mut self, group: FetchGroup, _: u64) -> std::result::Result<(), Ended> {
         let FetchGroup { fetches, passes, eviction, .. } = group;
         let layout = self.layout;
-        let gone = |runs: &[u32], here: &mut Pages| {
-            for (object, pages) in runs.iter().map(|run| layout.pages_of(*run)) {
-                pages.for_each(|page| here.remove(object, page));
-            }
-        };
-        gone(&eviction.victims, &mut self.here);
+        layout.remove(&eviction.victims, &mut self.here);
         for runs in [&layout.chosen(fetches), &passes] {
             let (requests, bytes) = layout.requests(runs, &mut self.here);
             self.foreseen.requests += requests;
             self.foreseen.cold_bytes += bytes;
         }
-        gone(&passes, &mut self.here);
+        layout.remove(&passes, &mut self.here);
         Ok(())
     }
 
@@ -375,11 +363,4 @@ fn follow(backpressure: &Backpressure, election: &mut Election) -> Ended {
         }
         backpressure.pause(false);
     }
-}
-
-/// The checksums of an extent's pages.
-struct Known {
-    object: u32,
-    extent: u32,
-    table: Vec<u32>,
 }

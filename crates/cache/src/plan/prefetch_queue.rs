@@ -172,7 +172,8 @@ impl<'a> PrefetchQueue<'a> {
     /// Announce what is ready, if the first groups are, and let all threads look at the queue again.
     fn announce(&self, state: &mut QueueState<'_>) {
         let ready = state.groups.iter().take_while(|group| group.is_ready()).last().map(|group| group.ready);
-        while state.groups.pop_front_if(|group| group.is_ready() && group.waits_for().is_none()).is_some() {
+        while state.groups.front().is_some_and(|group| group.is_ready() && group.waits_for().is_none()) {
+            state.groups.pop_front();
             state.first += 1;
         }
         if let Some(ready) = ready {

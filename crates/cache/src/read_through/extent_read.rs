@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::drive::{Drive, now_seconds};
+use crate::drive::{Drive, PENDING, now_seconds};
 use crate::extent::pages::{join, runs_of};
 use crate::extent::{Extent, Key, PAGE_BYTES, STRETCH_PAGES, bytes_of};
 use crate::flight::Flight;
@@ -57,7 +57,7 @@ impl<'a> ExtentRead<'a> {
 
     /// Begin an operation that keeps pages on the drive of this part. The locks are missing while another process counts again.
     pub fn begin(&self) -> std::io::Result<(Option<Flight>, Registered)> {
-        Ok((self.drive.flight()?, Registered::new(&self.drive.pending_folder(), self.key.store().as_bytes())?))
+        Ok((self.drive.flight()?, Registered::new(&self.drive.part(PENDING), self.key.store().as_bytes())?))
     }
 
     /// Take the runs of pages that open pieces need, without repetitions. Gaps of up to `gap_pages` between them are added.
@@ -107,12 +107,12 @@ impl<'a> ExtentRead<'a> {
         let Some(extent) = room::make(self.drive, &self.key, self.object_bytes)? else { return Ok(None) };
         let (mut locked, mut busy): (Vec<Range<u32>>, Option<Range<u32>>) = (Vec::new(), None);
         for pages in missing {
-            if flight.try_lock(extent.hash(), pages.clone())? {
+            if flight.try_lock(extent.hash, pages.clone())? {
                 locked.push(pages.clone());
                 continue;
             }
             for page in pages.clone() {
-                if flight.try_lock(extent.hash(), page..page + 1)? {
+                if flight.try_lock(extent.hash, page..page + 1)? {
                     join(&mut locked, page..page + 1, 0);
                 } else {
                     busy.get_or_insert(page..page + 1);

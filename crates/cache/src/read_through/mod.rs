@@ -9,7 +9,7 @@ use penstock_error::{Error, Result};
 use penstock_storage::{Piece, RangeRequest, Slot, add};
 
 use crate::cache::{Cached, Counting, only};
-use crate::drive::now_seconds;
+use crate::drive::{LOCKS, now_seconds};
 use crate::extent::pages::{extents_of, pages_of};
 use crate::extent::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES, bytes_of};
 use crate::flight::Flight;
@@ -317,7 +317,7 @@ impl<'a> ReadThrough<'a> {
             return Ok(false);
         }
         let patience = OTHERS_PATIENCE.saturating_sub(began.elapsed());
-        match Flight::new(&drive.locks()).and_then(|flight| flight.lock(key.hash(), pages, patience)) {
+        match Flight::new(&drive.part(LOCKS)).and_then(|flight| flight.lock(key.hash(), pages, patience)) {
             Ok(true) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
                 Err(Error::new("interrupted", "interrupted while another process fetches the same bytes"))
@@ -383,7 +383,8 @@ impl<'a> ReadThrough<'a> {
                 match (ranges.last_mut(), order.last_mut()) {
                     (Some(range), Some(order))
                         if range.name == part.key.name()
-                            && (range.end()..=range.end() + gap_bytes).contains(&begin)
+                            && begin >= range.end()
+                            && begin - range.end() <= gap_bytes
                             && end - range.begin <= most =>
                     {
                         range.pieces.push(Piece { skip: begin - range.end(), bytes: (end - begin) as usize });

@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime};
 use penstock_error::{Error, Result};
 use penstock_storage::private;
 
-use crate::drive::{Drive, is_mine, store_name};
+use crate::drive::{Drive, SERVERS, is_mine, store_name};
 use crate::extent::store_key;
 
 mod server_lock;
@@ -61,13 +61,13 @@ impl Trust {
     /// Take over the token of the last server of a store, or begin with another one. `is_whole` says that no drive fails. Fails if another server of
     /// the store has been starting for too long: it would not know of this one. Cost: a few calls for each drive.
     pub(crate) fn open(drives: &[Drive], is_whole: bool, store: &str) -> Result<Trust> {
-        let begin =
-            |drive: &Drive| ServerLock::begin(drive.servers_file(store), Some(drive.store_folder(store)), PATIENCE.0).ok().flatten();
+        let begin = |drive: &Drive| {
+            ServerLock::begin(drive.part(SERVERS).join(store_name(store)), Some(drive.store_folder(store)), PATIENCE.0).ok().flatten()
+        };
         let found: Vec<Option<ServerLock>> = drives.iter().map(begin).collect();
         let mark = match marks_folder().and_then(|folder| ServerLock::begin(folder.join(store_name(store)), None, PATIENCE.1)) {
             Ok(None) => {
-                let text =
-                    format!("cannot serve: another server of the same store has been starting for {} s already", PATIENCE.1.as_secs());
+                let text = format!("cannot serve: another server of the same store has been starting for {} s already", PATIENCE.1.as_secs());
                 return Err(Error::new("storage-failed", text).hint("stop that server, or wait until it responds"));
             }
             other => other.ok().flatten(),
@@ -88,7 +88,7 @@ impl Trust {
             }
             token
         });
-        all().for_each(ServerLock::stay);
+        all().for_each(|file| file.lock.stay());
         Ok(Trust {
             token: Mutex::new(token),
             mark,

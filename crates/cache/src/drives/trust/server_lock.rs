@@ -2,7 +2,7 @@
 //! server, or says until when objects may change. What a token is for is explained in `trust`.
 
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -21,11 +21,11 @@ pub struct ServerLock {
     places: Vec<(PathBuf, [u64; 2])>,
     /// Whether no other server had the file locked at first.
     pub is_alone: bool,
-    lock: Flight,
+    pub lock: Flight,
 }
 
 impl ServerLock {
-    /// Lock a file with other servers, which can begin after `stay`. Returns None if another one that starts has it for too long.
+    /// Lock a file with other servers, which can begin after `lock.stay()`. Returns None if another one that starts has it for too long.
     pub fn begin(path: PathBuf, beside: Option<PathBuf>, patience: Duration) -> io::Result<Option<ServerLock>> {
         path.parent().into_iter().chain(beside.as_deref()).try_for_each(private::create_folders)?;
         let Some((lock, is_alone)) = Flight::join(&path, patience)? else { return Ok(None) };
@@ -35,11 +35,6 @@ impl ServerLock {
             places.push((path, number));
         }
         Ok(Some(ServerLock { places, is_alone, lock }))
-    }
-
-    /// Let other servers begin.
-    pub fn stay(&self) {
-        self.lock.stay();
     }
 
     pub fn path(&self) -> &Path {
@@ -59,8 +54,10 @@ impl ServerLock {
         self.text().is_some_and(|found| found == text)
     }
 
+    /// Replace what the file says. It stays the same file, wherever it is now.
     pub fn write(&self, text: &str) -> io::Result<()> {
-        self.lock.write(text)
+        self.lock.file.set_len(0)?;
+        self.lock.file.write_all_at(text.as_bytes(), 0)
     }
 
     /// Return until when objects may change, in seconds since 1970, if the file says so.
@@ -72,14 +69,15 @@ impl ServerLock {
     pub fn write_uncertain(&self, until: SystemTime, durably: bool) {
         let text = format!("{UNCERTAIN}{}", until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs());
         // If this fails, the other files say it.
-        let _ = if durably { self.lock.write_durably(&text) } else { self.lock.write(&text) };
+        let _ = self.write(&text).and_then(|()| if durably { self.lock.file.sync_all() } else { Ok(()) });
     }
 
     /// Let the file say no token. How long objects are uncertain stays: this server or another one may have noted it.
     pub fn disown(&self) {
-        if !self.lock.begins_with(UNCERTAIN) {
+        let mut begin = [0; UNCERTAIN.len()];
+        if self.lock.file.read_exact_at(&mut begin, 0).is_err() || begin != *UNCERTAIN.as_bytes() {
             // If this fails, the other files say it.
-            let _ = self.lock.write("");
+            let _ = self.write("");
         }
     }
 
