@@ -218,14 +218,10 @@ impl Loader {
     ) -> PyResult<Loader> {
         let declared: Declared =
             serde_json::from_str(declared).map_err(|error| invalid(format!("cannot create a loader: {error}"))).or_raise(py)?;
-        let sources = views.iter().zip(&declared.names).zip(files).zip(&declared.codes);
-        let sources = sources
-            .map(|(((view, name), files), codes)| Source {
-                files: files.map(|files| files.0.clone()),
-                codes: codes.clone(),
-                ..view.source(name)
-            })
-            .collect();
+        let mut sources = Vec::with_capacity(views.len());
+        for (((view, name), files), codes) in views.iter().zip(&declared.names).zip(files).zip(&declared.codes) {
+            sources.push(view.source(name, files.map(|files| files.0.clone()), codes.clone()));
+        }
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
@@ -362,15 +358,9 @@ impl Loader {
     /// Return the current counters, in nanoseconds and bytes.
     fn stats(&self) -> BTreeMap<&'static str, u64> {
         let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;
-        [
-            ("fetch_ns", fetch_ns),
-            ("gather_ns", gather_ns),
-            ("transform_ns", transform_ns),
-            ("kept_bytes", kept_bytes),
-            ("peak_bytes", peak_bytes),
-        ]
-        .map(|(name, value)| (name, value.load(Relaxed)))
-        .into()
+        let times = [("fetch_ns", fetch_ns), ("gather_ns", gather_ns), ("transform_ns", transform_ns)];
+        let sizes = [("kept_bytes", &**kept_bytes), ("peak_bytes", peak_bytes)];
+        times.into_iter().chain(sizes).map(|(name, value)| (name, value.load(Relaxed))).collect()
     }
 }
 

@@ -182,19 +182,6 @@ pub trait Pull: Debug + Send + Sync {
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
-/// The samples of a source, starting at row `first`.
-#[derive(Debug)]
-struct Following {
-    source: Arc<dyn Pull>,
-    first: usize,
-}
-
-impl Pull for Following {
-    fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        self.source.pull(self.first + row, slice, take)
-    }
-}
-
 /// Chosen samples of a source.
 #[derive(Debug)]
 struct Chosen {
@@ -291,7 +278,7 @@ impl Column {
                 Column::Ragged(Ragged { data: data.split_off(begin as usize), ends, free, validity: later(validity) })
             }
             Column::Pulled(Pulled { shapes, validity, source }) => {
-                let source = Arc::new(Following { source: source.clone(), first: at });
+                let source = Arc::new(Chosen { source: source.clone(), samples: (at..shapes.len()).collect() });
                 Column::Pulled(Pulled { shapes: shapes.split_off(at), validity: later(validity), source })
             }
         }

@@ -40,6 +40,7 @@ fn futures(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> impl Iterator<Item 
 }
 
 /// The running plans of a loader, one for each source that is read through a cache.
+#[derive(Default)]
 pub struct Plans {
     plans: Vec<Plan>,
     first_number: u64,
@@ -56,11 +57,6 @@ impl Plans {
     /// Move the end to an earlier or later step.
     pub fn set_end(&self, end: u64) {
         self.plans.iter().for_each(|plan| plan.set_until(self.first_number + end));
-    }
-
-    /// Return the plans of a loader that reads mapped files.
-    pub fn none() -> Plans {
-        Plans { plans: Vec::new(), first_number: 0 }
     }
 
     /// Wait until the pages of a step are cached, as far as the plans keep them.

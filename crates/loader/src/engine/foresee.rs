@@ -11,7 +11,7 @@ use penstock_tensor::slice::Slice;
 
 use crate::engine::kept::{Kept, KeptBytes};
 use crate::engine::recipe::Recipe;
-use crate::source::reads::Reads;
+use crate::source::reads::{Reads, note};
 use crate::source::window::Steps;
 
 /// Steps beyond this number of draws are estimated from those before.
@@ -79,11 +79,9 @@ impl Recipe {
             reads.set_lent(number);
             let source = &self.sources[number];
             let positions = missing.iter().flat_map(|run| window.range(source, *run)).map(|position| source.absolute(position)).collect();
-            let before = (foresight.requests, foresight.bytes);
             let mut reader = Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?;
             reader.foresee_blocks(&source.specs(), Purpose::Scan { keep: false }, foresight)?;
-            noted[number].0 += foresight.requests - before.0;
-            noted[number].1 += foresight.bytes - before.1;
+            note(foresight, &mut noted[number]);
         }
         let planned = self.plan_parts(&mut reads, samples.epoch, &samples.draws)?;
         let parts: Vec<(usize, Vec<Option<Slice>>)> =

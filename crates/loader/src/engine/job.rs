@@ -65,12 +65,9 @@ pub enum Target {
 }
 
 impl Job {
-    pub fn tasks(&self) -> usize {
-        self.tasks.len()
-    }
-
-    pub fn needs(&self) -> Needs {
-        self.needs
+    /// Return the memory that the batch needs if so many threads make its samples, and nothing else.
+    pub fn alone_bytes(&self, threads: usize) -> u64 {
+        self.needs.bytes + self.needs.scratch_bytes * self.tasks.len().min(threads) as u64
     }
 
     /// Claim the next task, or return None if all tasks are claimed.
@@ -113,7 +110,7 @@ impl Job {
         for ((cell, target), output) in cells.into_iter().zip(&work.targets).zip(&group.outputs) {
             let output = &pipeline.outputs[*output];
             let written = match target {
-                Target::Loose(list) => cell.loose(output.convert(), output.box_format()).map(|loose| {
+                Target::Loose(list) => cell.loose(output.convert.as_ref(), output.box_format()).map(|loose| {
                     list.lock().unwrap_or_else(PoisonError::into_inner)[at] = loose;
                 }),
                 Target::Array { memory, sample_bytes, nulls } => {
@@ -126,7 +123,7 @@ impl Job {
                             out.fill(0);
                             Ok(())
                         }
-                        Some(out) => cell.write(&output.sizes(), output.convert(), output.dtype, out),
+                        Some(out) => cell.write(&output.sizes(), output.convert.as_ref(), output.dtype, out),
                         None => Ok(()),
                     }
                 }

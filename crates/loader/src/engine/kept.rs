@@ -146,22 +146,22 @@ impl Kept {
         let beside_encoded_bytes = memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART);
         let (mut columns, mut bytes, mut known, mut tails) = (Vec::new(), 0, 0, 0);
         for number in 0..recipe.sources.len() {
-            let (source, mut own) = (&recipe.sources[number], columns_of(recipe, number));
+            let (source, mut kept) = (&recipe.sources[number], columns_of(recipe, number));
             let (snapshot, part) = (&source.snapshot, source.len() as f64 / source.snapshot.len().max(1) as f64);
-            let sizes = snapshot.column_bytes(&own)?;
+            let sizes = snapshot.column_bytes(&kept)?;
             // A source that the cache of blocks can hold is left to it, because all reads of the process share it.
             if sizes.spanned <= block_cache_bytes() / 2 {
-                own.clear();
+                kept.clear();
             }
-            if !own.is_empty() {
+            if !kept.is_empty() {
                 bytes += (sizes.decoded as f64 * part) as u64;
-                known += source.len() * 4 * (own.len() as u64 + 1);
-                tails += snapshot.kept_bytes(&own)?.0;
+                known += source.len() * 4 * (kept.len() as u64 + 1);
+                tails += snapshot.kept_bytes(&kept)?.0;
                 if sizes.stored != sizes.decoded {
                     room_bytes = room_bytes.min(beside_encoded_bytes);
                 }
             }
-            columns.push(own);
+            columns.push(kept);
         }
         let is_known = bytes > 0 && known <= memory_bytes / KNOWN_PART && tails <= file_cache_bytes();
         let fits = bytes + known <= room_bytes;
@@ -286,8 +286,10 @@ impl Kept {
         if state.has_ended {
             return None;
         }
-        let here = |block: &u32| if let Slot::Here(bytes) = &state.slots[*block as usize] { Some(bytes.clone()) } else { None };
-        let held = HeldBlocks::of(wanted.iter().filter_map(|block| Some((&layout.blocks[*block as usize].0, here(block)?))));
+        let held = HeldBlocks::of(wanted.iter().filter_map(|block| match &state.slots[*block as usize] {
+            Slot::Here(bytes) => Some((&layout.blocks[*block as usize].0, bytes.clone())),
+            _ => None,
+        }));
         state.has_lent(&wanted);
         Some(held)
     }
@@ -316,8 +318,8 @@ impl Kept {
     fn claim_chosen(&self, layout: &Layout, state: &mut KeptState, step: u64) {
         let Some(Chosen { choice, waiting, .. }) = &mut state.chosen else { return };
         choice.continue_with(step, |step| {
-            let own = |step| if self.steps.has(step) { layout.of(&self.recipe.samples(step).places) } else { Vec::new() };
-            Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(own))
+            let used = |step| if self.steps.has(step) { layout.of(&self.recipe.samples(step).places) } else { Vec::new() };
+            Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(used))
         });
         let wanted = choice.of(step);
         wanted.iter().for_each(|block| waiting[*block as usize] += 1);
@@ -329,17 +331,17 @@ impl Kept {
     /// Divide the missing blocks of a step, and those of their neighbours that are fetched with them, into groups.
     fn line_up(&self, layout: &Layout, state: &mut KeptState, wanted: &[u32], step: u64) {
         let end = self.end.load(Relaxed);
-        let (mut group, mut bytes, mut of) = (Vec::new(), 0, 0);
+        let (mut group, mut bytes, mut group_source) = (Vec::new(), 0, 0);
         for block in wanted {
             if !matches!(state.slots[*block as usize], Slot::Absent) {
                 continue;
             }
             let (_, source, window) = layout.blocks[*block as usize];
-            if !group.is_empty() && (bytes >= self.group_bytes || source != of) {
+            if !group.is_empty() && (bytes >= self.group_bytes || source != group_source) {
                 state.groups.push_back(std::mem::take(&mut group));
                 bytes = 0;
             }
-            of = source;
+            group_source = source;
             for other in layout.windows[window].clone() {
                 if !matches!(state.slots[other], Slot::Absent) || layout.blocks[other].1 != source {
                     continue;

@@ -17,7 +17,7 @@ use crate::engine::recipe::Recipe;
 use crate::memory::Memory;
 use crate::source::reads::Reads;
 use crate::source::view::Source;
-use crate::transform::crops::{Known, Need};
+use crate::transform::crops::{Known, Need, needs};
 use crate::transform::output::{Input, Output};
 use crate::transform::pipeline::Pipeline;
 
@@ -65,7 +65,7 @@ pub fn choose_results_in_parts(pipeline: &mut Pipeline, sources: &[Source]) {
         for (place, at) in group.outputs.iter().enumerate() {
             let output = &pipeline.outputs[*at];
             let shape = &output.stored_shape;
-            let is_large = !shape.is_fixed() || shape.fixed_bytes(output.stored_dtype()).is_ok_and(|bytes| bytes > UNIT_BYTES);
+            let is_large = !shape.is_fixed() || shape.fixed_bytes(output.stored_dtype).is_ok_and(|bytes| bytes > UNIT_BYTES);
             let is_tensor = sources[0].columns[output.column].kind.is_tensor();
             let in_files = sources.iter().any(|source| source.files_of(&source.columns[output.column]).is_some());
             let in_parts = is_tensor && is_large && !in_files && pipeline.begins_with_crop(group, place);
@@ -110,7 +110,7 @@ impl Recipe {
             }
             for (at, draw) in draws.iter().enumerate() {
                 let known: Vec<Known> = group.outputs.iter().map(|output| self.known(*output, &extents, at)).collect();
-                let needs = self.pipeline.needs(group, &known, epoch, *draw);
+                let needs = needs(&group.transforms, &known, epoch, *draw);
                 for planned in &mut planned[first..] {
                     let Some(place) = group.outputs.iter().position(|output| *output == planned.output) else { continue };
                     let column = self.pipeline.outputs[planned.output].column;
@@ -179,7 +179,7 @@ impl Recipe {
     fn read_parts(&self, reads: &Reads, Planned { output: index, wanted }: Planned) -> Result<PartialSamples> {
         let output = &self.pipeline.outputs[index];
         let is_result = output.is_fixed()
-            && output.convert().is_none()
+            && output.convert.is_none()
             && wanted.iter().all(|wanted| match wanted {
                 Wanted::Null => true,
                 Wanted::Whole => false,
@@ -187,7 +187,7 @@ impl Recipe {
             });
         let bytes_of = |wanted: &Wanted| match wanted {
             _ if is_result => output.sample_bytes(),
-            Wanted::Slice { need, .. } => elements(&need.slice).unwrap_or(0) as usize * output.stored_size(),
+            Wanted::Slice { need, .. } => elements(&need.slice).unwrap_or(0) as usize * output.stored_dtype.size(),
             _ => 0,
         };
         let mut memory = Memory::new(wanted.iter().map(bytes_of).sum())?;

@@ -80,12 +80,18 @@ impl Reads {
     pub fn new(sources: &[Source], places: &[SamplePlace]) -> Result<Reads> {
         let mut shares = Vec::new();
         for (index, source) in sources.iter().enumerate() {
-            let mine = || places.iter().enumerate().filter(move |(_, place)| place.source == index);
-            let positions: Vec<u64> = mine().map(|(_, place)| place.position).collect();
+            let own_places = || places.iter().enumerate().filter(move |(_, place)| place.source == index);
+            let positions: Vec<u64> = own_places().map(|(_, place)| place.position).collect();
             if !positions.is_empty() {
                 let absolute = positions.iter().map(|position| source.absolute(*position)).collect();
                 let reader = Reader::new(source.snapshot.clone(), absolute, OnCorrupt::Raise)?;
-                shares.push(Share { source: index, positions, reader, places: mine().map(|(at, _)| at as u32).collect(), lent: false });
+                shares.push(Share {
+                    source: index,
+                    positions,
+                    reader,
+                    places: own_places().map(|(at, _)| at as u32).collect(),
+                    lent: false,
+                });
             }
         }
         Ok(Reads { shares, count: places.len() })
@@ -171,7 +177,6 @@ impl Reads {
     ) -> Result<()> {
         for share in self.shares.iter_mut().filter(|share| !sources[share.source].snapshot.is_mapped()) {
             let source = &sources[share.source];
-            let before = (foresight.requests, foresight.bytes);
             if !share.lent {
                 let mut fetched = source.specs();
                 fetched.retain(|column| !is_kept(share.source, column));
@@ -181,8 +186,7 @@ impl Reads {
             for (column, slices) in parts {
                 share.reader.foresee_slices(&source.columns[*column], &share.own_slices(slices), foresight)?;
             }
-            noted[share.source].0 += foresight.requests - before.0;
-            noted[share.source].1 += foresight.bytes - before.1;
+            note(foresight, &mut noted[share.source]);
         }
         Ok(())
     }
@@ -271,6 +275,12 @@ impl Reads {
         let values = (0..raw.len()).map(|sample| raw.get(sample).map(|value| (value, shape.fill(raw.free(sample)))));
         ragged(values, dtype, shape.0.len())
     }
+}
+
+/// Note the requests and bytes that were foreseen since the last call.
+pub fn note(foresight: &mut Foresight, (requests, bytes): &mut (u64, u64)) {
+    *requests += std::mem::take(&mut foresight.requests);
+    *bytes += std::mem::take(&mut foresight.bytes);
 }
 
 /// Convert a list of labels to the codes of all sources together.

@@ -12,7 +12,7 @@ use crate::order::random::Draws;
 use crate::transform::cell::{Cell, CutArray};
 use crate::transform::erased::{Erased, fill};
 use crate::transform::grey::{grey_byte, make_grey};
-use crate::transform::operation::Operation;
+use crate::transform::operation::{Operation, random_sides};
 
 /// A change of pixels whose random numbers have been drawn.
 enum Change {
@@ -45,7 +45,6 @@ pub fn copies(operation: &Operation) -> u64 {
 
 /// Apply a transform to the images among `cells[on]`. All of them change in the same way.
 pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
-    let is_picture = |cell: &Cell<'_>| matches!(cell, Cell::Image(_)) || matches!(cell, Cell::Array(array) if array.cut.rank == 3);
     let size = on.iter().find_map(|at| match &cells[*at] {
         Cell::Image(image) => Some([image.size().1, image.size().0]),
         Cell::Array(array) if array.cut.rank == 3 => Some([array.cut.size()[0], array.cut.size()[1]]),
@@ -55,14 +54,13 @@ pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws:
     let changes = changes(operation, size, draws)?;
     for at in on.iter().filter(|_| !changes.is_empty()) {
         let cell = &mut cells[*at];
-        if !is_picture(cell) {
-            continue;
-        }
         if let Cell::Image(image) = cell {
             *cell = Cell::Array(image.array()?);
         }
-        let Cell::Array(array) = cell else { continue };
-        change(array, &changes)?;
+        match cell {
+            Cell::Array(array) if array.cut.rank == 3 => change(array, &changes)?,
+            _ => {}
+        }
     }
     Ok(())
 }
@@ -84,13 +82,7 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
             };
             order.into_iter().filter_map(change).collect()
         }
-        Operation::Grayscale { channels, p } => {
-            if draws.unit() < *p {
-                vec![Change::Grey(*channels)]
-            } else {
-                vec![]
-            }
-        }
+        Operation::Grayscale { channels, p } => draws.by_chance(*p).then_some(Change::Grey(*channels)).into_iter().collect(),
         Operation::GaussianBlur { kernel, sigma } => {
             let sigma = draws.between(sigma[0], sigma[1]) as f32;
             if kernel[0] / 2 >= width || kernel[1] / 2 >= height {
@@ -100,7 +92,7 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
             vec![Change::Blur { kernels: [gaussian(kernel[0], sigma), gaussian(kernel[1], sigma)] }]
         }
         Operation::RandomErasing { p, scale, ratio, value, converted } => {
-            let erased = if draws.unit() < *p { erased_box(height, width, scale, ratio, draws) } else { None };
+            let erased = if draws.by_chance(*p) { erased_box(height, width, scale, ratio, draws) } else { None };
             let change = |(top, left, height, width)| Change::Erase {
                 erased: Erased { top, left, height, width, values: value.clone() },
                 converted: *converted,
@@ -113,11 +105,8 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
 
 /// Choose the box of a RandomErasing as torchvision does: top, left, height and width. Returns None if no box fits.
 fn erased_box(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Option<(usize, usize, usize, usize)> {
-    let area = (height * width) as f64;
     for _ in 0..10 {
-        let target = area * draws.between(scale[0], scale[1]);
-        let aspect = draws.between(ratio[0].ln(), ratio[1].ln()).exp();
-        let (h, w) = ((target * aspect).sqrt().round_ties_even() as usize, (target / aspect).sqrt().round_ties_even() as usize);
+        let (h, w) = random_sides(height * width, scale, ratio, draws);
         if h < height && w < width {
             return Some((draws.below((height - h) as u64 + 1) as usize, draws.below((width - w) as u64 + 1) as usize, h, w));
         }

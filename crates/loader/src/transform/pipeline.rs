@@ -10,7 +10,7 @@ use penstock_format::schema::ColumnSpec;
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
 use crate::transform::colour::{self, copies, is_colour};
-use crate::transform::crops::{self, Known, Need};
+use crate::transform::crops;
 use crate::transform::operation::{self, Operation, Transform};
 use crate::transform::output::{Input, MediaForm, Output, Role, check};
 
@@ -21,7 +21,7 @@ pub struct OutputGroup {
     pub outputs: Vec<usize>,
     /// For each transform: the key of its random numbers, the operation, and the positions of its results in `outputs`. The key
     /// depends on the transform's index among all transforms of the pipeline.
-    transforms: Vec<(u64, Operation, Vec<usize>)>,
+    pub transforms: Vec<(u64, Operation, Vec<usize>)>,
 }
 
 #[derive(Debug, Clone)]
@@ -88,10 +88,10 @@ impl Pipeline {
                 continue;
             }
             let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
-            let mine = ons.iter().enumerate();
             let random = |number: usize| key(&[seed, Purpose::Transform as u64, number as u64]);
-            let mine = mine.filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?))).collect();
-            pipeline.groups.push(OutputGroup { outputs, transforms: mine });
+            let transforms = ons.iter().enumerate();
+            let transforms = transforms.filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?)));
+            pipeline.groups.push(OutputGroup { transforms: transforms.collect(), outputs });
         }
         pipeline.plain.sort_unstable();
         Ok(pipeline)
@@ -145,7 +145,7 @@ impl Pipeline {
             operation::resize(operation, &mut sizes);
             // Most operations may copy the value as it was, and make the new one.
             let own = (before + values(&sizes)).max(copies(operation) * values(&sizes));
-            scratch = scratch.max(own * output.stored_size() as u64);
+            scratch = scratch.max(own * output.stored_dtype.size() as u64);
         }
         (values(&sizes) * output.dtype.size() as u64, scratch)
     }
@@ -153,11 +153,6 @@ impl Pipeline {
     /// Return whether a result of a group is a tensor that is cropped before anything needs its values.
     pub fn begins_with_crop(&self, group: &OutputGroup, place: usize) -> bool {
         self.outputs[group.outputs[place]].role == Role::Tensor && crops::begins_with_crop(&group.transforms, place)
-    }
-
-    /// Return the part of the stored value that each result of a group needs; see `crops::needs`.
-    pub fn needs(&self, group: &OutputGroup, known: &[Known], epoch: u64, draw: u64) -> Vec<Option<Need>> {
-        crops::needs(&group.transforms, known, epoch, draw)
     }
 
     /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`

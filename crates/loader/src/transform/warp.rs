@@ -152,12 +152,15 @@ fn expanded(back: &Matrix, height: f64, width: f64) -> (usize, usize) {
     }
     let corners = [(-0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)].map(|(x, y)| applied(back, x * width, y * height));
     let side = |places: [f64; 4], size: f64| {
-        let cut = places.map(|place| ((place + size / 2.0) * 1e4).trunc() * 1e-4);
-        let low = cut.iter().fold(f64::INFINITY, |low, place| low.min(*place)).floor();
-        let high = cut.iter().fold(f64::NEG_INFINITY, |high, place| high.max(*place)).ceil();
-        (high - low).max(1.0) as usize
+        let [low, high] = ends(places.map(|place| ((place + size / 2.0) * 1e4).trunc() * 1e-4));
+        (high.ceil() - low.floor()).max(1.0) as usize
     };
     (side(corners.map(|corner| corner.1), height), side(corners.map(|corner| corner.0), width))
+}
+
+/// Return the lowest and the highest coordinate.
+fn ends(places: [f64; 4]) -> [f64; 2] {
+    [places.into_iter().fold(f64::INFINITY, f64::min), places.into_iter().fold(f64::NEG_INFINITY, f64::max)]
 }
 
 impl Warp {
@@ -165,13 +168,9 @@ impl Warp {
     pub fn moved_box(&self, [x1, y1, x2, y2]: [f32; 4]) -> [f32; 4] {
         let corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)].map(|(x, y)| applied(&self.forward, x.into(), y.into()));
         if corners.iter().any(|(x, y)| !(x + y).is_finite()) {
-            return [f32::NAN; 4]; // `fold` would skip a coordinate that is not a number.
+            return [f32::NAN; 4]; // `ends` would skip a coordinate that is not a number.
         }
-        let side = |places: [f64; 4], size: usize| {
-            let low = places.iter().fold(f64::INFINITY, |low, place| low.min(*place));
-            let high = places.iter().fold(f64::NEG_INFINITY, |high, place| high.max(*place));
-            [low, high].map(|place| place.clamp(0.0, size as f64) as f32)
-        };
+        let side = |places: [f64; 4], size: usize| ends(places).map(|place| place.clamp(0.0, size as f64) as f32);
         let [left, right] = side(corners.map(|corner| corner.0), self.width);
         let [top, bottom] = side(corners.map(|corner| corner.1), self.height);
         [left, top, right, bottom]

@@ -79,14 +79,8 @@ fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<
     answer.set_item("kind", record.kind.name())?;
     answer.set_item("time_us", record.time_us)?;
     answer.set_item("samples", record.live)?;
-    answer.set_item(
-        "parents",
-        record
-            .parents
-            .iter()
-            .map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid }.to_string())
-            .collect::<Vec<_>>(),
-    )?;
+    let parents = record.parents.iter().map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid });
+    answer.set_item("parents", parents.map(|id| id.to_string()).collect::<Vec<_>>())?;
     let transactions = record.transactions.iter().map(|transaction| {
         let of_one = PyDict::new(py);
         of_one.set_item("message", &transaction.message)?;

@@ -12,6 +12,7 @@ use penstock_dataset::{
 };
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
+use penstock_loader::source::files::Files;
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
 use pyo3::exceptions::PyMemoryError;
@@ -52,9 +53,10 @@ impl View {
         View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), selection, own: self.own.clone() }
     }
 
-    pub fn source(&self, name: &str) -> Source {
+    /// Return a source of a loader. Its columns are still to be chosen.
+    pub fn source(&self, name: &str, files: Option<Arc<Files>>, codes: Vec<(String, Vec<i64>)>) -> Source {
         let (snapshot, selection) = (self.snapshot.clone(), self.selection.clone());
-        Source { name: name.into(), snapshot, selection, columns: Vec::new(), files: None, codes: Vec::new() }
+        Source { name: name.into(), snapshot, selection, columns: Vec::new(), files, codes }
     }
 
     /// Plan a read of samples in the snapshot.
@@ -221,14 +223,9 @@ impl View {
     /// vocabulary, or the bytes of a scalar.
     fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Codes, Bound<'py, PyArray1<u64>>)> {
         let spec = self.snapshot.column(column).or_raise(py)?.clone();
-        let (snapshot, own) = (self.snapshot.clone(), self.own.clone());
-        let reader = move |positions: Vec<u64>| {
-            let mut reader = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
-            reader.own = own.clone();
-            Ok(reader)
-        };
-        let numbered =
-            py.detach(|| Numbered::of(&self.selection, Box::new(move |positions| numbers(reader(positions)?, &spec)))).or_raise(py)?;
+        let view = self.narrowed(self.selection.clone());
+        let read = move |positions| numbers(view.reader(positions, OnCorrupt::Raise)?, &spec);
+        let numbered = py.detach(|| Numbered::of(&self.selection, Box::new(read))).or_raise(py)?;
         let values = PyArray1::from_slice(py, &numbered.values);
         Ok((Codes(numbered), values))
     }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use super::file_system::HeldFolder;
 use super::folder::{Durability, Local, LocalWriter, refused};
 use super::ring;
 use crate::counters::{Counters, add};
@@ -203,10 +202,10 @@ impl Store for Local {
         add(&self.counters.creates, 1);
         let path = self.path(name);
         let temporary = self.write_temporary(name, body, Durability::Synced)?;
-        let linked = self.files.publish(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
-            Some(true) => Ok(true),
-            Some(false) => Err(Some(error)),
-            None => Err(None),
+        let linked = self.files.publish(&temporary, &path).or_else(|error| match self.files.links(&temporary) {
+            Ok(2..) => Ok(true), // The errno can be wrong, but the number of links is reliable.
+            Ok(_) => Err(Some(error)),
+            Err(_) => Err(None), // The temporary file may have been renamed instead of linked, or its folder renamed.
         });
         if !matches!(linked, Ok(false)) {
             let _ = self.files.remove(&temporary); // A leftover temporary file is harmless.
@@ -297,17 +296,10 @@ impl Store for Local {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.gone()),
             other => other.map_err(|error| self.failure("open", &self.root, &error))?,
         };
-        let local = |held: HeldFolder| Local {
-            root: held.path.clone(),
-            path: self.path.clone(),
-            held: Some(Arc::new(held)),
-            uri: self.uri.clone(),
-            files: self.files.clone(),
-            io: self.io,
-            counters: self.counters.clone(),
-            kept: self.kept.clone(),
-        };
-        Ok(held.map(|held| Arc::new(local(held)) as Arc<dyn Store>))
+        Ok(held.map(|held| {
+            let local = Local { root: held.path.clone(), held: Some(Arc::new(held)), ..self.clone() };
+            Arc::new(local) as Arc<dyn Store>
+        }))
     }
 
     fn in_place(&self) -> bool {

@@ -95,7 +95,7 @@ impl Live {
         let (whats, plans): (Vec<String>, Vec<RangeRequest>) = members.into_iter().map(|member| (member.what, member.range)).unzip();
         let mut fillings: Vec<Filling<'_>> = plans.into_iter().zip(&seen).map(|(plan, seen)| Filling::new(plan, seen)).collect();
         let send = batches.send(&ranges, &objects, &mut fillings);
-        if !tokio::time::timeout(self.retry.deadline, send).await.unwrap_or(false) {
+        if tokio::time::timeout(self.retry.deadline, send).await.ok().flatten().is_none() {
             // The next response that offers batches lets them be tried again.
             traffic.note_batches(false);
         }

@@ -39,16 +39,6 @@ const READ_BYTES: usize = 256 << 20;
 /// Number of names requested to find the newest commit. Foreign names may sort before the commit's name.
 const FIRST_NAMES: usize = 10;
 
-/// Parameters of a listing request.
-struct PageRequest<'a> {
-    prefix: Option<String>,
-    /// Whether to list only objects directly below the prefix.
-    flat: bool,
-    most: Option<usize>,
-    /// The token from the previous page.
-    after: Option<&'a str>,
-}
-
 type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 
 /// A store below a bucket prefix.
@@ -131,9 +121,10 @@ impl Remote {
         wait(live.retry.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    /// Return a page of a listing, and the token for the next page. The page is empty if the store cannot list.
-    fn page(&self, folder: &str, request: PageRequest<'_>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
-        let PageRequest { prefix, flat, most, after } = request;
+    /// Return at most `most` objects below a folder, and the token for the next ones. `flat` leaves out those in folders below it, and `after` is
+    /// the token of the objects before. The list is empty if the store cannot list.
+    fn page(&self, folder: &str, flat: bool, most: Option<usize>, after: Option<&str>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
+        let prefix = Some(format!("{}/", self.path(folder))).filter(|prefix| prefix != "/");
         self.ask("list", folder, |client, _| {
             let delimiter = flat.then_some(Cow::Borrowed("/"));
             let page_token = after.map(str::to_owned);
@@ -247,10 +238,7 @@ impl Store for Remote {
             return Ok(None);
         }
         add(&self.traffic.counters.lists, 1);
-        let (objects, _) = self.page(
-            folder,
-            PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: false, most: Some(FIRST_NAMES), after: None },
-        )?;
+        let (objects, _) = self.page(folder, false, Some(FIRST_NAMES), None)?;
         // A store that lists in another order, such as an S3 directory bucket, may not return the lowest names first.
         let in_order = objects.is_sorted_by(|one, next| one.location.as_ref() < next.location.as_ref());
         let names = objects.iter().filter_map(|object| object.location.filename().map(str::to_owned));
@@ -272,8 +260,7 @@ impl Store for Remote {
 
     fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Listing> {
         add(&self.traffic.counters.lists, 1);
-        let request = PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: true, most: None, after };
-        let (objects, next) = self.page(folder, request)?;
+        let (objects, next) = self.page(folder, true, None, after)?;
         let entry = |object: ObjectMeta| {
             let name = object.location.filename()?.to_owned();
             Some(ListedObject { name, bytes: object.size, modified: Some(object.last_modified.into()) })
@@ -329,14 +316,13 @@ impl Store for Remote {
     }
 
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-        let prefix = Some(format!("{}/", self.place.prefix)).filter(|prefix| prefix != "/");
+        let prefix = format!("{}/", self.place.prefix);
         let mut token: Option<String> = None;
         loop {
-            let (objects, next) =
-                self.page("", PageRequest { prefix: prefix.clone(), flat: false, most: None, after: token.as_deref() })?;
+            let (objects, next) = self.page("", false, None, token.as_deref())?;
             for object in objects {
                 let name = object.location.as_ref();
-                let name = name.strip_prefix(prefix.as_deref().unwrap_or("")).unwrap_or(name);
+                let name = name.strip_prefix(&prefix).unwrap_or(name);
                 // Web consoles create an empty object to represent a folder. Skip such objects.
                 if object.size > 0 && see(name).is_break() {
                     return Ok(());

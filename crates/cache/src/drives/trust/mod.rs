@@ -67,7 +67,8 @@ impl Trust {
         let found: Vec<Option<ServerLock>> = drives.iter().map(begin).collect();
         let mark = match marks_folder().and_then(|folder| ServerLock::begin(folder.join(store_name(store)), None, PATIENCE.1)) {
             Ok(None) => {
-                let text = format!("cannot serve: another server of the same store has been starting for {} s already", PATIENCE.1.as_secs());
+                let text =
+                    format!("cannot serve: another server of the same store has been starting for {} s already", PATIENCE.1.as_secs());
                 return Err(Error::new("storage-failed", text).hint("stop that server, or wait until it responds"));
             }
             other => other.ok().flatten(),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::{DEPTH, Flight, Outcome, Reader, aligned, open, outcome, with_ring};
 use crate::buffer::Buffer;
-use crate::ranges::{Piece, RangeRequest};
+use crate::ranges::RangeRequest;
 
 /// Devices reach their full rate at this request size. Larger requests would only take longer to finish.
 const REQUEST_BYTES: u64 = 1 << 20;
@@ -127,15 +128,12 @@ fn leak(buffers: &mut [io::Result<RangeBuffer>]) {
 /// Cut the pieces out of a buffer that was read.
 fn pieces(read: RangeBuffer, range: &RangeRequest) -> Vec<Bytes> {
     let wanted: u64 = range.pieces.iter().map(|piece| piece.bytes as u64).sum();
-    let begin = (range.begin - read.begin) as usize;
     // A slice keeps the whole buffer alive, which is acceptable if the buffer is not much larger than the pieces.
     let share = range.shared || (range.pieces.len() == 1 && wanted >= read.length / 2);
     let whole = Bytes::from_owner(Filled { bytes: read.needed as usize, buffer: read.buffer });
-    let mut at = begin;
-    let cut = |piece: &Piece| {
-        let from = at + piece.skip as usize;
-        at = from + piece.bytes;
-        if share { whole.slice(from..at) } else { Bytes::copy_from_slice(&whole[from..at]) }
+    let cut = |place: Range<u64>| {
+        let place = (place.start - read.begin) as usize..(place.end - read.begin) as usize;
+        if share { whole.slice(place) } else { Bytes::copy_from_slice(&whole[place]) }
     };
-    range.pieces.iter().map(cut).collect()
+    range.places().map(cut).collect()
 }

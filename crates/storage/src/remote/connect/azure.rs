@@ -32,10 +32,10 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
         builder = builder.with_config(name.parse().map_err(|_| own_option(place, name, "Azure"))?, value);
     }
     let anonymous = options.flag("anonymous")?;
-    let has = |key: AzureConfigKey| builder.get_config_value(&key).is_some_and(|value| !value.is_empty() && value != "false");
+    let is_set = |key: AzureConfigKey| builder.get_config_value(&key).is_some_and(|value| !value.is_empty() && value != "false");
     let missing = |why: &str| Err(Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(CREDENTIALS_HINT));
-    let emulator = has(AzureConfigKey::UseEmulator);
-    if !emulator && !has(AzureConfigKey::AccountName) {
+    let emulator = is_set(AzureConfigKey::UseEmulator);
+    if !emulator && !is_set(AzureConfigKey::AccountName) {
         return missing("no storage account is named");
     }
     let keys = [
@@ -53,7 +53,7 @@ pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, con
         AzureConfigKey::ObjectId,
         AzureConfigKey::MsiResourceId,
     ];
-    if !emulator && !anonymous && !keys.into_iter().any(has) {
+    if !emulator && !anonymous && !keys.into_iter().any(is_set) {
         return missing("no credentials were found; for the identity of an Azure machine, set AZURE_CREDENTIAL_TYPE=managed_identity");
     }
     if anonymous {
