@@ -401,10 +401,12 @@ mod tests {
             let mut pulled = Column::Pulled(Pulled { shapes: vec![vec![1]; 4], validity: None, source: Arc::new(Rows) });
             let Column::Pulled(later) = pulled.split_off(at) else { panic!("a pulled column") };
             assert_eq!((pulled.len(), later.shapes.len()), (at, 4 - at));
-            later.source.pull(0, &[], &mut |bytes| {
-                assert_eq!(bytes, [at as u8]);
-                Ok(())
-            })?;
+            for row in 0..later.shapes.len() {
+                later.source.pull(row as _, &[], &mut |bytes| {
+                    assert_eq!(bytes, [(at + row) as u8]);
+                    Ok(())
+                })?;
+            }
         }
         Ok(())
     }

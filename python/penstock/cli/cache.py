@@ -184,9 +184,7 @@ def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
                 f"{counts['other_files']:,} other files; {show.size_text(counts['bytes'])}, counted before: {show.size_text(counts['counted_bytes'])}"
             )
     if any(dict(counts)["corrupt_pages"] for _, counts in found):
-        print(
-            "hint: damaged pages were removed and will be fetched again; if this returns, check the health of the drive", file=sys.stderr
-        )
+        print("hint: damaged pages were removed and will be fetched again; if this returns, check the health of the drive", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -59,7 +59,9 @@ MEMORY = typer.Option(
     max=1 << 50,
     help="Memory for bodies that are being fetched or uploaded. A quarter of it keeps frequently read data.",
 )
-CONNECTIONS = typer.Option(1024, "--connections", min=1, max=MOST, help="The maximum number of connections. Further ones are answered with 503.")
+CONNECTIONS = typer.Option(
+    1024, "--connections", min=1, max=MOST, help="The maximum number of connections. Further ones are answered with 503."
+)
 REQUESTS = typer.Option(
     512,
     "--requests",
