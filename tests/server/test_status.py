@@ -229,5 +229,5 @@ def test_a_certificate_that_is_replaced_by_a_wrong_one_stays(secure):
     before = node.expiry()
     (node.folder / "chain.pem").write_text("no certificate")
     node.server.process.send_signal(signal.SIGHUP)
-    until(lambda: "it stays as it was" in node.said(), "the wrong file is noted")
+    until(lambda: "the previous one remains in use" in node.said(), "the wrong file is noted")
     assert node.expiry() == before
