@@ -72,7 +72,11 @@ class Error(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (), {**self.__dict__, "args": self.args})
+        return (_rebuild, (type(self),), {**self.__dict__, "args": self.args})
+
+
+def _rebuild(kind: type[Error]) -> Error:
+    return kind()
 
 
 class NotFoundError(Error, KeyError):

@@ -14,8 +14,16 @@ use s3s::{S3Result, s3_error};
 
 use crate::authentication::parameter;
 use crate::limits::rate::{Rates, Slot};
-use crate::operations::{Access, access_of};
 use serde::Deserialize;
+
+/// Operations that change nothing.
+const READS: [&str; 12] = [
+    "GetObject", "HeadObject", "GetObjectAttributes", "ListObjects", "ListObjectsV2", "ListObjectVersions", "ListParts",
+    "ListMultipartUploads", "ListBuckets", "HeadBucket", "GetBucketLocation", "GetBucketVersioning",
+];
+
+/// Operations that list objects. Their prefix is checked.
+const LISTINGS: [&str; 4] = ["ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads"];
 
 /// The longest time for which a signed URL may be valid, as in S3.
 const MOST_EXPIRES_SECONDS: u64 = 7 * 24 * 3600;
@@ -51,18 +59,19 @@ impl Rights {
     }
 
     fn check_operation(&self, operation: &str, path: &S3Path, uri: &Uri) -> S3Result<()> {
-        if self.read_only && matches!(access_of(operation), Access::Write | Access::WriteEach) {
+        if self.read_only && !READS.contains(&operation) {
             return Err(s3_error!(AccessDenied, "this key may only read"));
         }
         match path {
             S3Path::Root => Ok(()),
             S3Path::Object { bucket, key } => self.check(bucket, key),
-            S3Path::Bucket { bucket } => match access_of(operation) {
-                Access::Write => self.check(bucket, ""),
-                Access::List => self.check(bucket, &parameter(uri, "prefix").unwrap_or_default()),
-                Access::Read | Access::WriteEach if self.know(bucket) => Ok(()),
-                Access::Read | Access::WriteEach => Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}`")),
-            },
+            S3Path::Bucket { bucket } if operation == "DeleteObjects" || READS.contains(&operation) => {
+                if LISTINGS.contains(&operation) {
+                    return self.check(bucket, &parameter(uri, "prefix").unwrap_or_default());
+                }
+                if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}`")) }
+            }
+            S3Path::Bucket { bucket } => self.check(bucket, ""),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What happens to every request before and after its operation: its number, the limit on requests, counts, and the access log.
 
 mod answers;
+mod operations;
 mod patient;
-mod unknown_operations;
 
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -34,7 +34,7 @@ use crate::hosts::Domains;
 use crate::limits::rate::{Pace, Slot};
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
-use crate::ops::dispatch::RequestId;
+use crate::tier::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
@@ -232,7 +232,7 @@ impl Middleware {
                 "Names cannot contain the character U+0000, which lists cannot represent.".into(),
             ));
         }
-        if let Some(name) = unknown_operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty()) {
+        if let Some(name) = operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty()) {
             let text = format!("This server does not support the operation `{name}`.");
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", text));
         }

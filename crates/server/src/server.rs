@@ -33,13 +33,13 @@ use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::metrics::{Counted, Metrics};
 use crate::middleware::{Gate, LIST_BYTES, Limits, Middleware};
-use crate::ops::dispatch::Dispatch;
 use crate::ops::tier::Tier;
 use crate::read::arena::Arena;
 use crate::read::blocks::{Blocks, Reading};
 use crate::read::immutable::Immutable;
 use crate::read::memory_cache::MemoryCache;
 use crate::read::zero_copy::ZeroCopy;
+use crate::tier::Shared;
 use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
 use crate::watch::admin::{self, Admin};
@@ -347,7 +347,7 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
 
 fn service(tier: Tier, keys: Option<Keys>, domains: &Arc<Domains>) -> S3Service {
     let tier = Arc::new(tier);
-    let mut builder = S3ServiceBuilder::new(Dispatch(tier.clone()));
+    let mut builder = S3ServiceBuilder::new(Shared(tier.clone()));
     builder.set_validation(BucketNames);
     builder.set_route(Batch { tier, keys: keys.clone(), domains: domains.clone() });
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits()))));

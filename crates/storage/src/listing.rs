@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 /// One object directly below a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedObject {
+pub struct Entry {
     /// The name relative to the folder.
     pub name: String,
     pub bytes: u64,
@@ -14,9 +14,9 @@ pub struct ListedObject {
 
 /// Part of a listing.
 #[derive(Debug, Default)]
-pub struct Listing {
+pub struct Page {
     /// The entries, in no particular order.
-    pub entries: Vec<ListedObject>,
+    pub entries: Vec<Entry>,
     /// The `after` argument for the next page, or None on the last page.
     pub next: Option<String>,
 }

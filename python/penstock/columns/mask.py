@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.media import pictures
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +24,12 @@ class Mask(ColumnType):
     of: str | None = None
     type = "mask"
     is_picture = True
+    has_classes_as_pixels = True
     moves = True
     may_be_file = True
+
+    def spec(self) -> dict[str, Any]:
+        return {**super().spec(), "of": self.of}
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, None)
@@ -31,6 +38,10 @@ class Mask(ColumnType):
         from penstock.values import to_torch
 
         return to_torch.mask(value)
+
+    @property
+    def rank(self) -> int | None:
+        return 2
 
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=True)

@@ -19,10 +19,9 @@ use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
-use super::request;
 use super::taking::Taking;
+use super::{each_operation, request};
 use crate::metrics::{Counted, Level};
-use crate::operations::each_operation;
 
 /// Tries of a request that fails for a reason that may pass.
 const TRIES: u32 = 4;
@@ -73,7 +72,9 @@ impl Remote {
             _ => Ok(()),
         }
     }
+}
 
+impl Remote {
     /// Fail if the source of a copy is in a bucket that is not served.
     fn check_source(&self, source: Option<&hyper::header::HeaderValue>) -> S3Result<()> {
         let Some(source) = source.filter(|_| self.bucket.is_some()) else { return Ok(()) };
@@ -233,12 +234,12 @@ fn watched(input: &mut dyn Any) -> Option<Taking> {
     Some(taking)
 }
 
-/// Pass operations on to the account.
+/// Pass operations on to the account. Operations that are not listed are refused by `s3s`.
 macro_rules! pass {
-    (account $account:tt $($group:ident { $($operation:ident($input:ident) -> $output:ident $row:tt;)* })*) => {
+    ($($operation:ident($input:ident) -> $output:ident;)*) => {
         #[async_trait::async_trait]
         impl S3 for Remote {
-            $($(async fn $operation(&self, mut request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+            $(async fn $operation(&self, mut request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.check(&request.input.bucket)?;
                 self.check_source(request.headers.get("x-amz-copy-source"))?;
                 check_keys(&request.input)?;
@@ -247,7 +248,7 @@ macro_rules! pass {
                     None => passed(self.account.$operation(request).await),
                     Some(taking) => passed(taking.within(self.timeout, self.uploads.$operation(request)).await),
                 }
-            })*)*
+            })*
 
             async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
                 let _running = Counted::begin(&self.running);

@@ -26,8 +26,8 @@ use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
+use crate::cold::each_operation;
 use crate::metrics::Metrics;
-use crate::operations::each_operation;
 use compared::Unsettled;
 use left_out::LeftOut;
 use names::SELF;
@@ -199,12 +199,16 @@ pub async fn settled<T>(mut read: impl FnMut() -> S3Result<T>) -> S3Result<T> {
 
 /// Pass each operation to its method.
 macro_rules! operations {
-    ($($group:ident { $($operation:ident($input:ident) -> $output:ident $row:tt;)* })*) => {
+    ($($operation:ident($input:ident) -> $output:ident;)*) => {
         #[async_trait::async_trait]
         impl S3 for Folder {
-            $($(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+            $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 Ok(S3Response::new(self.$operation(request.input).await?))
-            })*)*
+            })*
+
+            async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+                Ok(S3Response::new(Folder::list_buckets(self, request.input).await?))
+            }
         }
     };
 }

@@ -1,9 +1,8 @@
-//! One function for each operation of the table (`operations`), and `dispatch`, which calls them.
+//! One function for each operation.
 
 pub mod bucket;
 pub mod copy;
 pub mod delete;
-pub mod dispatch;
 pub mod get;
 pub mod head;
 pub mod list;

@@ -29,14 +29,7 @@ pub fn open_own(path: &Path) -> io::Result<File> {
 pub fn read_own(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     own(File::options().read(true), path)?.take(most as u64 + 1).read_to_end(&mut text)?;
-    check_size(text, most as u64)
-}
-
-fn check_size(text: Vec<u8>, most: u64) -> io::Result<Vec<u8>> {
-    match text.len() as u64 <= most {
-        true => Ok(text),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes"))),
-    }
+    if text.len() <= most { Ok(text) } else { Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes"))) }
 }
 
 fn own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
@@ -86,9 +79,15 @@ fn read_opened(mut file: &File) -> io::Result<Vec<u8>> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "it is a pipe without a writer; specify a file"));
             }
-            Err(error) => return Err(error),
-            Ok(_) => return check_size(text, MOST_TEXT_BYTES),
+            other => {
+                other?;
+                break;
+            }
         }
+    }
+    match text.len() as u64 <= MOST_TEXT_BYTES {
+        true => Ok(text),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {MOST_TEXT_BYTES} bytes"))),
     }
 }
 

@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 
 /// The location of a dataset in an object store.
 #[derive(Debug, Clone)]
-pub struct StorePlace {
+pub struct Place {
     pub uri: String,
     pub scheme: String,
     /// The bucket or container, or the whole URL for HTTP.
@@ -16,8 +16,8 @@ pub struct StorePlace {
     pub prefix: Path,
 }
 
-impl StorePlace {
-    pub fn parse(uri: &str) -> Result<StorePlace> {
+impl Place {
+    pub fn parse(uri: &str) -> Result<Place> {
         let trimmed = uri.trim_end_matches('/');
         let bad = |why: &str| Error::new("invalid-uri", format!("cannot open `{uri}`: {why}"));
         let (scheme, rest) = trimmed.split_once("://").ok_or_else(|| bad("no scheme"))?;
@@ -34,7 +34,7 @@ impl StorePlace {
                 bad(&format!("`{host}` is not a valid bucket name")).hint("bucket names consist of letters, digits, dots and hyphens")
             );
         }
-        Ok(StorePlace {
+        Ok(Place {
             uri: trimmed.into(),
             scheme: scheme.into(),
             host: if http { trimmed.into() } else { host.into() },
@@ -60,7 +60,7 @@ impl StorePlace {
 }
 
 /// Make the error for an option that belongs to another service.
-pub fn own_option(place: &StorePlace, name: &str, service: &str) -> Error {
+pub fn own_option(place: &Place, name: &str, service: &str) -> Error {
     Error::new("invalid-argument", format!("cannot open `{}`: storage option `{name}` is not one of {service}", place.uri))
         .hint("see help(ps.open) for the options of each store")
 }
