@@ -488,7 +488,7 @@ def test_keys_have_limited_rights(limited):
     # A file that is not valid changes nothing.
     (limited.folder / "keys.json").write_text("{")
     limited.process.send_signal(1)
-    until(lambda: "the previous one remains in use" in (limited.folder / "log").read_text(), "the server complains")
+    until(lambda: "stays as it was" in (limited.folder / "log").read_text(), "the server complains")
     buckets = limited.client(key="new", secret="new-secret")
     assert buckets.list_buckets()["Buckets"]
     for key in ("cats/1", "dogs/1"):

@@ -194,5 +194,5 @@ pub fn only(answers: Vec<Result<Vec<Bytes>>>) -> Result<Bytes> {
 }
 
 pub fn no_answer<T>() -> Result<T> {
-    Err(Error::new("internal", "the store did not respond"))
+    Err(Error::new("internal", "the store gave no answer"))
 }

@@ -322,7 +322,7 @@ fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
         Ok(found) if is_damaged_marker(&found) => return write_marker(folder).map_err(Unusable::Failed),
         Ok(found) => {
             let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]).into_owned();
-            return Err(refuse(format!("the folder has another format version: `{}`", found.lines().next().unwrap_or_default())));
+            return Err(refuse(format!("the folder is of another version: `{}`", found.lines().next().unwrap_or_default())));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(Unusable::Failed(error)),

@@ -31,7 +31,7 @@ impl DriveSpec {
 
     pub fn no_size(&self) -> Error {
         Error::new("invalid-argument", format!("cannot use cache `{}`: it has no size yet", self.folder.display()))
-            .hint(format!("specify the size on first use, such as {}:200GB", self.folder.display()))
+            .hint(format!("write the size when it is used first, such as {}:200GB", self.folder.display()))
     }
 }
 

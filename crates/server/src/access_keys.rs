@@ -55,7 +55,7 @@ impl Rights {
 
     /// Fail with 403 unless an object may be used.
     pub fn check(&self, bucket: &str, key: &str) -> S3Result<()> {
-        if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}/{key}`")) }
+        if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}/{key}`")) }
     }
 
     fn check_operation(&self, operation: &str, path: &S3Path, uri: &Uri) -> S3Result<()> {
@@ -69,7 +69,7 @@ impl Rights {
                 if LISTINGS.contains(&operation) {
                     return self.check(bucket, &parameter(uri, "prefix").unwrap_or_default());
                 }
-                if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}`")) }
+                if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}`")) }
             }
             S3Path::Bucket { bucket } => self.check(bucket, ""),
         }
@@ -140,7 +140,7 @@ impl Keys {
     /// Return the rights of the key that has signed a request. Fails without one, if it is not known, or if it sends too many requests.
     pub fn admit(&self, key: Option<&str>, extensions: &hyper::http::Extensions) -> S3Result<Arc<Rights>> {
         let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
-        let known = self.get(key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is unknown"))?;
+        let known = self.get(key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))?;
         if let (Some(rates), Some(slot)) = (&known.rates, extensions.get::<Slot>()) {
             slot.admit(rates)?;
         }
@@ -184,7 +184,7 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
             if let Some(bucket) = bucket {
                 let key = &entry.access_key;
                 return Err(bad(format!(
-                    "prefix `{prefix}` of key `{key}` allows nothing, because only `{bucket}` is served; begin the prefix with it"
+                    "prefix `{prefix}` of key `{key}` allows nothing, because only `{bucket}` is served; begin it so"
                 )));
             }
         }
@@ -214,7 +214,7 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        self.get(access_key).map(|known| known.secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is unknown"))
+        self.get(access_key).map(|known| known.secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Metrics {
     pub left_out_files: Level,
     pub refused: Count,
     pub lost_lines: Count,
-    /// Acknowledged objects that are not in the cold store yet, and their bytes.
+    /// Objects that were acknowledged and are not in the cold store yet, and their bytes.
     pub pending_objects: Level,
     pub pending_bytes: Level,
     pub sent_back: Count,
@@ -158,25 +158,30 @@ impl Metrics {
             drive_read_seconds: Family::default(),
         };
         let registry = &mut metrics.registry;
-        registry.register("requests", "Requests answered", metrics.requests.clone());
-        registry.register_with_unit("latency", "Time to the first byte of a response", Unit::Seconds, metrics.latency.clone());
+        registry.register("requests", "Requests that were answered", metrics.requests.clone());
+        registry.register_with_unit("latency", "Time until a response begins", Unit::Seconds, metrics.latency.clone());
         registry.register_with_unit("sent", "Bytes of response bodies", Unit::Bytes, metrics.sent_bytes.clone());
         registry.register_with_unit("received", "Bytes of request bodies", Unit::Bytes, metrics.received_bytes.clone());
-        registry.register("hits", "Pieces read from the cache without waiting", metrics.hits.clone());
+        registry.register("hits", "Pieces that were read from the cache without waiting", metrics.hits.clone());
         registry.register_with_unit("hit", "Bytes of these pieces", Unit::Bytes, metrics.hit_bytes.clone());
-        registry.register("memory_hits", "Pieces of these that came from the server's own memory", metrics.memory_hits.clone());
-        registry.register_with_unit("memory", "Bytes held in the server's own memory", Unit::Bytes, metrics.memory_bytes.clone());
+        registry.register("memory_hits", "Those of these pieces that the server held in its own memory", metrics.memory_hits.clone());
+        registry.register_with_unit(
+            "memory",
+            "Bytes of pieces that the server holds in its own memory",
+            Unit::Bytes,
+            metrics.memory_bytes.clone(),
+        );
         registry.register("warm_gets", "GET requests whose first bytes were cached", metrics.warm_gets.clone());
         registry.register("cold_gets", "GET requests whose first bytes were not", metrics.cold_gets.clone());
         registry.register(
             "refused",
-            "Connections and requests refused with 503 because of --connections, --requests or --memory-bytes",
+            "Connections and requests that were refused with 503 because of --connections, --requests or --memory-bytes",
             metrics.refused.clone(),
         );
-        registry.register("lost_lines", "Access log lines dropped", metrics.lost_lines.clone());
+        registry.register("lost_lines", "Lines of the access log that were dropped", metrics.lost_lines.clone());
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register("running", "Requests that are being answered or whose responses are being sent", metrics.running.clone());
-        registry.register("draining", "1 while the server is stopping and accepts no connections", metrics.draining.clone());
+        registry.register("draining", "1 while the server ends and takes no connections", metrics.draining.clone());
         metrics.register_cold();
         metrics.register_limits();
         metrics.register_drives();
@@ -186,24 +191,24 @@ impl Metrics {
     fn register_cold(&mut self) {
         let registry = &mut self.registry;
         registry.register("cold_requests", "Requests to the cold store for the state of an object", self.cold_requests.clone());
-        registry.register("stale_answers", "Responses from cached state because the cold store failed", self.stale_answers.clone());
-        registry.register("missed_removals", "Outdated object states that could not be removed from a drive", self.missed_removals.clone());
-        let files = "Files of a served folder that listings have left out since the start because they cannot be objects";
+        registry.register("stale_answers", "Answers from what was known, because the cold store failed", self.stale_answers.clone());
+        registry.register("missed_removals", "Old states of objects that could not be removed from a drive", self.missed_removals.clone());
+        let files = "Files of a served folder that lists left out since the start, because they cannot be objects";
         registry.register("left_out_files", files, self.left_out_files.clone());
-        let objects = "Acknowledged objects that are not in the cold store yet";
+        let objects = "Objects that were acknowledged and are not in the cold store yet";
         registry.register("pending_objects", objects, self.pending_objects.clone());
         registry.register_with_unit("pending", "Bytes of these objects, with 4 KiB more for each", Unit::Bytes, self.pending_bytes.clone());
-        registry.register("sent_back", "Acknowledged objects sent to the cold store", self.sent_back.clone());
-        registry.register("send_failures", "Failed attempts to send acknowledged objects", self.send_failures.clone());
+        registry.register("sent_back", "Objects that were sent to the cold store after they were acknowledged", self.sent_back.clone());
+        registry.register("send_failures", "Tries to do so that failed", self.send_failures.clone());
         registry.register_with_unit(
             "cold",
-            "Bytes from the cold store since its cache was created, updated every second",
+            "Bytes from the cold store since its cache was made, each second",
             Unit::Bytes,
             self.cold_bytes.clone(),
         );
         registry.register(
             "cold_waits",
-            "Requests to the cold store and drive reads that client requests are waiting for",
+            "Reads and questions to the cold store, or reads of a drive, that requests wait for",
             self.cold_waits.clone(),
         );
         registry.register("cold_running", "Requests to the cold store that have no response yet", self.cold_running.clone());
@@ -211,32 +216,32 @@ impl Metrics {
 
     fn register_limits(&mut self) {
         let registry = &mut self.registry;
-        let used = "Bytes that count towards a quota: objects, open uploads and running writes";
+        let used = "Bytes that count for a quota: of objects, open uploads and running writes";
         registry.register_with_unit("quota_used", used, Unit::Bytes, self.quota_used_bytes.clone());
-        registry.register_with_unit("quota_limit", "Bytes allowed by a quota", Unit::Bytes, self.quota_limit_bytes.clone());
-        registry.register("quota_refusals", "Writes refused because of a quota", self.quota_refusals.clone());
+        registry.register_with_unit("quota_limit", "Bytes that a quota allows", Unit::Bytes, self.quota_limit_bytes.clone());
+        registry.register("quota_refusals", "Writes that a quota refused", self.quota_refusals.clone());
         registry.register("quota_listings", "Listings for quotas", self.quota_listings.clone());
         registry.register("quota_failures", "Listings for quotas that failed", self.quota_failures.clone());
-        registry.register("rate_refusals", "Requests refused because of their key's rate limit", self.rate_refusals.clone());
-        registry.register("rate_waits", "Delays of bodies because of their key's rate limit", self.rate_waits.clone());
+        registry.register("rate_refusals", "Requests that were refused because of the rate of their key", self.rate_refusals.clone());
+        registry.register("rate_waits", "Waits of bodies because of the rate of their key", self.rate_waits.clone());
         let expires = "When the first certificate of the chain expires, in seconds since 1970";
         registry.register_with_unit("certificate_expires", expires, Unit::Seconds, self.certificate_expires.clone());
     }
 
     fn register_drives(&mut self) {
         let registry = &mut self.registry;
-        registry.register("drive_hits", "Cache hits since the drive's cache was created", self.drive_hits.clone());
-        registry.register("drive_misses", "Cache misses since the drive's cache was created", self.drive_misses.clone());
+        registry.register("drive_hits", "Reads that were cached, since the drive's cache was made", self.drive_hits.clone());
+        registry.register("drive_misses", "Reads that were not cached, since the drive's cache was made", self.drive_misses.clone());
         registry.register_with_unit("drive_cold", "Bytes from the cold store", Unit::Bytes, self.drive_cold_bytes.clone());
         registry.register("drive_corrupt_pages", "Pages that did not match their checksums", self.drive_corrupt_pages.clone());
         registry.register_with_unit("drive_used", "Bytes that are cached", Unit::Bytes, self.drive_bytes.clone());
-        registry.register_with_unit("drive_budget", "Size limit of the cache in bytes", Unit::Bytes, self.drive_budget_bytes.clone());
+        registry.register_with_unit("drive_budget", "Bytes that may be cached", Unit::Bytes, self.drive_budget_bytes.clone());
         registry.register(
             "drive_usable",
-            "1 if the drive works, 0 while it is not used or its folder is missing",
+            "1 if the drive works, 0 while it is left alone or its folder is gone",
             self.drive_usable.clone(),
         );
-        registry.register("drive_reads", "Reads that the drive's device has completed, by all programs", self.drive_reads.clone());
-        registry.register_with_unit("drive_read", "Total time of these reads", Unit::Seconds, self.drive_read_seconds.clone());
+        registry.register("drive_reads", "Reads that the drive's device has answered, of all programs", self.drive_reads.clone());
+        registry.register_with_unit("drive_read", "Time that these reads took together", Unit::Seconds, self.drive_read_seconds.clone());
     }
 }

@@ -77,9 +77,8 @@ impl Trust {
         let found: Vec<Option<Presence>> = drives.iter().map(on_drive_of).collect();
         let mark = match marks_folder().and_then(|folder| Presence::begin(folder.join(store_name(store)), None, PATIENCE.1)) {
             Ok(None) => {
-                let text =
-                    format!("cannot serve: another server of the same store has been starting for {} s already", PATIENCE.1.as_secs());
-                return Err(Error::new("storage-failed", text).hint("stop that server, or wait until it responds"));
+                let text = format!("cannot serve: another server of the same store has been starting for {} s", PATIENCE.1.as_secs());
+                return Err(Error::new("storage-failed", text).hint("end that server, or wait until it answers"));
             }
             other => other.ok().flatten(),
         };

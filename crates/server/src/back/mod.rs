@@ -69,7 +69,7 @@ struct Taken<'a> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if let Some(object) = &self.object {
-            self.back.pending.failed(object, &s3_error!(ServiceUnavailable, "a delete did not finish"));
+            self.back.pending.failed(object, &s3_error!(ServiceUnavailable, "a delete did not end"));
             self.back.pending.again(object);
         }
     }
@@ -111,7 +111,7 @@ impl WriteBack {
             Ok(other) if other != cold.1.as_bytes() => {
                 let other = String::from_utf8_lossy(&other);
                 let text = format!("`{}` has objects for another cold store, {other}", folder.display());
-                return Err(penstock_error::Error::new("invalid-argument", text).hint("choose another folder for --write-back"));
+                return Err(penstock_error::Error::new("invalid-argument", text).hint("name another folder for --write-back"));
             }
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::write(&of, cold.1).map_err(|error| failed(&error))?,

@@ -143,7 +143,7 @@ fn connections(bundle: Option<&str>) -> Result<SharedHttpClient> {
         trust = trust.with_pem_certificate(certificates(path)?);
     }
     let context = TlsContext::builder().with_trust_store(trust).build();
-    let context = context.map_err(|error| Error::new("internal", format!("cannot create a TLS context: {error}")))?;
+    let context = context.map_err(|error| Error::new("internal", format!("cannot make a TLS context: {error}")))?;
     let builder = Builder::new().pool_max_idle_per_host(IDLE_CONNECTIONS);
     Ok(builder.tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(context).build_https())
 }
@@ -172,15 +172,12 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
         }
         // Clients of S3 know 503.
         if error.code().as_str() == "TooManyRequests" || error.status_code() == Some(StatusCode::TOO_MANY_REQUESTS) {
-            return s3_error!(SlowDown, "the cold store is receiving too many requests; try again later");
+            return s3_error!(SlowDown, "the cold store gets too many requests; try again later");
         }
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
             let why = causes(error.source().map(|cause| cause as _));
             if why.contains("failed to construct request") {
-                return s3_error!(
-                    InvalidRequest,
-                    "this request cannot be sent to the cold store, for example because its key consists of spaces"
-                );
+                return s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
             }
             match error.status_code().map(|status| status.as_u16()) {
                 // Responses to HEAD have no body that could say more.
@@ -219,7 +216,7 @@ fn check_keys(input: &dyn Any) -> S3Result<()> {
     keys.extend(input.downcast_ref::<DeleteObjectsInput>().iter().flat_map(|input| &input.delete.objects).map(|object| object.key.clone()));
     match keys.iter().find(|key| key.starts_with('/') || key.contains("__XLDIR__")) {
         None => Ok(()),
-        Some(key) => Err(s3_error!(InvalidArgument, "some stores confuse the key `{key}` with another one; access it without this server")),
+        Some(key) => Err(s3_error!(InvalidArgument, "some stores take the key `{key}` for another one; use it without this server")),
     }
 }
 

@@ -77,7 +77,7 @@ fn read_opened(mut file: &File) -> io::Result<Vec<u8>> {
                 std::thread::sleep(WAIT);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it is a pipe without a writer; specify a file"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it is a pipe into which nobody writes; name a file"));
             }
             other => {
                 other?;

@@ -43,7 +43,7 @@ pub fn builder(place: &Place, options: &Options, client: ClientOptions, connecto
             }
             [None, None, _] if profile.elsewhere().is_some() => {
                 let (name, key) = (&profile.name, profile.elsewhere().unwrap_or_default());
-                let why = format!("profile `{name}` gets its keys through `{key}`, which Penstock does not support");
+                let why = format!("profile `{name}` gets its keys by `{key}`, which Penstock does not follow");
                 return Err(missing(
                     &why,
                     &format!("run `eval \"$(aws configure export-credentials --profile {name} --format env)\"` first"),

@@ -30,9 +30,7 @@ impl Place {
         }
         let http = matches!(scheme, "http" | "https");
         if !http && !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._@:".contains(&byte)) {
-            return Err(
-                bad(&format!("`{host}` is not a valid bucket name")).hint("bucket names consist of letters, digits, dots and hyphens")
-            );
+            return Err(bad(&format!("`{host}` cannot be the name of a bucket")).hint("buckets have letters, digits, dots and hyphens"));
         }
         Ok(Place {
             uri: trimmed.into(),
