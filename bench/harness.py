@@ -151,6 +151,11 @@ def evict(path: pathlib.Path) -> None:
             os.close(descriptor)
 
 
+def stored_bytes(place: pathlib.Path) -> int:
+    """Return the size of all files in a folder."""
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+
+
 def synced_file(path: pathlib.Path, size: int) -> None:
     """Write a new file, sync it, and sync its folder: the least that a durable commit needs."""
     with path.open("xb", buffering=0) as out:

@@ -43,10 +43,10 @@ FORMS = {  # the spec's layouts, field by field: `*` marks a list, and `zero` ma
     "attachment": "kind:string object:object columns:varint* covers:row_set changed:row_set* parameters:string",
     "detached": "detached:id",
     "forwarding": "before:id id:id length:varint tail_length:varint tail_crc:u32",
-    "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 ignorable:u64 time:i64 data:data"
+    "record": "kind:record_kind dataset:id branch:u64 number:u64 read:u64 write:u64 unused:u64 time:i64 data:data"
     " gc_epoch:varint"
     " landmark:varint parents:parent* transactions:transaction* lineage:varint next_counter:varint physical:varint live:varint schema:zero"
-    " root:object deltas:delta* changes:change* change_set:optional",
+    " root:object deltas:delta* changes:change* change_set:zero",
     "root": "dataset:id branch:u64 number:u64 schema:string pages:page* segments:segment* overlays:overlay* stages:object* attachments:attachment*",
     "words": "column:varint words:string*",
     "staged": "file:id runs:runs",

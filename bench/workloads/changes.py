@@ -17,16 +17,12 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import interleaved, synced_file
+from harness import interleaved, stored_bytes, synced_file
 from serving import touch
 
 Result = dict[str, Any]
 FRAGMENTS, EACH, TAKE = 1000, 200, 512
 COLUMNS = ["label", "vector"]
-
-
-def _bytes(place: pathlib.Path) -> int:
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
 def _scan(ds: ps.Dataset) -> Callable[[], None]:
@@ -65,7 +61,7 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     for number in range(FRAGMENTS):
         vectors = rng.random((EACH, 128), dtype=np.float32)
         ds.append({"label": np.full(EACH, number), "vector": vectors, "image": [image] * EACH})
-    samples, size = FRAGMENTS * EACH, _bytes(place)
+    samples, size = FRAGMENTS * EACH, stored_bytes(place)
     handles = {"before": ds}
     for name in ("updated", "deleted"):
         shutil.copytree(place, folder / name)
@@ -75,7 +71,7 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         tx.update({"label": np.zeros(len(changed), np.int64), "vector": np.zeros((len(changed), 128), np.float32)}, row_ids=changed)
     with handles["deleted"].transaction() as tx:
         tx.delete(row_ids=rng.choice(samples, samples * 3 // 10, replace=False))
-    written = {name: _bytes(folder / name) - size for name in ("updated", "deleted")}
+    written = {name: stored_bytes(folder / name) - size for name in ("updated", "deleted")}
     bars, lines, times = [], [], {}
     for what, make in (("full scan", _scan), ("shuffled takes of 512", _takes), ("loader epoch", _epoch)):
         reads = {name: make(handle) for name, handle in handles.items()}

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import penstock as ps
 from drawn import STEP
-from harness import against_best, comparison, fewer, rounds
+from harness import against_best, comparison, fewer, rounds, stored_bytes
 from race import Entry, Missing, failed, once
 
 Result = dict[str, Any]
@@ -152,10 +152,6 @@ def _changed_rows(rng: np.random.Generator, share: float, pattern: str) -> Ids:
     return np.arange(begin, begin + count)
 
 
-def _bytes(place: pathlib.Path) -> int:
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-
-
 def _reads(ds: ps.Dataset) -> dict[str, float]:
     """Return seconds per sample of a scan and of shuffled takes: the least of five."""
     order = np.random.default_rng(1).permutation(len(ds))[:TABLE]
@@ -190,9 +186,9 @@ def patterns(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     def run(what: str, work: Callable[[ps.Dataset], int]) -> None:
         place = folder / f"{next(number)}"
         shutil.copytree(base, place)
-        handle, before = ps.open(place), _bytes(place)
+        handle, before = ps.open(place), stored_bytes(place)
         changed = work(handle)
-        written = _bytes(place) - before
+        written = stored_bytes(place) - before
         after, untouched = _reads(ps.open(place)), _reads(ps.open(base))
         ratio = {name: after[name] / untouched[name] for name in after}
         amplification = written / max(changed * row, 1)

@@ -72,11 +72,7 @@ class Error(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self),), {**self.__dict__, "args": self.args})
-
-
-def _rebuild(kind: type[Error]) -> Error:
-    return kind()
+        return (type(self), (), {**self.__dict__, "args": self.args})
 
 
 class NotFoundError(Error, KeyError):

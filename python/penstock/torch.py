@@ -22,7 +22,7 @@ from penstock.ragged import Ragged
 from penstock.values.to_torch import tensor_of
 from penstock.views.concat import Concat
 from penstock.views.readable import Batch
-from penstock.views.sample import Sample, unwrap
+from penstock.views.sample import Sample
 from penstock.views.view import View
 
 
@@ -62,9 +62,7 @@ class Samples(Sequence[Any]):
             return [self[i] for i in range(*index.indices(self.samples))]
         if not -self.samples <= index < self.samples:
             raise IndexError(f"index {index} is out of range for {self.samples} samples")
-        sample = Sample((name, unwrap(values, index)) for name, values in self.batch.items())
-        sample.forms = self.forms
-        return sample
+        return Sample.of(self.batch, index, self.forms)
 
 
 class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
@@ -107,16 +105,17 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         loader = self._loader
         whole, rest = divmod(loader._core.epoch_samples, loader.global_batch_size)
         each = loader.global_batch_size // loader.world_size
-        last = {"drop": 0, "pad": each}.get(loader.recipe.last_batch, -(-rest // loader.world_size))
+        last = {"drop": 0, "pad": each}.get(loader.options.last_batch, -(-rest // loader.world_size))
         return whole * each + (last if rest else 0)
 
     def __iter__(self) -> Iterator[int]:
         loader = self._loader
-        self._began = loader._step
-        loader._step = loader._core.end_of_epoch(self._began) if len(loader) else 0
+        at = loader._position
+        self._began = at.step
+        at.step = at.core.end_of_epoch(self._began) if len(loader) else 0
         self._asked = 0
-        for step in range(self._began, loader._step):
-            yield from loader._core.places(step)[2].tolist()
+        for step in range(self._began, at.step):
+            yield from at.core.places(step)[2].tolist()
             self._asked += 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -129,7 +128,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
 
         By default, all requested batches are counted. That number is correct after an epoch; during an epoch, it is ahead of training.
         """
-        left = max(0, self._loader._step - self._began)
+        left = max(0, self._loader._position.step - self._began)
         number = self._asked if batches is None else batches
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= max(left, self._asked):
             raise InvalidInputError(f"batches={batches!r}, expected a whole number up to {left}", code="invalid-argument")

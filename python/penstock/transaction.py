@@ -279,7 +279,7 @@ class Transaction(SchemaChanges):
             from penstock.query import predicate
 
             read = lambda columns: self._core.note_read(columns, None)  # noqa: E731
-            ids = self._mark.inward(predicate.matching(self._view(), where, "delete", read, self._mark.sql()))
+            ids = self._mark.inward(predicate.matching(self._view(), where, read, self._mark.sql()))
         with self._calls.begin(), self._mark.in_errors():
             self._core.delete(ids)
         return len(np.unique(ids))

@@ -215,7 +215,7 @@ def crc32c(data):
 
 def test_unknown_features_are_refused(root):
     """Set a feature bit in a real record and recompute its checksum. Readers refuse unknown read bits, and writers refuse unknown write
-    bits. Unknown ignorable bits are ignored.
+    bits. Later bits have no meaning, and are ignored.
     """
     ds = ps.create(root, {"n": "int32"})
     record = next(path for path in (root / "log").rglob("*") if path.is_file() and path.name != "hint")

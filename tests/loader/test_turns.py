@@ -122,6 +122,6 @@ def test_an_iteration_that_another_one_overtakes_before_its_first_batch_says_so(
             thread.join(300)
         return 0.0
 
-    monkeypatch.setattr("penstock.loader.loader.time", types.SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr("penstock.loader.iteration.time", types.SimpleNamespace(perf_counter=perf_counter))
     with pytest.raises(ps.ClosedError, match="another iteration"):
         list(loader)

@@ -101,10 +101,10 @@ def test_a_keys_file_that_is_replaced_while_it_is_read_never_locks_a_key_out(tmp
                     whole = keys_of(f"key-{turn}")
                     for end in (0, 1, len(whole) // 2, len(whole) - 1):
                         # Written in place, as an editor may do it: the server sees a part.
-                        said = (folder / "log").read_text().count("it stays as it was")
+                        said = (folder / "log").read_text().count("the previous one remains in use")
                         keys.write_text(whole[:end])
                         server.process.send_signal(signal.SIGHUP)
-                        until(lambda said=said: (folder / "log").read_text().count("it stays as it was") > said, "the part is refused")
+                        until(lambda said=said: (folder / "log").read_text().count("the previous one remains in use") > said, "the part is refused")
                     servers.write_secret(folder / "new.json", whole)
                     os.rename(folder / "new.json", keys)
                     server.process.send_signal(signal.SIGHUP)
@@ -136,12 +136,12 @@ def test_a_keys_file_that_is_a_pipe_holds_nothing_up(tmp_path, has_writer):
         os.mkfifo(keys, 0o600)
         writer = os.open(keys, os.O_RDWR) if has_writer else None
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: said("it stays as it was") == 1, "the pipe is refused")
+        until(lambda: said("the previous one remains in use") == 1, "the pipe is refused")
         assert said("nobody writes") == has_writer
         servers.write_secret(tmp_path / "new.json", keys_of("new"))
         os.rename(tmp_path / "new.json", keys)
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: said("read keys and certificates again") == 1, "the file is read")
+        until(lambda: said("reloaded keys and certificates") == 1, "the file is read")
         assert server.client(key="new", secret="a-long-secret").list_buckets()["Buckets"]
     finally:
         server.stop()

@@ -198,7 +198,7 @@ def test_uploads_in_parts(served, prefix, tmp_path):
     assert code(raised) == (404, "NoSuchUpload")
 
 
-def test_copies(served, prefix, request):
+def test_copies(served, prefix):
     client = served.client()
     body = os.urandom(6 * MIB)
     client.put_object(Bucket="penstock", Key=f"{prefix}a", Body=body, Metadata={"a": "1"})
@@ -212,8 +212,7 @@ def test_copies(served, prefix, request):
     asked = {"Bucket": "penstock", "Key": f"{prefix}c", "UploadId": upload}
     with pytest.raises(botocore.exceptions.ClientError) as raised:
         client.upload_part_copy(**asked, PartNumber=1, CopySource=source, CopySourceRange=f"bytes=0-{6 * MIB}")
-    is_folder = "folder" in request.node.callspec.params["served"]
-    assert code(raised) == (400, "InvalidRange" if is_folder else "InvalidArgument")  # The code that ceph's tests expect, and MinIO's.
+    assert code(raised) in ((400, "InvalidArgument"), (400, "InvalidRange"))  # MinIO's code, and the one that ceph's tests expect.
     part = client.upload_part_copy(**asked, PartNumber=1, CopySource=source, CopySourceRange=f"bytes=5-{5 * MIB + 10}")
     last = client.upload_part(**asked, PartNumber=2, Body=b"end")
     parts = [{"PartNumber": 1, "ETag": part["CopyPartResult"]["ETag"]}, {"PartNumber": 2, "ETag": last["ETag"]}]
@@ -489,7 +488,7 @@ def test_keys_have_limited_rights(limited):
     # A file that is not valid changes nothing.
     (limited.folder / "keys.json").write_text("{")
     limited.process.send_signal(1)
-    until(lambda: "stays as it was" in (limited.folder / "log").read_text(), "the server complains")
+    until(lambda: "the previous one remains in use" in (limited.folder / "log").read_text(), "the server complains")
     buckets = limited.client(key="new", secret="new-secret")
     assert buckets.list_buckets()["Buckets"]
     for key in ("cats/1", "dogs/1"):

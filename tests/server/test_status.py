@@ -218,7 +218,7 @@ def test_certificates_that_expire_are_counted_and_noted(secure, tmp_path):
     assert node.said().count("the certificate `") == 1, "nothing is said of one that is valid for long"
     node.issue(now - datetime.timedelta(days=1))
     node.server.process.send_signal(signal.SIGHUP)
-    until(lambda: "has expired, so that clients refuse it" in node.said(), "a certificate that has expired is noted")
+    until(lambda: "has expired, and clients will refuse it" in node.said(), "a certificate that has expired is noted")
     # It is used nevertheless, and clients see why they cannot connect.
     with pytest.raises(urllib.error.URLError, match="certificate has expired"):
         node.get("/health")
@@ -229,5 +229,5 @@ def test_a_certificate_that_is_replaced_by_a_wrong_one_stays(secure):
     before = node.expiry()
     (node.folder / "chain.pem").write_text("no certificate")
     node.server.process.send_signal(signal.SIGHUP)
-    until(lambda: "it stays as it was" in node.said(), "the wrong file is noted")
+    until(lambda: "the previous one remains in use" in node.said(), "the wrong file is noted")
     assert node.expiry() == before

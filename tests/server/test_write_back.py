@@ -334,7 +334,7 @@ def test_a_damaged_file_is_neither_sent_nor_served(start, folder, minio, proxy, 
         file.write(b"damage")
     os.utime(path, ns=times if keeps_time else (times[0], times[1] + 5))
     if not keeps_time:
-        with pytest.raises(botocore.exceptions.ClientError, match="was changed by others"):
+        with pytest.raises(botocore.exceptions.ClientError, match="was modified by another program"):
             client.get_object(Bucket="penstock", Key=key)
     proxy.faults()
     try:

@@ -162,7 +162,7 @@ def test_an_aws_profile_names_services_and_what_it_cannot_do(recorder, bare, tmp
     for name, setting in (("made", "credential_process"), ("sso", "sso_session"), ("role", "role_arn")):
         bare.setenv("AWS_PROFILE", name)
         for options in ({"profile": name}, {}):
-            with pytest.raises(ps.PermissionDeniedError, match=f"gets its keys by `{setting}`") as caught:
+            with pytest.raises(ps.PermissionDeniedError, match=f"gets its keys through `{setting}`") as caught:
                 ps.open("s3://bucket/set", storage_options=options)
             assert f"export-credentials --profile {name}" in caught.value.hint
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import drawn
@@ -87,12 +86,12 @@ def windows(o: Any) -> Any:
 
 def text_write(o: Any) -> Any:
     def turn() -> int:
-        texts = pathlib.Path(o.source).read_text().split("\n")
+        texts, labels = drawn.texts(o)
         encoded = [text.encode() for text in texts]
         with h5py.File(f"{o.place}/rows.h5", "w", libver="latest") as file:
             file.create_dataset("variable", data=texts, dtype=h5py.string_dtype())
             file.create_dataset("fixed", data=np.array(encoded, f"S{max(map(len, encoded))}"))
-            file.create_dataset("label", data=[len(text) % 3 for text in texts])
+            file.create_dataset("label", data=labels)
         return len(texts)
 
     return turn

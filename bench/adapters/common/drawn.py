@@ -61,6 +61,22 @@ def photographs(o: Any) -> list[Any]:
     return sorted(pathlib.Path(o.source).rglob("*.jpg"))
 
 
+def texts(o: Any) -> tuple[list[str], list[int]]:
+    """Return the texts of a file, one a line, and their labels."""
+    found = pathlib.Path(o.source).read_text().split("\n")
+    return found, [len(text) % 3 for text in found]
+
+
+def packed(text: str, label: int) -> bytes:
+    """Return a row for stores of keys and values."""
+    return label.to_bytes(8, "little") + text.encode()
+
+
+def unpacked(rows: list[bytes]) -> dict[str, Any]:
+    """Return the columns of packed rows."""
+    return {"label": np.frombuffer(b"".join([row[:8] for row in rows]), np.int64).copy(), "text": [str(row[8:], "utf-8") for row in rows]}
+
+
 def in_processes(o: Any, write: Any) -> int:
     """Let as many forked processes as `threads` each write a part of the photographs by `write(number, files)`. Return how many there are."""
     files = photographs(o)

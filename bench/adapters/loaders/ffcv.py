@@ -30,20 +30,9 @@ from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, RandomTranslat
 from ffcv.writer import DatasetWriter
 
 
-class Photos:
-    def __init__(self, files: list[pathlib.Path]) -> None:
-        self.files = files
+class Images:
+    """Arrays of pixels, or files of photographs."""
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Any:
-        from PIL import Image
-
-        return (Image.open(self.files[index]).convert("RGB"),)
-
-
-class Arrays:
     def __init__(self, images: Any) -> None:
         self.images = images
 
@@ -51,7 +40,10 @@ class Arrays:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        return (self.images[index],)
+        from PIL import Image
+
+        image = self.images[index]
+        return (Image.open(image).convert("RGB") if isinstance(image, pathlib.Path) else image,)
 
 
 def _image(o: Any) -> Any:
@@ -63,7 +55,7 @@ def _image(o: Any) -> Any:
 def photos_write(o: Any) -> Any:
     def turn() -> int:
         files = drawn.photographs(o)
-        DatasetWriter(f"{o.place}/ffcv-{o.recipe}.beton", {"image": _image(o)}, num_workers=o.threads).from_indexed_dataset(Photos(files))
+        DatasetWriter(f"{o.place}/ffcv-{o.recipe}.beton", {"image": _image(o)}, num_workers=o.threads).from_indexed_dataset(Images(files))
         return len(files)
 
     return turn
@@ -87,7 +79,7 @@ def small_images_write(o: Any) -> Any:
     def turn() -> int:
         images = np.load(f"{o.place}/x.npy")
         fields = {"image": RGBImageField(write_mode="raw")}
-        DatasetWriter(f"{o.place}/small.beton", fields, num_workers=2).from_indexed_dataset(Arrays(images))
+        DatasetWriter(f"{o.place}/small.beton", fields, num_workers=2).from_indexed_dataset(Images(images))
         return len(images)
 
     return turn

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -50,8 +49,8 @@ def photos(o: Any) -> Any:
 
 def text_write(o: Any) -> Any:
     def turn() -> int:
-        texts = pathlib.Path(o.source).read_text().split("\n")
-        datasets.Dataset.from_dict({"text": texts, "label": [len(text) % 3 for text in texts]}).save_to_disk(f"{o.place}/huggingface")
+        texts, labels = drawn.texts(o)
+        datasets.Dataset.from_dict({"text": texts, "label": labels}).save_to_disk(f"{o.place}/huggingface")
         return len(texts)
 
     return turn

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import crops
@@ -17,22 +16,22 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 
-class Photos(torch.utils.data.Dataset[Any]):
-    def __init__(self, files: list[pathlib.Path], path: str) -> None:
-        self.files, self.augment = files, crops.of_bytes(path)
+class Images(torch.utils.data.Dataset[Any]):
+    def __init__(self, images: Any, transform: Any) -> None:
+        self.images, self.transform = images, transform
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        return self.augment(self.files[index].read_bytes())
+        return self.transform(self.images[index])
 
 
 def photos(o: Any) -> Any:
     torch.set_num_threads(1)
-    loader = torch.utils.data.DataLoader(
-        Photos(drawn.photographs(o), o.path), o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True
-    )
+    augment = crops.of_bytes(o.path)
+    images = Images(drawn.photographs(o), lambda file: augment(file.read_bytes()))
+    loader = torch.utils.data.DataLoader(images, o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True)
     return lambda: loader
 
 
@@ -47,17 +46,6 @@ TRANSFORMS = {
     "blur, 9 × 9": v2.GaussianBlur(9),
     "erasing": v2.RandomErasing(1.0),
 }
-
-
-class Images(torch.utils.data.Dataset[Any]):
-    def __init__(self, images: Any, transform: Any) -> None:
-        self.images, self.transform = images, transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.images[index])
 
 
 def transforms(o: Any) -> Any:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -77,8 +76,8 @@ def text_write(o: Any) -> Any:
     """At the defaults, and without compression."""
 
     def turn() -> int:
-        texts = pathlib.Path(o.source).read_text().split("\n")
-        table = pa.table({"text": texts, "label": [len(text) % 3 for text in texts]})
+        texts, labels = drawn.texts(o)
+        table = pa.table({"text": texts, "label": labels})
         lance.write_dataset(table, f"{o.place}/lance-default")
         lance.write_dataset(_plain(table), f"{o.place}/lance-plain")
         return len(texts)

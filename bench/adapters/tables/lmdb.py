@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import pathlib
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import drawn
@@ -73,25 +71,12 @@ def jpegs(o: Any) -> Any:
 
 
 def text_write(o: Any) -> Any:
-    def values() -> Iterable[bytes]:
-        for text in pathlib.Path(o.source).read_text().split("\n"):
-            yield (len(text) % 3).to_bytes(8, "little") + text.encode()
-
-    return _write(o, values)
+    return _write(o, lambda: map(drawn.packed, *drawn.texts(o)))
 
 
 def text(o: Any) -> Any:
     count, get = _reads(o)
-
-    def turn() -> Any:
-        for rows in drawn.random_rows(o, count):
-            found = get(rows)
-            yield {
-                "label": np.frombuffer(b"".join([row[:8] for row in found]), np.int64).copy(),
-                "text": [str(row[8:], "utf-8") for row in found],
-            }
-
-    return turn
+    return lambda: (drawn.unpacked(get(rows)) for rows in drawn.random_rows(o, count))
 
 
 if __name__ == "__main__":

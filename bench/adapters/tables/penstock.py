@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import drawn
@@ -15,10 +14,6 @@ def _create(path: str, schema: dict[str, Any], values: Any) -> Any:
     return lambda: len(ps.create(path, schema).append(values()).row_ids)
 
 
-def _threads(o: Any) -> None:
-    ps.configure(threads=o.threads)
-
-
 def samples_write(o: Any) -> Any:
     schema = {"image": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"}
     return _create(
@@ -28,7 +23,7 @@ def samples_write(o: Any) -> Any:
 
 def samples(o: Any) -> Any:
     """Shuffled takes. With `fresh`, each turn opens the dataset anew, and verifies every checksum."""
-    _threads(o)
+    ps.configure(threads=o.threads)
     kept = ps.open(f"{o.place}/penstock")
 
     def turn() -> Any:
@@ -43,7 +38,7 @@ def jpegs_write(o: Any) -> Any:
 
 
 def jpegs(o: Any) -> Any:
-    _threads(o)
+    ps.configure(threads=o.threads)
     kept = ps.open(f"{o.place}/penstock")
 
     def turn() -> Any:
@@ -54,20 +49,20 @@ def jpegs(o: Any) -> Any:
 
 
 def ingest(o: Any) -> Any:
-    _threads(o)
+    ps.configure(threads=o.threads)
     return jpegs_write(o)
 
 
 def text_write(o: Any) -> Any:
     def rows() -> dict[str, Any]:
-        texts = pathlib.Path(o.source).read_text().split("\n")
-        return {"label": [len(text) % 3 for text in texts], "text": texts}
+        texts, labels = drawn.texts(o)
+        return {"label": labels, "text": texts}
 
     return _create(f"{o.place}/penstock", {"label": "int64", "text": ps.Text()}, rows)
 
 
 def text(o: Any) -> Any:
-    _threads(o)
+    ps.configure(threads=o.threads)
     ds = ps.open(f"{o.place}/penstock")
     return lambda: (ds.take(rows) for rows in drawn.random_rows(o, len(ds)))
 

@@ -35,17 +35,17 @@ def _open(o: Any, kind: str) -> Any:
 
 def text_write(o: Any) -> Any:
     def turn() -> int:
-        texts = pathlib.Path(o.source).read_text().split("\n")
+        texts, labels = drawn.texts(o)
         for kind in ("row", "plain", "block"):
             store = _open(o, kind)
             for start in range(0, len(texts), ROWS):
                 part, batch = texts[start : start + ROWS], WriteBatch(raw_mode=True)
-                labels = np.array([len(text) % 3 for text in part], np.int64)
                 if kind == "block":
-                    batch.put((start // ROWS).to_bytes(4, "big"), labels.tobytes() + "\n".join(part).encode())
+                    own = np.array(labels[start : start + ROWS], np.int64)
+                    batch.put((start // ROWS).to_bytes(4, "big"), own.tobytes() + "\n".join(part).encode())
                 else:
-                    for place, text in enumerate(part):
-                        batch.put((start + place).to_bytes(4, "big"), labels[place].tobytes() + text.encode())
+                    for row, text in enumerate(part, start):
+                        batch.put(row.to_bytes(4, "big"), drawn.packed(text, labels[row]))
                 store.write(batch)
             store.flush()
             store.compact_range(None, None)
@@ -61,11 +61,7 @@ def text(o: Any) -> Any:
 
     def rows() -> Any:
         for wanted in drawn.random_rows(o, count):
-            found = store[[row.to_bytes(4, "big") for row in wanted.tolist()]]
-            yield {
-                "label": np.frombuffer(b"".join([row[:8] for row in found]), np.int64).copy(),
-                "text": [str(row[8:], "utf-8") for row in found],
-            }
+            yield drawn.unpacked(store[[row.to_bytes(4, "big") for row in wanted.tolist()]])
 
     def blocks() -> Any:
         for key in range(min(o.takes, count // ROWS)):

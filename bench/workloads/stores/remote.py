@@ -13,7 +13,6 @@ import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -80,7 +79,7 @@ class Bucket:
         lines = [";".join(f"{key} {begin} {end}" for key, begin, end in batch) for batch in [batches[0][:64], *batches]]
         done = subprocess.run([str(self.binary), BUCKET, str(at_once)], input="\n".join(lines), capture_output=True, text=True, check=True)
         seconds, received = done.stdout.split()
-        assert int(received) == sum(end - begin for batch in batches for _, begin, end in batch)
+        assert int(received) == _total(batches)
         return float(seconds)
 
     def fastest_plain(self, batches: Batches) -> tuple[list[float], int]:
@@ -90,15 +89,6 @@ class Bucket:
     def close(self) -> None:
         self.proxy.stop()
         self.server.stop()
-
-
-@contextlib.contextmanager
-def bucket(folder: pathlib.Path) -> Iterator[Bucket]:
-    opened = Bucket(folder)
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def _ranges(uri: str, takes: list[Any], columns: list[str]) -> Batches:
@@ -150,7 +140,7 @@ def wrk_rate(folder: pathlib.Path, endpoint: str, batches: Batches) -> float | N
 def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     """Take 12 times 128 random JPEGs, and scan all of them. Baselines of a scan do not wait between batches."""
     lines, bars, comparisons, results = [], [], [], {}
-    with bucket(folder) as store:
+    with contextlib.closing(Bucket(folder)) as store:
         files = photographs(folder, photos)
         source, count = files[0].parent, len(files)
         for name in ("penstock", "lance"):
@@ -214,7 +204,7 @@ def minio_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     count = fewer(ROWS, 200_000)
     needed = TAKES * 1000 * (8 + 4 + 36)
     lines, bars, comparisons, results = [], [], [], {}
-    with bucket(folder) as store:
+    with contextlib.closing(Bucket(folder)) as store:
         for name in ("penstock", "lance"):
             store.write(name, f"tables/{name}", "remote_rows_write", rows=count)
         names = [name for name in ("penstock", "lance") if name not in store.missing]
@@ -297,15 +287,15 @@ def settle(_system: System) -> None:
 def minio_epochs(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     """Load a shuffled epoch of raw JPEG bytes in 54 batches of 64. LitData and MosaicML shuffle within and among their files of 64 MB."""
     lines, bars, comparisons, results = [], [], [], {}
-    with bucket(folder) as store:
+    with contextlib.closing(Bucket(folder)) as store:
         files = photographs(folder, photos, BATCHES * 64)
         source, count = files[0].parent, len(files)
         store.upload(files, "files")
         for name in ("penstock", "lance"):
             store.write(name, f"tables/{name}", "remote_images_write", source=source)
-        for name, workload in (("litdata", "ingest"), ("mosaicml", "ingest")):
+        for name in ("litdata", "mosaicml"):
             (folder / f"{name}-made").mkdir()
-            store.write(name, f"loaders/{name}", workload, source=source, place=folder / f"{name}-made", threads=2)
+            store.write(name, f"loaders/{name}", "ingest", source=source, place=folder / f"{name}-made", threads=2)
             store.upload_folder(folder / f"{name}-made" / name, name)
         total = sum(path.stat().st_size for path in files)
         for delay_ms in DELAYS_MS:

@@ -49,18 +49,18 @@ pub struct Cached {
 static HELD_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// A whole object in memory.
-struct Held {
+struct HeldObject {
     bytes: Bytes,
     changed: fn(),
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldObject {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldObject {
     fn drop(&mut self) {
         HELD_BYTES.fetch_sub(self.bytes.len() as u64, Relaxed);
         (self.changed)();
@@ -129,7 +129,7 @@ impl Cached {
     pub(crate) fn hold(&self, bytes: Bytes) -> Bytes {
         HELD_BYTES.fetch_add(bytes.len() as u64, Relaxed);
         (self.policy.changed)();
-        Bytes::from_owner(Held { bytes, changed: self.policy.changed })
+        Bytes::from_owner(HeldObject { bytes, changed: self.policy.changed })
     }
 
     /// Return whether an object of this length may be held in memory.
@@ -194,5 +194,5 @@ pub fn only(answers: Vec<Result<Vec<Bytes>>>) -> Result<Bytes> {
 }
 
 pub fn no_answer<T>() -> Result<T> {
-    Err(Error::new("internal", "the store gave no answer"))
+    Err(Error::new("internal", "the store did not respond"))
 }

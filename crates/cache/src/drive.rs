@@ -1,5 +1,6 @@
 //! One folder of a cache: its extents, its counts, and how it fares. A failing drive is left alone for a while; reads then go to the store.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,17 +14,30 @@ use quick_cache::sync::Cache;
 
 use crate::extent::{self, Extent, Key};
 use crate::flight::Flight;
-use crate::place::{Place, mix};
+use crate::place::{WeightedPlace, mix};
 use crate::registry;
 use crate::spec::{DriveSpec, MARKER_NAME};
-use crate::usage::{NowCounts, Record, Usage, cut};
+use crate::usage::{NowCounts, Usage, UsageRecord, cut};
 
 /// The file that marks a folder as a cache, and the version of the files in it, three times.
 const MARKER: &str = "penstock cache, format 1 1 1\n";
 /// A marker is shorter than this.
 const MARKER_BYTES: usize = 4096;
 /// The folder of the extents of all stores.
-const STORES: &str = "stores";
+pub const STORES: &str = "stores";
+/// The file with the counts.
+const USAGE: &str = "usage";
+/// The file with the locks of operations that change what the drive holds.
+pub const LOCKS: &str = "fetching";
+/// The folder of marks of such operations. A mark without a process shows that counts may be too high.
+pub const PENDING: &str = "pending";
+/// The folder of files that the running servers of each store have locked. They have the server's token.
+pub const SERVERS: &str = "servers";
+/// The folder of running plans.
+pub const PLANS: &str = "plans";
+/// The folder in which plans of one order find each other, and the file with a lock for each order, which its leading plan holds.
+pub const ORDERS: &str = "orders";
+pub const LEADERS: &str = "leaders";
 /// Backup programs skip a folder with this file. Source: https://bford.info/cachedir/
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n";
 /// Maximum number of extents that a process keeps open on each drive.
@@ -37,7 +51,7 @@ const FULL_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Drive {
     folder: PathBuf,
-    pub place: Place,
+    pub place: WeightedPlace,
     pub usage: Usage,
     pub now: NowCounts,
     /// Whether the counts were sound when the drive was opened.
@@ -62,35 +76,46 @@ pub enum Unusable {
     Failed(io::Error),
 }
 
+impl Unusable {
+    fn refused(folder: &Path, why: impl Display, hint: &str) -> Unusable {
+        let text = format!("cannot use cache `{}`: {why}", folder.display());
+        Unusable::Refused(Error::new("invalid-argument", text).hint(hint))
+    }
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Unusable {
+        Unusable::Failed(error)
+    }
+}
+
 impl Drive {
     /// Open a folder as a cache, and create it if it is missing. Cost: a few calls, whatever the folder holds.
     pub fn open(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
         let folder = &spec.folder;
         spec.check_size().map_err(Unusable::Refused)?;
         check_marker(folder)?;
-        if spec.is_in_memory && !is_mine(folder).map_err(Unusable::Failed)? {
-            let text = format!("cannot use cache `{}`: the folder belongs to another user", folder.display());
-            return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("name another folder in /dev/shm")));
+        if spec.is_in_memory && !is_mine(folder)? {
+            return Err(Unusable::refused(folder, "the folder belongs to another user", "name another folder in /dev/shm"));
         }
-        private::close_folder(&folder.join(STORES)).map_err(Unusable::Failed)?;
-        let usage = Usage::open(&folder.join("usage")).map_err(Unusable::Failed)?;
-        let was_sound = usage.is_sound().map_err(Unusable::Failed)?;
-        if !can_punch(folder).map_err(Unusable::Failed)? {
-            let text = format!("cannot use cache `{}`: its file system cannot free a part of a file", folder.display());
-            return Err(Unusable::Refused(Error::new("invalid-argument", text).hint("choose a folder on ext4, XFS, Btrfs or tmpfs")));
+        private::close_folder(&folder.join(STORES))?;
+        let usage = Usage::open(&folder.join(USAGE))?;
+        let was_sound = usage.is_sound()?;
+        if !can_punch(folder)? {
+            let why = "its file system cannot free a part of a file";
+            return Err(Unusable::refused(folder, why, "choose a folder on ext4, XFS, Btrfs or tmpfs"));
         }
         if let Some(bytes) = spec.budget_bytes {
-            let set = usage.set_budget(None, bytes);
-            set.map_err(Unusable::Failed)?;
+            usage.set_budget(None, bytes)?;
         }
-        let budget = usage.total().map_err(Unusable::Failed)?.budget_bytes;
+        let budget = usage.total()?.budget_bytes;
         if budget == 0 {
             return Err(Unusable::Refused(spec.no_size()));
         }
         let name = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, folder.as_os_str().as_encoded_bytes());
         Ok(Drive {
             folder: folder.clone(),
-            place: Place { name, weight: budget as f64 },
+            place: WeightedPlace { name, weight: budget as f64 },
             usage,
             now: NowCounts::default(),
             was_sound,
@@ -107,13 +132,14 @@ impl Drive {
         &self.folder
     }
 
-    /// Return the folder with the extents of a store.
-    pub fn store_folder(&self, store: &str) -> PathBuf {
-        self.stores_folder().join(store_name(store))
+    /// Return a file or a folder of the drive, such as `LOCKS`.
+    pub fn part(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
-    pub fn stores_folder(&self) -> PathBuf {
-        self.folder.join(STORES)
+    /// Return the folder with the extents of a store.
+    pub fn store_folder(&self, store: &str) -> PathBuf {
+        self.part(STORES).join(store_name(store))
     }
 
     pub fn path(&self, key: &Key) -> PathBuf {
@@ -124,37 +150,13 @@ impl Drive {
 
     /// Begin an operation that changes what the drive holds. Returns None while another process counts again.
     pub fn flight(&self) -> io::Result<Option<Flight>> {
-        Flight::enter(&self.locks())
-    }
-
-    /// Return the folder of marks of operations that change what the drive holds. A mark without a process shows that counts may be too high.
-    pub fn pending_folder(&self) -> PathBuf {
-        self.folder.join("pending")
-    }
-
-    /// Return the file that running servers of a store have locked. It has their token.
-    pub fn servers_file(&self, store: &str) -> PathBuf {
-        self.folder.join("servers").join(store_name(store))
-    }
-
-    pub fn plans_folder(&self) -> PathBuf {
-        self.folder.join("plans")
-    }
-
-    /// Return the folder in which plans of one order find each other.
-    pub fn orders_folder(&self) -> PathBuf {
-        self.folder.join("orders")
-    }
-
-    /// Return the file with a lock for each order, which its leading plan holds.
-    pub fn leaders(&self) -> PathBuf {
-        self.folder.join("leaders")
+        Flight::enter(&self.part(LOCKS))
     }
 
     /// Return which stores are not evicted by age: pinned ones, and those that a running plan reads.
-    pub fn guarded(&self) -> io::Result<impl Fn(&Record) -> bool> {
-        let running = registry::running(&self.plans_folder())?;
-        Ok(move |record: &Record| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
+    pub fn guarded(&self) -> io::Result<impl Fn(&UsageRecord) -> bool> {
+        let running = registry::running(&self.part(PLANS))?;
+        Ok(move |record: &UsageRecord| record.counts.pinned != 0 || running.iter().any(|store| cut(store) == record.store))
     }
 
     /// Return the bytes that a store may use while a plan reads it: those that pinned stores and other running plans leave.
@@ -176,14 +178,11 @@ impl Drive {
         Ok(self.usage.stores()?.iter().find(|record| record.store == cut(store)).map_or(0, |record| record.counts.bytes))
     }
 
-    pub fn locks(&self) -> PathBuf {
-        self.folder.join("fetching")
-    }
-
     /// Return an extent if it exists. Cost: two calls the first time.
     pub fn find(&self, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Arc<Extent>>> {
-        let fits = |extent: &Arc<Extent>| object_bytes.is_none_or(|bytes| bytes == extent.object_bytes());
-        if let Some(extent) = self.open.get().get(key).filter(fits) {
+        if let Some(extent) = self.open.get().get(key)
+            && object_bytes.is_none_or(|bytes| bytes == extent.object_bytes)
+        {
             return Ok(Some(extent));
         }
         let found = Extent::open(&self.path(key), key, object_bytes)?.map(Arc::new);
@@ -191,6 +190,11 @@ impl Drive {
             self.keep_open(extent);
         }
         Ok(found)
+    }
+
+    /// Return an extent if it exists and the drive may be read now.
+    pub fn find_usable(&self, key: &Key, object_bytes: Option<u64>) -> io::Result<Option<Arc<Extent>>> {
+        if self.is_usable() { self.find(key, object_bytes) } else { Ok(None) }
     }
 
     /// Return the extent at the place of a key, of whatever version of the object, and its note. Cost: four calls.
@@ -203,17 +207,14 @@ impl Drive {
 
     /// Remove what is at the place of an extent and cannot be read as one. It might be read again later, with the note that it has.
     pub fn remove_unreadable(&self, key: &Key) -> io::Result<()> {
-        match std::fs::remove_file(self.path(key)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
+        remove_if_there(&self.path(key))
     }
 
     /// Remove an extent's file and free its space, also if other processes have the file open. The caller holds its locks.
     pub fn unlink(&self, extent: &Extent) -> io::Result<()> {
         extent.empty()?;
-        self.forget(extent.key());
-        let path = self.path(extent.key());
+        self.forget(&extent.key);
+        let path = self.path(&extent.key);
         std::fs::remove_file(&path)?;
         // The folder may have other extents.
         let _ = path.parent().map(std::fs::remove_dir);
@@ -222,7 +223,7 @@ impl Drive {
 
     /// Keep an extent open.
     pub fn keep_open(&self, extent: &Arc<Extent>) {
-        self.open.get().insert(extent.key().clone(), extent.clone());
+        self.open.get().insert(extent.key.clone(), extent.clone());
     }
 
     /// Forget an open extent, because its file is damaged or gone.
@@ -266,6 +267,11 @@ impl Drive {
         }
     }
 
+    /// Return the outcome of an operation, or note its failure and return None.
+    pub fn succeeded<T>(&self, outcome: io::Result<T>) -> Option<T> {
+        outcome.inspect_err(|error| self.failed(error)).ok()
+    }
+
     /// Note a failure. The drive is left alone for a while, but only for writes if it is full.
     pub fn failed(&self, error: &io::Error) {
         if error.kind() == io::ErrorKind::Interrupted {
@@ -278,6 +284,14 @@ impl Drive {
         let failures = self.failures.fetch_add(1, Relaxed).min(16) as u32;
         let pause = PAUSES.0.saturating_mul(1 << failures).min(PAUSES.1);
         self.alone_until.store(self.now_ms() + pause.as_millis() as u64, Relaxed);
+    }
+}
+
+/// Remove a file, unless it is gone already.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
@@ -312,22 +326,19 @@ pub fn now_seconds() -> u32 {
 
 /// Check that a folder is a cache of this version, or make an empty or missing folder one.
 fn check_marker(folder: &Path) -> std::result::Result<(), Unusable> {
-    let refuse = |why: String| {
-        let error = Error::new("invalid-argument", format!("cannot use cache `{}`: {why}", folder.display()));
-        Unusable::Refused(error.hint("choose an empty folder, or delete this one if it is an old cache"))
-    };
-    let marker = folder.join(MARKER_NAME);
-    match private::read_own(&marker, MARKER_BYTES) {
+    const HINT: &str = "choose an empty folder, or delete this one if it is an old cache";
+    match private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES) {
         Ok(found) if found == MARKER.as_bytes() => return Ok(()),
-        Ok(found) if is_damaged_marker(&found) => return write_marker(folder).map_err(Unusable::Failed),
+        Ok(found) if is_damaged_marker(&found) => return Ok(write_marker(folder)?),
         Ok(found) => {
-            let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]).into_owned();
-            return Err(refuse(format!("the folder is of another version: `{}`", found.lines().next().unwrap_or_default())));
+            let found = String::from_utf8_lossy(&found[..found.len().min(MARKER.len())]);
+            let why = format!("the folder has another format version: `{}`", found.lines().next().unwrap_or_default());
+            return Err(Unusable::refused(folder, why, HINT));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(Unusable::Failed(error)),
+        Err(error) => return Err(error.into()),
     }
-    make_folder(folder).map_err(Unusable::Failed)?.then_some(()).ok_or_else(|| refuse("the folder has other files".into()))
+    if make_folder(folder)? { Ok(()) } else { Err(Unusable::refused(folder, "the folder has other files", HINT)) }
 }
 
 /// Make an empty or missing folder a cache. Returns false if the folder has other files.
@@ -336,7 +347,7 @@ fn make_folder(folder: &Path) -> io::Result<bool> {
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name();
         // Parts of a cache that somebody deleted while it was used are made anew by those who use it.
-        let ours = ["CACHEDIR.TAG", "lost+found", "usage", "fetching", "plans", "orders", "leaders", "stores", "pending", "servers"];
+        let ours = ["CACHEDIR.TAG", "lost+found", USAGE, LOCKS, PLANS, ORDERS, LEADERS, STORES, PENDING, SERVERS];
         if !name.to_string_lossy().starts_with(MARKER_NAME) && !ours.iter().any(|known| name == *known) {
             // Another process may be making the same folder a cache.
             return Ok(private::read_own(&folder.join(MARKER_NAME), MARKER_BYTES).is_ok_and(|found| found == MARKER.as_bytes()));
@@ -356,8 +367,8 @@ fn write_marker(folder: &Path) -> io::Result<()> {
 
 /// Return whether a marker is this version's with damaged bits: most of its bytes and of its version numbers are right.
 fn is_damaged_marker(found: &[u8]) -> bool {
-    let pairs = || found.iter().zip(MARKER.as_bytes());
-    let same = pairs().filter(|(found, expected)| found == expected).count();
-    let versions = pairs().filter(|(found, expected)| expected.is_ascii_digit() && found == expected).count();
-    found.len() == MARKER.len() && 2 * same >= MARKER.len() && versions >= 2
+    let same: Vec<u8> =
+        found.iter().copied().zip(MARKER.bytes()).filter(|(found, expected)| found == expected).map(|(byte, _)| byte).collect();
+    let versions = same.iter().filter(|byte| byte.is_ascii_digit()).count();
+    found.len() == MARKER.len() && 2 * same.len() >= MARKER.len() && versions >= 2
 }

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from
 /// Locks that one operation holds. They are released when this is dropped.
 #[derive(Debug)]
 pub struct Flight {
-    locks: File,
+    /// The file with the locks, which may say something.
+    pub file: File,
 }
 
 /// Offsets behind all extents. An operation that changes counts holds `INSIDE` shared. One that counts again holds `GATE`, so that no
@@ -39,7 +39,7 @@ const INSIDE: i64 = GATE + 1;
 
 impl Flight {
     pub fn new(path: &Path) -> io::Result<Flight> {
-        Ok(Flight { locks: private::open_own(path)? })
+        Ok(Flight { file: private::open_own(path)? })
     }
 
     /// Begin an operation that changes what a drive holds. Returns None while another process counts again.
@@ -67,28 +67,6 @@ impl Flight {
         let _ = self.set(libc::F_RDLCK, INSIDE, 1).and_then(|_| self.set(libc::F_UNLCK, GATE, 1));
     }
 
-    /// Replace what the file says. It stays the same file, wherever it is now.
-    pub fn write(&self, text: &str) -> io::Result<()> {
-        self.locks.set_len(0)?;
-        self.write_at(text.as_bytes(), 0)
-    }
-
-    /// Replace a part of what the file says.
-    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.locks.write_all_at(bytes, offset)
-    }
-
-    /// Replace what the file says, and wait until its drive has it.
-    pub fn write_durably(&self, text: &str) -> io::Result<()> {
-        self.write(text).and_then(|()| self.locks.sync_all())
-    }
-
-    /// Return whether the text of the file begins with this one.
-    pub fn begins_with(&self, text: &str) -> bool {
-        let mut found = vec![0; text.len()];
-        self.locks.read_exact_at(&mut found, 0).is_ok() && found == text.as_bytes()
-    }
-
     /// Keep all other operations out, and wait until those that run have ended. Returns None if they take longer than `patience`.
     pub fn alone(path: &Path, patience: Duration) -> io::Result<Option<Flight>> {
         let flight = Flight::new(path)?;
@@ -108,7 +86,7 @@ impl Flight {
         (lock.l_type, lock.l_whence) = (kind as i16, libc::SEEK_SET as i16);
         (lock.l_start, lock.l_len) = (begin, bytes);
         // SAFETY: the file is open, and the kernel only reads `lock`.
-        match unsafe { libc::fcntl(self.locks.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
             0 => Ok(true),
             _ => match io::Error::last_os_error() {
                 error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),

@@ -1,7 +1,7 @@
-//! A cache of blocks on local drives, in front of any store. Bytes are verified on every read, and a failing cache never fails a read.
+//! A cache of pages on local drives, in front of any store. Bytes are verified on every read, and a failing cache never fails a read.
 //!
 //! [`Cached`] is what callers read through. A `drive` is a folder with `extent`s, which are sparse files with the cached pages of an object.
-//! `fill` reads through the cache, `flight` lets only one operation of this machine fetch a page, `usage` counts bytes, and `evict` frees them.
+//! `read_through` reads through the cache, `flight` lets only one operation of this machine fetch a page, `usage` counts bytes, and `evict` frees them.
 //! `place` decides which drive holds an extent. Nothing here depends on formats (docs/design/0020-cache.md).
 
 mod cache;
@@ -10,11 +10,11 @@ mod drive;
 mod drives;
 mod evict;
 mod extent;
-mod fill;
 mod flight;
 mod place;
 mod plan;
 mod prefetched;
+mod read_through;
 mod registry;
 mod room;
 mod spec;
@@ -33,7 +33,7 @@ pub use drives::Drives;
 pub use drives::trust::Trust;
 pub use extent::{Key, store_key};
 pub use plan::belady::NEVER;
-pub use plan::units::{Future, Member, Need, Object, Uses};
+pub use plan::page_runs::{Future, Member, Need, Object, Uses};
 pub use plan::{Foreseen, Plan};
 pub use spec::{DriveSpec, Spec, size_bytes};
 pub use tiered::Tiered;

@@ -5,22 +5,25 @@
 
 /// A place with the share of keys that it gets, relative to the weights of the others.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Place {
+pub struct WeightedPlace {
     /// The hash of the place's name.
     pub name: u64,
     pub weight: f64,
 }
 
 /// Return the index of the place that holds a key, or None if all weights are 0. Cost: one logarithm per place.
-pub fn place(key: u64, places: &[Place]) -> Option<usize> {
-    let score = |place: &Place| {
-        // In (0, 1), with 53 random bits.
-        let unit = ((mix(key ^ mix(place.name)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-        -place.weight / unit.ln()
-    };
-    let best =
-        places.iter().enumerate().filter(|(_, place)| place.weight > 0.0).max_by(|one, other| score(one.1).total_cmp(&score(other.1)));
+pub fn place(key: u64, places: &[WeightedPlace]) -> Option<usize> {
+    let weighted = places.iter().enumerate().filter(|(_, place)| place.weight > 0.0);
+    let best = weighted.max_by(|(_, one), (_, other)| one.score(key).total_cmp(&other.score(key)));
     best.map(|(index, _)| index)
+}
+
+impl WeightedPlace {
+    fn score(&self, key: u64) -> f64 {
+        // In (0, 1), with 53 random bits.
+        let random = ((mix(key ^ mix(self.name)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+        -self.weight / random.ln()
+    }
 }
 
 /// Mix the bits of a number (the finaliser of SplitMix64).
@@ -35,8 +38,8 @@ pub fn mix(number: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn places(weights: &[f64]) -> Vec<Place> {
-        weights.iter().enumerate().map(|(index, weight)| Place { name: 100 + index as u64, weight: *weight }).collect()
+    fn places(weights: &[f64]) -> Vec<WeightedPlace> {
+        weights.iter().enumerate().map(|(index, weight)| WeightedPlace { name: 100 + index as u64, weight: *weight }).collect()
     }
 
     #[test]

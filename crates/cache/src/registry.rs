@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -19,8 +20,8 @@ pub fn unique_name() -> String {
 /// A plan that is registered until this is dropped.
 #[derive(Debug)]
 pub struct Registered {
-    path: PathBuf,
-    lock: Flight,
+    pub path: PathBuf,
+    pub lock: Flight,
 }
 
 impl Registered {
@@ -38,17 +39,8 @@ impl Registered {
         if !lock.try_lock(0, WHOLE)? || !path.exists() {
             return Registered::new(folder, text);
         }
-        lock.write_at(text, 0)?;
+        lock.file.write_all_at(text, 0)?;
         Ok(Registered { path, lock })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Change a part of what others may read.
-    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.lock.write_at(bytes, offset)
     }
 }
 

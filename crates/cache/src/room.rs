@@ -1,4 +1,4 @@
-//! Room on a drive: bytes are reserved within budgets, and old blocks make room for new ones.
+//! Room on a drive: bytes are reserved within budgets, and old stretches make room for new ones.
 
 use std::io;
 use std::sync::Arc;
@@ -6,21 +6,19 @@ use std::time::Duration;
 
 use penstock_storage::private;
 
-use crate::drive::Drive;
+use crate::drive::{Drive, PENDING};
 use crate::evict;
 use crate::extent::{Extent, Key};
 use crate::flight::{FILE, Flight};
-use crate::usage::cut;
 
 /// A process waits this long for another one that creates or removes the same file.
 const FILE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Evict what exceeds the budget, which may have been reduced.
+/// Evict what exceeds the budget, which may have been reduced. What running plans read is left to them, and nothing is added meanwhile.
 pub fn shrink(drive: &Drive) -> io::Result<()> {
     loop {
         let total = drive.usage.total()?;
         let excess_bytes = total.bytes.saturating_sub(total.budget_bytes);
-        // What running plans read is left to them, and nothing is added meanwhile.
         if excess_bytes == 0 || evict::from_all(drive, excess_bytes)? == 0 {
             return Ok(());
         }
@@ -31,8 +29,7 @@ pub fn shrink(drive: &Drive) -> io::Result<()> {
 pub fn limit_store(drive: &Drive, store: &str, bytes: u64) -> io::Result<()> {
     drive.usage.set_budget(Some(store), bytes)?;
     loop {
-        let own = drive.usage.stores()?.into_iter().find(|record| record.store == cut(store)).unwrap_or_default().counts;
-        let excess_bytes = own.bytes.saturating_sub(bytes);
+        let excess_bytes = drive.store_bytes(store)?.saturating_sub(bytes);
         if excess_bytes == 0 || evict::from_store(drive, store, excess_bytes)? == 0 {
             return Ok(());
         }
@@ -47,7 +44,7 @@ pub fn make(drive: &Drive, key: &Key, object_bytes: u64) -> io::Result<Option<Ar
     drive.forget(key);
     // Another version of the object gives way, unless somebody uses it.
     if key.is_versioned()
-        && let Some((other, _)) = drive.find_any(key)?.filter(|(other, _)| other.key() != key)
+        && let Some((other, _)) = drive.find_any(key)?.filter(|(other, _)| other.key != *key)
     {
         evict::remove(drive, &other, |_| true)?;
     }
@@ -74,15 +71,15 @@ fn make_file(drive: &Drive, key: &Key, object_bytes: u64, flight: &Flight) -> io
         return Ok(None);
     }
     match Extent::open_any(&path)? {
-        Some(extent) if extent.key() == key && extent.object_bytes() == object_bytes => return Ok(Some((extent, false))),
+        Some(extent) if extent.key == *key && extent.object_bytes == object_bytes => return Ok(Some((extent, false))),
         // Another version that somebody uses.
-        Some(other) if key.is_versioned() && other.key() != key && other.key().place() == key.place() => return Ok(None),
+        Some(other) if key.is_versioned() && other.key != *key && other.key.place() == key.place() => return Ok(None),
         _ => {}
     }
     // A damaged file, or that of another object with the same hash, gives way. A mark without a process makes the next one count again.
     if path.exists() {
-        private::create_folders(&drive.pending_folder())?;
-        std::fs::write(drive.pending_folder().join("damage"), "")?;
+        private::create_folders(&drive.part(PENDING))?;
+        std::fs::write(drive.part(PENDING).join("damage"), "")?;
     }
     match Extent::create(&path, key, object_bytes) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -97,13 +94,13 @@ fn make_file(drive: &Drive, key: &Key, object_bytes: u64, flight: &Flight) -> io
 pub fn annotate(drive: &Drive, extent: &Extent, note: &[u8]) -> io::Result<bool> {
     let Some(flight) = drive.flight()? else { return Ok(false) };
     let growth = extent.growth_of_note(note.len())?;
-    if growth > 0 && !reserve(drive, extent.key().store(), growth)? {
+    if growth > 0 && !reserve(drive, extent.key.store(), growth)? {
         return Ok(false);
     }
-    let write = || Ok(flight.lock(extent.hash(), FILE, FILE_PATIENCE)? && extent.is_linked() && extent.set_note(note).map(|()| true)?);
-    let written: io::Result<bool> = write();
+    let locked = flight.lock(extent.hash, FILE, FILE_PATIENCE);
+    let written = locked.and_then(|locked| Ok(locked && extent.is_linked() && extent.set_note(note).map(|()| true)?));
     if growth > 0 && !matches!(written, Ok(true)) {
-        drive.usage.release(extent.key().store(), growth, 0)?;
+        drive.usage.release(extent.key.store(), growth, 0)?;
     }
     written
 }

@@ -31,7 +31,7 @@ impl DriveSpec {
 
     pub fn no_size(&self) -> Error {
         Error::new("invalid-argument", format!("cannot use cache `{}`: it has no size yet", self.folder.display()))
-            .hint(format!("write the size when it is used first, such as {}:200GB", self.folder.display()))
+            .hint(format!("specify the size on first use, such as {}:200GB", self.folder.display()))
     }
 }
 
@@ -54,33 +54,26 @@ impl Spec {
             Some(("dataset", size)) => Some(size_bytes(size).ok_or_else(|| refuse(format!("`{size}` is not a size")))?),
             _ => return Err(refuse(format!("`{limits}` is unknown, expected dataset=SIZE"))),
         };
-        let drive = |part: &str| {
-            let (folder, size) = match part.rsplit_once(':') {
-                Some((folder, size)) => (folder, Some(size)),
-                None => (part, None),
-            };
-            let budget_bytes = match size {
-                None => None,
-                Some(size) => Some(size_bytes(size).ok_or_else(|| refuse(format!("`{size}` is not a size above 0")))?),
-            };
-            match folder {
-                "memory" => {
-                    // SAFETY: the call takes no arguments and cannot fail.
-                    let user = unsafe { libc::getuid() };
-                    Ok(DriveSpec { folder: format!("{MEMORY_FOLDER}-{user}").into(), budget_bytes, is_in_memory: true })
-                }
-                "" => Err(refuse("a folder is empty".into())),
-                folder if folder.contains('\0') => Err(refuse("a folder has a null character".into())),
+        let mut drives = Vec::new();
+        for part in folders.split(',') {
+            let (folder, size) = part.rsplit_once(':').map_or((part, None), |(folder, size)| (folder, Some(size)));
+            let parse = |size| size_bytes(size).ok_or_else(|| refuse(format!("`{size}` is not a size above 0")));
+            let budget_bytes = size.map(parse).transpose()?;
+            let is_in_memory = folder == "memory";
+            let folder = match folder {
+                // SAFETY: the call takes no arguments and cannot fail.
+                "memory" => format!("{MEMORY_FOLDER}-{}", unsafe { libc::getuid() }).into(),
+                "" => return Err(refuse("a folder is empty".into())),
+                folder if folder.contains('\0') => return Err(refuse("a folder has a null character".into())),
                 folder => {
                     let home = std::env::home_dir().filter(|_| folder.starts_with("~/"));
                     let folder = home.map_or_else(|| PathBuf::from(folder), |home| home.join(&folder[2..]));
                     // The working folder may change.
-                    let folder = std::path::absolute(&folder).unwrap_or(folder);
-                    Ok(DriveSpec { folder, budget_bytes, is_in_memory: false })
+                    std::path::absolute(&folder).unwrap_or(folder)
                 }
-            }
-        };
-        let drives = folders.split(',').map(drive).collect::<Result<Vec<_>>>()?;
+            };
+            drives.push(DriveSpec { folder, budget_bytes, is_in_memory });
+        }
         let repeated = drives.iter().enumerate().find(|(index, drive)| drives[..*index].iter().any(|other| other.folder == drive.folder));
         match repeated {
             Some((_, drive)) => Err(refuse(format!("`{}` is named twice", drive.folder.display()))),

@@ -7,7 +7,8 @@ use penstock_storage::add;
 
 use crate::cache::Cached;
 use crate::drive::{Drive, now_seconds};
-use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, Extent, PAGE_BYTES};
+use crate::extent::pages::{extents_of, pages_of};
+use crate::extent::{EXTENT_BYTES, Extent, STRETCH_BYTES, bytes_of};
 use crate::usage::Counts;
 
 impl Cached {
@@ -15,39 +16,38 @@ impl Cached {
     /// if some bytes are not cached, do not match their checksums, or would have to be read from the drive. Cost: two calls, and the
     /// checksums. Counts are added by `note_hits`.
     pub fn read_now(&self, name: &str, object_bytes: u64, wanted: Range<u64>, out: &mut Vec<u8>) -> Option<Range<usize>> {
-        let (number, pages) = pages_of(object_bytes, &wanted)?;
+        let (number, bytes) = in_one_extent(object_bytes, wanted)?;
         let (drive, extent) = self.extent_now(name, object_bytes, number)?;
-        let (begin, end) = (wanted.start - number * EXTENT_BYTES, wanted.end - number * EXTENT_BYTES);
-        let base = u64::from(pages.start) * PAGE_BYTES;
-        out.resize(((u64::from(pages.end) * PAGE_BYTES).min(extent.data_bytes()) - base) as usize, 0);
+        let pages = pages_of(&bytes);
+        let base = bytes_of(&pages).start;
+        out.resize(extent.bytes_in(&pages), 0);
         if !extent.read_now(pages, out).ok()? {
             return None;
         }
-        extent.stamp((begin / BLOCK_BYTES) as u32, now_seconds());
-        drive.now.add(end - begin);
-        Some((begin - base) as usize..(end - base) as usize)
+        extent.stamp((bytes.start / STRETCH_BYTES) as u32, now_seconds());
+        drive.now.add(bytes.end - bytes.start);
+        Some((bytes.start - base) as usize..(bytes.end - base) as usize)
     }
 
     /// Return whether bytes of one extent are stored, sound or not. Cost: a call.
     pub fn has(&self, name: &str, object_bytes: u64, wanted: Range<u64>) -> bool {
-        let Some((number, pages)) = pages_of(object_bytes, &wanted) else { return false };
-        self.extent_now(name, object_bytes, number).is_some_and(|(_, extent)| extent.table(pages).is_ok_and(|table| !table.contains(&0)))
+        let Some((number, bytes)) = in_one_extent(object_bytes, wanted) else { return false };
+        let Some((_, extent)) = self.extent_now(name, object_bytes, number) else { return false };
+        extent.table(pages_of(&bytes)).is_ok_and(|table| !table.contains(&0))
     }
 
     /// Return an extent and its drive, if the drive may be used now and has the extent.
-    fn extent_now(&self, name: &str, object_bytes: u64, number: u64) -> Option<(&Drive, Arc<Extent>)> {
-        let key = self.key(name, number as u32);
+    fn extent_now(&self, name: &str, object_bytes: u64, number: u32) -> Option<(&Drive, Arc<Extent>)> {
+        let key = self.key(name, number);
         let drive = self.drive_of(&key);
-        let found = drive.is_usable().then(|| drive.find(&key, Some(object_bytes)).ok().flatten());
-        Some((drive, found.flatten()?))
+        Some((drive, drive.find_usable(&key, Some(object_bytes)).ok()??))
     }
 
-    /// Note that the block with this byte is used, though its bytes did not come from the drive. Cost: none, unless the last note is old.
+    /// Note that the stretch with this byte is used, though its bytes did not come from the drive. Cost: none, unless the last note is old.
     pub fn touch(&self, name: &str, object_bytes: u64, at: u64) {
-        let number = at / EXTENT_BYTES;
-        // A lost note only makes the block look older.
-        if let Some((_, extent)) = self.extent_now(name, object_bytes, number) {
-            extent.stamp(((at - number * EXTENT_BYTES) / BLOCK_BYTES) as u32, now_seconds());
+        // A lost note only makes the stretch look older.
+        if let Some((_, extent)) = self.extent_now(name, object_bytes, (at / EXTENT_BYTES) as u32) {
+            extent.stamp((at % EXTENT_BYTES / STRETCH_BYTES) as u32, now_seconds());
         }
     }
 
@@ -64,12 +64,9 @@ impl Cached {
     }
 }
 
-/// Return the number of the extent that has all of these bytes, and their pages in it. Returns None if there are none, or not in one extent.
-fn pages_of(object_bytes: u64, wanted: &Range<u64>) -> Option<(u64, Range<u32>)> {
-    let number = wanted.start / EXTENT_BYTES;
-    if wanted.is_empty() || wanted.end > object_bytes || (wanted.end - 1) / EXTENT_BYTES != number {
-        return None;
-    }
-    let base = number * EXTENT_BYTES;
-    Some((number, ((wanted.start - base) / PAGE_BYTES) as u32..(wanted.end - base).div_ceil(PAGE_BYTES) as u32))
+/// Return the number of the extent that has all of these bytes, and the bytes in it. Returns None if there are none, or not in one extent.
+fn in_one_extent(object_bytes: u64, wanted: Range<u64>) -> Option<(u32, Range<u64>)> {
+    let is_in_object = wanted.end <= object_bytes;
+    let mut extents = extents_of(wanted);
+    extents.next().filter(|_| is_in_object && extents.next().is_none())
 }

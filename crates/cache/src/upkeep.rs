@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use penstock_storage::private;
 
-use crate::drive::Drive;
+use crate::drive::{Drive, LOCKS, PENDING, STORES, remove_if_there};
 use crate::evict;
+use crate::extent::pages::stored_bytes;
 use crate::extent::{Extent, Key, PAGE_BYTES};
 use crate::flight::Flight;
 use crate::registry;
@@ -22,6 +23,10 @@ use crate::usage::{Counts, cut};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Opening a drive waits this long for others when it should count again.
 const SHORT_PATIENCE: Duration = Duration::from_millis(300);
+/// A mark of no process: the bytes must be counted.
+const AGAIN: &str = "again";
+/// To open a cache takes no longer than this, however much must be counted.
+const A_MOMENT: Duration = Duration::from_millis(300);
 
 /// What `verify` found on a drive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,31 +42,33 @@ pub struct Checked {
     pub bytes: u64,
 }
 
-/// Call `see` with the path of each file in the stores' folders, until it breaks.
-fn walk(drive: &Drive, see: &mut dyn FnMut(PathBuf) -> io::Result<ControlFlow<()>>) -> io::Result<ControlFlow<()>> {
-    let mut folders = vec![drive.stores_folder()];
-    while let Some(folder) = folders.pop() {
-        let entries = match std::fs::read_dir(&folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            other => other?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            } else if see(entry.path())?.is_break() {
-                return Ok(ControlFlow::Break(()));
+/// Return the path of each file in the stores' folders.
+fn files(drive: &Drive) -> impl Iterator<Item = io::Result<PathBuf>> {
+    let mut folders = vec![drive.part(STORES)];
+    let mut entries = None;
+    std::iter::from_fn(move || {
+        loop {
+            let Some(entry) = entries.as_mut().and_then(std::fs::ReadDir::next) else {
+                match std::fs::read_dir(folders.pop()?) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Some(Err(error)),
+                    found => entries = found.ok(),
+                }
+                continue;
+            };
+            match entry.and_then(|entry| Ok((entry.path(), entry.file_type()?.is_dir()))) {
+                Ok((folder, true)) => folders.push(folder),
+                found => return Some(found.map(|(path, _)| path)),
             }
         }
-    }
-    Ok(ControlFlow::Continue(()))
+    })
 }
 
 /// Verify each page of a drive, remove damaged ones, and count the bytes again. `see` gets the counts so far after each extent. If it breaks,
 /// the rest is not verified, and nothing is counted.
 pub fn verify(drive: &Drive, see: &mut dyn FnMut(&Checked) -> ControlFlow<()>) -> io::Result<Checked> {
     let mut checked = Checked { counted_bytes: drive.usage.total()?.bytes, ..Checked::default() };
-    let walked = walk(drive, &mut |path| {
+    for path in files(drive) {
+        let path = path?;
         match Extent::open_any(&path)? {
             None => {
                 // Another process may have removed it, or be about to write its footer.
@@ -72,20 +79,15 @@ pub fn verify(drive: &Drive, see: &mut dyn FnMut(&Checked) -> ControlFlow<()>) -
                 verify_extent(drive, &extent, &mut checked)?;
             }
         }
-        Ok(see(&checked))
-    })?;
-    if walked.is_continue()
-        && let Some(_alone) = Flight::alone(&drive.locks(), PATIENCE)?
-    {
+        if see(&checked).is_break() {
+            return Ok(checked);
+        }
+    }
+    if let Some(_alone) = Flight::alone(&drive.part(LOCKS), PATIENCE)? {
         checked.bytes = recount(drive)?;
     }
     Ok(checked)
 }
-
-/// A mark of no process: the bytes must be counted.
-const AGAIN: &str = "again";
-/// To open a cache takes no longer than this, however much must be counted.
-const A_MOMENT: Duration = Duration::from_millis(300);
 
 fn is_old(path: &std::path::Path) -> bool {
     let age = std::fs::metadata(path).and_then(|found| found.modified()).ok().and_then(|time| time.elapsed().ok());
@@ -93,10 +95,10 @@ fn is_old(path: &std::path::Path) -> bool {
 }
 
 fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::Result<()> {
-    checked.pages += extent.table(0..extent.pages())?.iter().filter(|crc| **crc != 0).count() as u64;
+    checked.pages += stored_bytes(&extent.whole_table()?) / PAGE_BYTES;
     let corrupt = extent.corrupt(0..extent.pages())?;
     if !corrupt.is_empty() {
-        drive.usage.note(extent.key().store(), &Counts { corrupt_pages: corrupt.len() as u64, ..Counts::default() })?;
+        drive.usage.note(extent.key.store(), &Counts { corrupt_pages: corrupt.len() as u64, ..Counts::default() })?;
     }
     for page in corrupt {
         checked.corrupt_pages += 1;
@@ -109,28 +111,23 @@ fn verify_extent(drive: &Drive, extent: &Extent, checked: &mut Checked) -> io::R
 /// the next one that opens the drive tries again. Cost: a few calls, or reads the checksums of all extents. What takes longer than a moment
 /// continues in the background: until it ends, reads find what is cached, and nothing is added.
 pub fn count_if_needed(drive: &Drive) -> io::Result<()> {
-    let has_extents = || std::fs::read_dir(drive.stores_folder()).is_ok_and(|mut entries| entries.next().is_some());
+    let has_extents = || std::fs::read_dir(drive.part(STORES)).is_ok_and(|mut entries| entries.next().is_some());
     let is_damaged = !drive.was_sound && has_extents();
-    let has_dead = registry::remove_dead(&drive.pending_folder())?;
+    let has_dead = registry::remove_dead(&drive.part(PENDING))?;
     if !((is_damaged || has_dead) && has_extents()) {
         return Ok(());
     }
     // A process that dies before the end leaves this mark to the next one.
-    private::create_folders(&drive.pending_folder())?;
-    let again = drive.pending_folder().join(AGAIN);
+    private::create_folders(&drive.part(PENDING))?;
+    let again = drive.part(PENDING).join(AGAIN);
     std::fs::write(&again, "")?;
-    let Some(alone) = Flight::alone(&drive.locks(), SHORT_PATIENCE)? else { return Ok(()) };
+    let Some(alone) = Flight::alone(&drive.part(LOCKS), SHORT_PATIENCE)? else { return Ok(()) };
     let spec = DriveSpec { folder: drive.folder().into(), budget_bytes: None, is_in_memory: false };
     let (done, ended) = mpsc::channel();
     let count = move || {
-        let counted = match Drive::open(&spec) {
-            Ok(drive) => recount(&drive).and_then(|_| match std::fs::remove_file(&again) {
-                // Another one that opens the drive may have taken the mark, and counts again, too.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                other => other,
-            }),
-            Err(_) => Err(io::Error::other("the drive cannot be opened")),
-        };
+        let drive = Drive::open(&spec).map_err(|_| io::Error::other("the drive cannot be opened"));
+        // Another one that opens the drive may have taken the mark, and counts again, too.
+        let counted = drive.and_then(|drive| recount(&drive)).and_then(|_| remove_if_there(&again));
         drop(alone);
         let _ = done.send(counted); // Nobody waits any more.
     };
@@ -141,17 +138,15 @@ pub fn count_if_needed(drive: &Drive) -> io::Result<()> {
 /// Count the bytes of all extents. The caller keeps other operations out. Returns the total.
 pub fn recount(drive: &Drive) -> io::Result<u64> {
     let mut bytes: HashMap<String, u64> = HashMap::new();
-    let _ = walk(drive, &mut |path| {
-        if let Some(extent) = Extent::open_any(&path)? {
-            let table = extent.table(0..extent.pages())?;
+    for path in files(drive) {
+        if let Some(extent) = Extent::open_any(&path?)? {
+            let table = extent.whole_table()?;
             // A process may have died after it wrote pages and before it wrote their checksums.
             extent.free_rest(&table)?;
-            let pages = table.iter().filter(|crc| **crc != 0).count() as u64;
-            let all = pages * PAGE_BYTES + extent.overhead_now()?;
-            *bytes.entry(cut(extent.key().store()).to_owned()).or_default() += all;
+            let all = stored_bytes(&table) + extent.overhead_now()?;
+            *bytes.entry(cut(extent.key.store()).to_owned()).or_default() += all;
         }
-        Ok(ControlFlow::Continue(()))
-    })?;
+    }
     drive.usage.recount(bytes)
 }
 
@@ -167,16 +162,16 @@ pub fn remove(drive: &Drive, extent: &Extent) -> io::Result<u64> {
 /// Remove the extents that are meant. Returns the bytes that were freed. Those that another operation uses remain, without their notes.
 pub fn clear(drive: &Drive, is_meant: &dyn Fn(&Key) -> bool) -> io::Result<u64> {
     let mut freed = 0;
-    let _ = walk(drive, &mut |path| {
+    for path in files(drive) {
+        let path = path?;
         match Extent::open_any(&path)? {
-            Some(extent) if is_meant(extent.key()) => freed += remove(drive, &extent)?,
+            Some(extent) if is_meant(&extent.key) => freed += remove(drive, &extent)?,
             Some(_) => {}
             // It might be read again later, and may be one that is meant.
             None if is_old(&path) => std::fs::remove_file(&path)?,
             // It may be one that is being written now.
             None => return Err(io::ErrorKind::WouldBlock.into()),
         }
-        Ok(ControlFlow::Continue(()))
-    })?;
+    }
     Ok(freed)
 }

@@ -9,12 +9,13 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_storage::private;
 use penstock_storage::process::PerProcess;
 
+use crate::extent::read_padded;
 use crate::flight::{Flight, WHOLE};
 
 const RECORD_BYTES: usize = 512;
@@ -63,17 +64,24 @@ fields!(
     bytes, budget_bytes, pinned, hits, hit_bytes, misses, cold_bytes, corrupt_pages, evicted_bytes, bypassed_bytes
 );
 
+impl Counts {
+    /// Return how many of these bytes exceed the budget.
+    fn lacking_bytes(&self, bytes: u64) -> u64 {
+        if self.budget_bytes == 0 { 0 } else { self.bytes.saturating_add(bytes).saturating_sub(self.budget_bytes) }
+    }
+}
+
 /// A record of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct UsageRecord {
     /// The store's root, or an empty text in the drive's record. A long root is cut.
     pub store: String,
     pub counts: Counts,
 }
 
-impl Record {
+impl UsageRecord {
     /// Parse a record. Returns None if it is damaged.
-    fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+    fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<UsageRecord> {
         let (body, crc) = bytes.split_at(RECORD_BYTES - 4);
         if crc != crc_fast::crc32_iscsi(body).to_le_bytes() && bytes.iter().any(|byte| *byte != 0) {
             return None;
@@ -81,7 +89,7 @@ impl Record {
         let name_bytes = u16::from_le_bytes([bytes[0], bytes[1]]) as usize;
         let store = String::from_utf8_lossy(&bytes[2..2 + name_bytes.min(NAME_BYTES)]).into_owned();
         let numbers = bytes[2 + NAME_BYTES..].as_chunks::<8>().0;
-        Some(Record { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) })
+        Some(UsageRecord { store, counts: Counts::from_array(std::array::from_fn(|index| u64::from_le_bytes(numbers[index]))) })
     }
 
     fn bytes(&self) -> [u8; RECORD_BYTES] {
@@ -117,31 +125,29 @@ pub struct Usage {
     in_vain: PerProcess<Mutex<Option<Instant>>>,
 }
 
+fn lock<T: Send>(value: &PerProcess<Mutex<T>>) -> MutexGuard<'_, T> {
+    value.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Usage {
     pub fn open(path: &Path) -> io::Result<Usage> {
-        let file = private::open_own(path)?;
-        let (known, owed, in_vain) = (
-            PerProcess::new(Mutex::default as fn() -> _),
-            PerProcess::new(Mutex::default as fn() -> _),
-            PerProcess::new(Mutex::default as fn() -> _),
-        );
-        Ok(Usage { file, path: path.into(), known, owed, in_vain })
+        Ok(Usage {
+            file: private::open_own(path)?,
+            path: path.into(),
+            known: PerProcess::new(Mutex::default),
+            owed: PerProcess::new(Mutex::default),
+            in_vain: PerProcess::new(Mutex::default),
+        })
     }
 
-    fn record_if_sound(&self, number: u64) -> io::Result<Option<Record>> {
+    fn record_if_sound(&self, number: u64) -> io::Result<Option<UsageRecord>> {
         let mut bytes = [0; RECORD_BYTES];
-        let (mut filled, at) = (0, number * RECORD_BYTES as u64);
         // Records behind the end of the file are empty.
-        while filled < RECORD_BYTES {
-            match self.file.read_at(&mut bytes[filled..], at + filled as u64)? {
-                0 => break,
-                more => filled += more,
-            }
-        }
-        Ok(Record::parse(&bytes))
+        read_padded(&self.file, &mut bytes, number * RECORD_BYTES as u64)?;
+        Ok(UsageRecord::parse(&bytes))
     }
 
-    fn record(&self, number: u64) -> io::Result<Record> {
+    fn record(&self, number: u64) -> io::Result<UsageRecord> {
         self.record_if_sound(number).map(Option::unwrap_or_default)
     }
 
@@ -160,26 +166,26 @@ impl Usage {
         Ok(self.record(0)?.counts)
     }
 
+    /// Return the number of records in the file, with that of the drive.
+    fn count(&self) -> io::Result<u64> {
+        Ok((self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 2))
+    }
+
     /// Return the records of all stores.
-    pub fn stores(&self) -> io::Result<Vec<Record>> {
-        let count = (self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 2);
-        let records = (1..count).map(|number| self.record(number)).collect::<io::Result<Vec<Record>>>()?;
-        Ok(records.into_iter().filter(|record| record.counts != Counts::default()).collect())
+    pub fn stores(&self) -> io::Result<Vec<UsageRecord>> {
+        let mut records = (1..self.count()?).map(|number| self.record(number)).collect::<io::Result<Vec<UsageRecord>>>()?;
+        records.retain(|record| record.counts != Counts::default());
+        Ok(records)
     }
 
-    /// Change the counts of the drive and of a store under the lock. The change is written unless it returns None, and None is returned if
-    /// another process holds the lock for too long.
-    pub fn change<T>(&self, store: &str, change: impl FnOnce(&mut Counts, &mut Counts) -> Option<T>) -> io::Result<Option<T>> {
-        self.change_within(PATIENCE, store, change)
+    /// Write a record. The caller holds the lock.
+    fn write(&self, number: u64, record: &UsageRecord) -> io::Result<()> {
+        self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64)
     }
 
-    fn change_within<T>(
-        &self,
-        patience: Duration,
-        store: &str,
-        change: impl FnOnce(&mut Counts, &mut Counts) -> Option<T>,
-    ) -> io::Result<Option<T>> {
-        let mut in_vain = self.in_vain.get().lock().unwrap_or_else(PoisonError::into_inner);
+    /// Change the counts of the drive and of a store under the lock. Returns None, and changes nothing, if another process holds the lock for too long.
+    fn change<T>(&self, patience: Duration, store: &str, change: impl FnOnce(&mut Counts, &mut Counts) -> T) -> io::Result<Option<T>> {
+        let mut in_vain = lock(&self.in_vain);
         if in_vain.is_some_and(|last| last.elapsed() < PAUSE) {
             return Ok(None);
         }
@@ -194,7 +200,7 @@ impl Usage {
         let (mut total, mut own) = (self.record(0)?, self.record(number)?);
         own.store = cut(store).to_owned();
         let before = total.counts.bytes;
-        let owed = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).remove(store);
+        let owed = lock(&self.owed).remove(store);
         for counts in [&mut total.counts, &mut own.counts] {
             if let Some((released_bytes, events)) = &owed {
                 counts.bytes = counts.bytes.saturating_sub(*released_bytes);
@@ -202,33 +208,32 @@ impl Usage {
             }
         }
         let result = change(&mut total.counts, &mut own.counts);
-        let write = |number: u64, record: &Record| self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64);
         // A process that dies between the two calls must not leave a total below the sum of its parts.
         if total.counts.bytes >= before {
-            write(0, &total)?;
-            write(number, &own)?;
+            self.write(0, &total)?;
+            self.write(number, &own)?;
         } else {
-            write(number, &own)?;
-            write(0, &total)?;
+            self.write(number, &own)?;
+            self.write(0, &total)?;
         }
-        Ok(result)
+        Ok(Some(result))
     }
 
     /// Add to the changes of a store, and write them if the lock is free.
     fn owe(&self, store: &str, released_bytes: u64, events: &Counts) -> io::Result<()> {
         {
-            let mut owed = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner);
+            let mut owed = lock(&self.owed);
             let (bytes, counts) = owed.entry(store.to_owned()).or_default();
             *bytes += released_bytes;
             counts.add(events);
         }
-        self.change_within(SHORT_PATIENCE, store, |_, _| Some(())).map(drop)
+        self.change(SHORT_PATIENCE, store, |_, _| {}).map(drop)
     }
 
     /// Find the record of a store, or the first empty one. The caller holds the lock.
     fn number_of(&self, store: &str) -> io::Result<u64> {
         let store = cut(store);
-        let mut known = self.known.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if let Some((_, number)) = known.iter().find(|(name, _)| name == store)
             && self.record(*number)?.store == store
         {
@@ -238,7 +243,7 @@ impl Usage {
         let mut unused = None;
         for number in 1..=STORES as u64 {
             let found = self.record(number)?;
-            if found.store == store || found == Record::default() {
+            if found.store == store || found == UsageRecord::default() {
                 known.push((store.to_owned(), number));
                 return Ok(number);
             }
@@ -248,7 +253,7 @@ impl Usage {
         // A store without bytes gives its record to another one.
         match unused {
             Some(number) => {
-                self.file.write_all_at(&Record::default().bytes(), number * RECORD_BYTES as u64)?;
+                self.write(number, &UsageRecord::default())?;
                 known.push((store.to_owned(), number));
                 Ok(number)
             }
@@ -258,19 +263,15 @@ impl Usage {
 
     /// Replace the bytes of the drive and of all stores. The caller keeps all other operations out. Returns the total.
     pub fn recount(&self, mut bytes_of: HashMap<String, u64>) -> io::Result<u64> {
-        self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|(released_bytes, _)| *released_bytes = 0);
+        lock(&self.owed).values_mut().for_each(|(released_bytes, _)| *released_bytes = 0);
         let total = bytes_of.values().sum();
-        let count = (self.file.metadata()?.len() / RECORD_BYTES as u64).min(STORES as u64 + 2);
-        for number in 1..count {
+        for number in 1..self.count()? {
             let mut record = self.record(number)?;
             record.counts.bytes = bytes_of.remove(&record.store).unwrap_or(0);
-            self.file.write_all_at(&record.bytes(), number * RECORD_BYTES as u64)?;
+            self.write(number, &record)?;
         }
         for (store, bytes) in bytes_of {
-            self.change(&store, |_, own| {
-                own.bytes += bytes;
-                Some(())
-            })?;
+            self.change(PATIENCE, &store, |_, own| own.bytes += bytes)?;
         }
         self.change_total(|counts| counts.bytes = total)?;
         Ok(total)
@@ -281,22 +282,13 @@ impl Usage {
         match store {
             None if self.total()?.budget_bytes == bytes => Ok(()),
             None => self.change_total(|total| total.budget_bytes = bytes),
-            Some(store) => self
-                .change(store, |_, own| {
-                    own.budget_bytes = bytes;
-                    Some(())
-                })
-                .map(drop),
+            Some(store) => self.change(PATIENCE, store, |_, own| own.budget_bytes = bytes).map(drop),
         }
     }
 
     /// Choose whether a store is never evicted by age.
     pub fn pin(&self, store: &str, pinned: bool) -> io::Result<()> {
-        let change = |_: &mut Counts, own: &mut Counts| {
-            own.pinned = u64::from(pinned);
-            Some(())
-        };
-        self.change(store, change)?.ok_or_else(|| io::ErrorKind::TimedOut.into())
+        self.change(PATIENCE, store, |_, own| own.pinned = u64::from(pinned))?.ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
 
     fn change_total(&self, change: impl FnOnce(&mut Counts)) -> io::Result<()> {
@@ -306,22 +298,18 @@ impl Usage {
         }
         let mut total = self.record(0)?;
         change(&mut total.counts);
-        self.file.write_all_at(&total.bytes(), 0)
+        self.write(0, &total)
     }
 
     /// Reserve bytes for a store. Returns how many bytes must be evicted first (0: they are reserved now), from the drive and from the store.
     pub fn reserve(&self, store: &str, bytes: u64) -> io::Result<Option<(u64, u64)>> {
-        self.change(store, |total, own| {
-            let over = |counts: &Counts| match counts.budget_bytes {
-                0 => 0,
-                budget => counts.bytes.saturating_add(bytes).saturating_sub(budget),
-            };
-            let lacking = (over(total), over(own));
+        self.change(PATIENCE, store, |total, own| {
+            let lacking = (total.lacking_bytes(bytes), own.lacking_bytes(bytes));
             if lacking == (0, 0) {
                 total.bytes += bytes;
                 own.bytes += bytes;
             }
-            Some(lacking)
+            lacking
         })
     }
 
@@ -338,9 +326,9 @@ impl Usage {
 
 impl Drop for Usage {
     fn drop(&mut self) {
-        let stores: Vec<String> = self.owed.get().lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect();
+        let stores: Vec<String> = lock(&self.owed).keys().cloned().collect();
         // What cannot be written is counted too high until the next count.
-        stores.iter().for_each(|store| drop(self.change_within(SHORT_PATIENCE, store, |_, _| Some(()))));
+        stores.iter().for_each(|store| drop(self.change(SHORT_PATIENCE, store, |_, _| {})));
     }
 }
 

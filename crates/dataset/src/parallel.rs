@@ -38,5 +38,5 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
         }
         Ok(())
     })?;
-    results.into_iter().map(|result| result.ok_or_else(|| Error::new("internal", "a worker thread left a result empty"))).collect()
+    results.into_iter().map(|result| result.ok_or_else(|| Error::new("internal", "a worker thread returned no result"))).collect()
 }

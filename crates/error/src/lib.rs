@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-/// The kind of an error, which determines what the caller should do next. Retries depend only on the kind, never on the text.
+/// The kind of an error, which determines what the caller should do next. Retries depend only on the kind, never on the text. Each kind has a
+/// Python class of the same name, with the suffix `Error`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     NotFound,
@@ -20,25 +21,6 @@ pub enum Kind {
     PermissionDenied,
     Closed,
     Internal,
-}
-
-impl Kind {
-    /// The name of the Python class for this kind, without the suffix `Error`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::NotFound => "NotFound",
-            Kind::OutOfRange => "OutOfRange",
-            Kind::AlreadyExists => "AlreadyExists",
-            Kind::Conflict => "Conflict",
-            Kind::Unavailable => "Unavailable",
-            Kind::InvalidInput => "InvalidInput",
-            Kind::Corrupt => "Corrupt",
-            Kind::Unsupported => "Unsupported",
-            Kind::PermissionDenied => "PermissionDenied",
-            Kind::Closed => "Closed",
-            Kind::Internal => "Internal",
-        }
-    }
 }
 
 /// All error codes with their kinds, exported to Python as `_core.CODES`. A test checks that each kind has a Python class.

@@ -19,7 +19,8 @@ impl IntArray {
             0 => Ok(IntArray::Linear { base: cursor.varint()?, step: cursor.varint()?, count }),
             1 | 2 | 4 | 8 => {
                 let base = cursor.varint()?;
-                let bytes = count.checked_mul(width as usize).ok_or_else(|| malformed("an int array is larger than the address space"))?;
+                let bytes =
+                    count.checked_mul(width as usize).ok_or_else(|| malformed("an integer array is larger than the address space"))?;
                 Ok(IntArray::Packed { base, width, values: cursor.take(bytes)? })
             }
             other => Err(malformed(format!("an int array has width {other}, expected 0, 1, 2, 4 or 8"))),

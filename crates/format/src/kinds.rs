@@ -76,6 +76,25 @@ pub enum ColumnKind {
     },
 }
 
+/// What the stored values of a column are, besides their dtype and shape. Who writes, reads or verifies values distinguishes columns by this.
+#[derive(Debug, Clone, Copy)]
+pub enum Content<'a> {
+    /// Numbers or bytes of any kind.
+    Plain,
+    /// UTF-8.
+    Text,
+    /// The code of a class.
+    Label(&'a Classes),
+    /// Codes of classes.
+    Labels(&'a Classes),
+    /// A code in the dictionary of the data file.
+    Word,
+    /// An encoded image.
+    Image(ImageMode),
+    /// An encoded mask.
+    Mask,
+}
+
 impl ColumnKind {
     /// Return the type's name, as shown in messages and tables.
     pub fn name(&self) -> &'static str {
@@ -116,24 +135,37 @@ impl ColumnKind {
         })
     }
 
+    /// Return what the stored values are.
+    pub fn content(&self) -> Content<'_> {
+        match self {
+            ColumnKind::Text | ColumnKind::Json => Content::Text,
+            ColumnKind::Label(classes) => Content::Label(classes),
+            ColumnKind::Labels { classes, .. } => Content::Labels(classes),
+            ColumnKind::Category => Content::Word,
+            ColumnKind::Image { mode, .. } => Content::Image(*mode),
+            ColumnKind::Mask { .. } => Content::Mask,
+            _ => Content::Plain,
+        }
+    }
+
     /// Return whether values are codes for one word each.
     pub fn has_codes(&self) -> bool {
-        matches!(self, ColumnKind::Label { .. } | ColumnKind::Category)
+        matches!(self.content(), Content::Label(_) | Content::Word)
     }
 
     /// Return whether the words of the codes are those of the dataset, to which commits add.
     pub fn is_category(&self) -> bool {
-        matches!(self, ColumnKind::Category)
+        matches!(self.content(), Content::Word)
     }
 
     /// Return the classes of lists of labels.
     pub fn listed_classes(&self) -> Option<&Classes> {
-        self.classes().filter(|_| !self.has_codes())
+        if let Content::Labels(classes) = self.content() { Some(classes) } else { None }
     }
 
     /// Return whether values are stored as UTF-8.
     pub fn is_utf8(&self) -> bool {
-        matches!(self, ColumnKind::Text | ColumnKind::Json)
+        matches!(self.content(), Content::Text)
     }
 
     pub fn is_json(&self) -> bool {
@@ -141,7 +173,7 @@ impl ColumnKind {
     }
 
     pub fn is_mask(&self) -> bool {
-        matches!(self, ColumnKind::Mask { .. })
+        matches!(self.content(), Content::Mask)
     }
 
     /// Return whether parts of a large value can be read on their own.
@@ -206,13 +238,17 @@ impl ColumnKind {
 
     /// Follow the column that this column belongs to to a new name.
     pub(crate) fn follow(&mut self, old: &str, new: &str) {
-        if let ColumnKind::Boxes { of: Some(of), .. }
-        | ColumnKind::Mask { of: Some(of) }
-        | ColumnKind::Keypoints { of: Some(of), .. }
-        | ColumnKind::Labels { of: Some(of), .. } = self
-            && of == old
-        {
+        if let Some(of) = self.of_mut().filter(|of| *of == old) {
             *of = new.to_owned();
+        }
+    }
+
+    fn of_mut(&mut self) -> Option<&mut String> {
+        match self {
+            ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } => {
+                of.as_mut()
+            }
+            _ => None,
         }
     }
 
@@ -225,26 +261,50 @@ impl ColumnKind {
 
     pub(crate) fn without_of(&self) -> ColumnKind {
         let mut kind = self.clone();
-        if let ColumnKind::Boxes { of, .. } | ColumnKind::Mask { of } | ColumnKind::Keypoints { of, .. } | ColumnKind::Labels { of, .. } =
-            &mut kind
-        {
-            *of = of.as_ref().map(|_| String::new());
+        if let Some(of) = kind.of_mut() {
+            of.clear();
         }
         kind
     }
 
     /// Return the classes of a label column.
     pub fn classes(&self) -> Option<&Classes> {
-        match self {
-            ColumnKind::Label(classes) | ColumnKind::Labels { classes, .. } => Some(classes),
-            _ => None,
-        }
+        if let Content::Label(classes) | Content::Labels(classes) = self.content() { Some(classes) } else { None }
     }
 
     pub(crate) fn classes_mut(&mut self) -> Option<&mut Classes> {
         match self {
             ColumnKind::Label(classes) | ColumnKind::Labels { classes, .. } => Some(classes),
             _ => None,
+        }
+    }
+
+    /// Return what is wrong with the parameters of the type.
+    pub(crate) fn fault(&self) -> Option<String> {
+        match self {
+            ColumnKind::Tensor { shape, tile: Some(tile), .. } if shape.is_empty() || tile.len() != shape.len() || tile.contains(&0) => {
+                let shape = Shape(shape.clone());
+                Some(format!("tile {tile:?} does not fit shape {shape}: expected one side of at least 1 for each dimension"))
+            }
+            ColumnKind::Boxes { format, .. } if !["xyxy", "xywh", "cxcywh"].contains(&format.as_str()) => {
+                Some(format!("the box format is `{format}`, expected xyxy, xywh or cxcywh"))
+            }
+            ColumnKind::Keypoints { dimensions, .. } if !(2..=4).contains(dimensions) => {
+                Some(format!("its keypoints have {dimensions} numbers each, expected 2, 3 or 4"))
+            }
+            _ => self.classes().and_then(Classes::fault),
+        }
+    }
+
+    /// Refuse to belong to column `of`. `owner` is its type, if it exists.
+    pub(crate) fn check_owner(&self, of: &str, owner: Option<&ColumnKind>) -> std::result::Result<(), String> {
+        match (self, owner) {
+            (ColumnKind::Labels { .. }, Some(ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. })) => Ok(()),
+            (ColumnKind::Labels { .. }, _) => {
+                Err(format!("its labels belong to `{of}`, which is not a column of boxes or keypoints of this dataset"))
+            }
+            (_, Some(ColumnKind::Image { .. })) => Ok(()),
+            _ => Err(format!("it belongs to `{of}`, which is not an image column of this dataset")),
         }
     }
 
@@ -257,6 +317,21 @@ impl ColumnKind {
             }
             _ => self == other,
         }
+    }
+
+    /// Return how images are shown: whether by their EXIF orientation, and in which pixel format.
+    pub fn image(&self) -> Option<(bool, ImageMode)> {
+        if let ColumnKind::Image { exif_orientation, mode } = self { Some((*exif_orientation, *mode)) } else { None }
+    }
+
+    /// Return whether values are encoded pixels.
+    pub fn is_media(&self) -> bool {
+        self.image().is_some() || self.is_mask()
+    }
+
+    /// Return how many numbers each keypoint has.
+    pub fn point_numbers(&self) -> Option<u64> {
+        if let ColumnKind::Keypoints { dimensions, .. } = self { Some(*dimensions) } else { None }
     }
 }
 

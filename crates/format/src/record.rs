@@ -109,7 +109,8 @@ pub struct Transaction {
     pub uuid: Id,
     pub message: String,
     pub author: String,
-    pub properties: Properties,
+    /// A JSON object.
+    pub properties: String,
     pub first_counter: u64,
     /// The number of row ids that this transaction assigned, from `first_counter` on.
     pub assigned: u64,
@@ -123,16 +124,8 @@ impl Transaction {
         writer.id(self.uuid);
         writer.string(&self.message);
         writer.string(&self.author);
-        match &self.properties {
-            Properties::Inline(json) => {
-                writer.u8(0);
-                writer.string(json);
-            }
-            Properties::Object(object) => {
-                writer.u8(1);
-                object.write(writer);
-            }
-        }
+        writer.u8(0);
+        writer.string(&self.properties);
         for value in [self.first_counter, self.assigned, self.samples_added, self.samples_deleted] {
             writer.varint(value);
         }
@@ -143,25 +136,20 @@ impl Transaction {
             uuid: cursor.id()?,
             message: cursor.string()?,
             author: cursor.string()?,
-            properties: if cursor.flag()? { Properties::Object(ObjectRef::parse(cursor)?) } else { Properties::Inline(cursor.string()?) },
+            properties: {
+                read_unused(cursor)?;
+                cursor.string()?
+            },
             first_counter: cursor.varint()?,
             assigned: cursor.varint()?,
             samples_added: cursor.varint()?,
             samples_deleted: cursor.varint()?,
         };
-        match &transaction.properties {
-            Properties::Inline(json) if !matches!(serde_json::from_str(json), Ok(serde_json::Value::Object(_))) => {
-                Err(malformed("the properties of a transaction are not a JSON object"))
-            }
-            _ => Ok(transaction),
+        match serde_json::from_str(&transaction.properties) {
+            Ok(serde_json::Value::Object(_)) => Ok(transaction),
+            _ => Err(malformed("the properties of a transaction are not a JSON object")),
         }
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Properties {
-    Inline(String),
-    Object(ObjectRef),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +160,6 @@ pub struct Record {
     pub number: u64,
     pub features_read: u64,
     pub features_write: u64,
-    pub features_ignorable: u64,
     pub time_us: i64,
     /// The data files that this commit stores in its record.
     pub data: Bytes,
@@ -235,7 +222,7 @@ impl Record {
         seal(Magic::Record, |writer| {
             writer.u8(self.kind as u8);
             writer.id(self.dataset);
-            for value in [self.branch, self.number, self.features_read, self.features_write, self.features_ignorable, self.time_us as u64] {
+            for value in [self.branch, self.number, self.features_read, self.features_write, 0, self.time_us as u64] {
                 writer.u64(value);
             }
             writer.u16(self.data.len() as u16);
@@ -250,11 +237,11 @@ impl Record {
             for value in [self.lineage, self.next_counter, self.samples, self.live] {
                 writer.varint(value);
             }
-            writer.u8(0); // The root contains the schema. Feature bit 6 is reserved.
+            writer.u8(0);
             self.root.write(writer);
             writer.list(&self.deltas, |writer, delta| delta.write(writer));
             writer.list(&self.changes, |writer, change| change.write(writer));
-            writer.u8(0); // The change set is complete, so the record needs no further object.
+            writer.u8(0);
         })
     }
 
@@ -276,7 +263,7 @@ impl Record {
                 "the commit record at {branch:x}-{number} identifies itself as {found_branch:x}-{found_number}"
             )));
         }
-        let (features_read, features_write, features_ignorable) = (cursor.u64()?, cursor.u64()?, cursor.u64()?);
+        let (features_read, features_write, _) = (cursor.u64()?, cursor.u64()?, cursor.u64()?);
         // Check the features before parsing any field whose encoding a newer release may have changed.
         if features_read & !KNOWN_READ != 0 {
             return Err(unknown_features("read", features_read & !KNOWN_READ));
@@ -289,7 +276,6 @@ impl Record {
             number,
             features_read,
             features_write,
-            features_ignorable,
             time_us: cursor.u64()? as i64,
             data: {
                 let bytes = cursor.u16()?;
@@ -304,15 +290,13 @@ impl Record {
             samples: cursor.varint()?,
             live: cursor.varint()?,
             root: {
-                if cursor.flag()? {
-                    return Err(unknown_features("read", 1 << 6));
-                }
+                read_unused(cursor)?;
                 ObjectRef::parse(cursor)?
             },
             deltas: cursor.list(4, Delta::parse)?,
             changes: cursor.list(3, Change::parse)?,
         };
-        cursor.option(ObjectRef::parse)?; // The complete change set, if the record has only a summary. It is not used.
+        read_unused(cursor)?;
         Ok(record)
     }
 
@@ -397,6 +381,11 @@ impl Record {
             unknown => Err(unknown_features("write", unknown)),
         }
     }
+}
+
+/// Read a byte that is 0: what follows is in the record. Feature bit 6 is that of objects outside of it, which no release writes.
+fn read_unused(cursor: &mut Cursor) -> Result<()> {
+    if cursor.flag()? { Err(unknown_features("read", 1 << 6)) } else { Ok(()) }
 }
 
 fn unknown_features(verb: &str, bits: u64) -> Error {

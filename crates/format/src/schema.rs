@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::datafile::Codec;
 use crate::files::{FilePlace, FileRef};
 use crate::id::Id;
-pub use crate::kinds::{ColumnKind, ImageMode};
+pub use crate::kinds::{ColumnKind, Content, ImageMode};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schema {
@@ -123,8 +123,7 @@ impl Schema {
 
     /// Return the columns that another schema lacks.
     pub fn columns_missing_in<'a>(&'a self, other: &'a Schema) -> impl Iterator<Item = &'a ColumnSpec> {
-        let known = other.columns_by_id();
-        self.columns.iter().filter(move |column| !known.contains_key(&column.id))
+        self.columns.iter().filter(|column| !other.has_column(column.id))
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -174,43 +173,10 @@ impl Schema {
         if let Some(was) = column.was.iter().find(|was| !Dtype::from_name(was).is_some_and(|was| was.widens_to(dtype))) {
             return invalid(format!("its earlier dtype `{was}` cannot become {}", dtype.name()));
         }
-        if let ColumnKind::Tensor { tile: Some(tile), .. } = &column.kind
-            && (shape.0.is_empty() || tile.len() != shape.0.len() || tile.contains(&0))
-        {
-            return invalid(format!("tile {tile:?} does not fit shape {shape}: expected one side of at least 1 for each dimension"));
+        if let Some(fault) = column.kind.fault() {
+            return invalid(fault);
         }
-        let of = match &column.kind {
-            ColumnKind::Boxes { format, of } => {
-                if !["xyxy", "xywh", "cxcywh"].contains(&format.as_str()) {
-                    return invalid(format!("the box format is `{format}`, expected xyxy, xywh or cxcywh"));
-                }
-                of
-            }
-            ColumnKind::Mask { of } => of,
-            ColumnKind::Keypoints { dimensions, of, .. } => {
-                if !(2..=4).contains(dimensions) {
-                    return invalid(format!("its keypoints have {dimensions} numbers each, expected 2, 3 or 4"));
-                }
-                of
-            }
-            ColumnKind::Label(classes) | ColumnKind::Labels { classes, .. } => {
-                if let Some(fault) = classes.fault() {
-                    return invalid(fault);
-                }
-                return match column.kind.of().map(|of| (of, self.column(of))) {
-                    None | Some((_, Some((_, ColumnSpec { kind: ColumnKind::Boxes { .. } | ColumnKind::Keypoints { .. }, .. })))) => Ok(()),
-                    Some((of, _)) => {
-                        invalid(format!("its labels belong to `{of}`, which is not a column of boxes or keypoints of this dataset"))
-                    }
-                };
-            }
-            _ => return Ok(()),
-        };
-        match of {
-            Some(of) if !matches!(self.column(of), Some((_, target)) if matches!(target.kind, ColumnKind::Image { .. })) => {
-                invalid(format!("it belongs to `{of}`, which is not an image column of this dataset"))
-            }
-            _ => Ok(()),
-        }
+        let Some(of) = column.kind.of() else { return Ok(()) };
+        column.kind.check_owner(of, self.column(of).map(|(_, owner)| &owner.kind)).or_else(invalid)
     }
 }

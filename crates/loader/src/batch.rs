@@ -7,7 +7,7 @@ use penstock_dataset::RaggedValues;
 use penstock_tensor::Dtype;
 
 use crate::memory::Memory;
-use crate::order::mixture::Place;
+use crate::order::mixture::SamplePlace;
 
 pub type Nulls = Option<Vec<bool>>;
 
@@ -20,9 +20,9 @@ pub struct Array {
     pub nulls: Nulls,
 }
 
-pub enum Values {
+pub enum ColumnValues {
     Array(Array),
-    /// Values of different shapes in one array. `offsets` are in elements, and `shapes` contains `rank` sizes per sample.
+    /// ColumnValues of different shapes in one array. `offsets` are in elements, and `shapes` contains `rank` sizes per sample.
     Ragged {
         values: Array,
         offsets: Vec<i64>,
@@ -31,8 +31,18 @@ pub enum Values {
     },
     /// Stored bytes, unchanged.
     Raw(Raw),
-    /// Values of different shapes, each in its own memory, with None for each null.
+    /// ColumnValues of different shapes, each in its own memory, with None for each null.
     List(Vec<Option<Loose>>),
+}
+
+impl ColumnValues {
+    fn bytes(&self) -> usize {
+        match self {
+            ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } => array.memory.bytes(),
+            ColumnValues::Raw(raw) => raw.value_bytes(),
+            ColumnValues::List(list) => list.iter().flatten().map(|(data, ..)| data.len()).sum(),
+        }
+    }
 }
 
 /// One value: its bytes, dtype and shape.
@@ -72,41 +82,33 @@ impl Raw {
     }
 }
 
-pub struct Batch {
+/// The samples of a batch.
+pub struct StepSamples {
     pub step: u64,
     pub epoch: u64,
-    pub columns: Vec<(String, Values)>,
-    pub places: Vec<Place>,
     pub draws: Vec<u64>,
+    pub places: Vec<SamplePlace>,
     /// False for samples that only pad the batch. With `OnCorrupt::Mask`, also false for samples that replace damaged ones.
     pub valid: Vec<bool>,
+}
+
+pub struct Batch {
+    pub samples: StepSamples,
+    pub columns: Vec<(String, ColumnValues)>,
     pub row_ids: Option<Vec<i64>>,
     /// Damaged samples that were replaced, each with its error.
-    pub refused: Vec<(Place, penstock_error::Error)>,
+    pub refused: Vec<(SamplePlace, penstock_error::Error)>,
 }
 
 impl Batch {
-    pub fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
     /// Count the bytes of all values.
     pub fn bytes(&self) -> u64 {
-        let of = |values: &Values| match values {
-            Values::Array(array) | Values::Ragged { values: array, .. } => array.memory.bytes(),
-            Values::Raw(raw) => raw.value_bytes(),
-            Values::List(list) => list.iter().flatten().map(|(data, ..)| data.len()).sum(),
-        };
-        self.columns.iter().map(|(_, values)| of(values) as u64).sum()
+        self.columns.iter().map(|(_, values)| values.bytes() as u64).sum()
     }
 
     pub fn give(&mut self, kept: &Arc<AtomicU64>) {
         for (_, values) in &mut self.columns {
-            if let Values::Array(array) | Values::Ragged { values: array, .. } = values {
+            if let ColumnValues::Array(array) | ColumnValues::Ragged { values: array, .. } = values {
                 array.memory.give(kept);
             }
         }

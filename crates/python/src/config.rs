@@ -16,14 +16,8 @@ pub fn configure(
         Config::set_memory_bytes(memory_bytes);
         fit_budget();
     }
-    if let Some(threads) = threads {
-        Config::set_threads(threads)
-    }
-    if let Some(image_pixels) = image_pixels {
-        Config::set_image_pixels(image_pixels)
-    }
-    if let Some(inline_bytes) = inline_bytes {
-        Config::set_inline_bytes(inline_bytes)
-    }
+    threads.into_iter().for_each(Config::set_threads);
+    image_pixels.into_iter().for_each(Config::set_image_pixels);
+    inline_bytes.into_iter().for_each(Config::set_inline_bytes);
     (Config::memory_bytes(), Config::threads(), Config::limits().pixels, Config::inline_bytes())
 }

@@ -55,7 +55,7 @@ pub fn raise(py: Python<'_>, error: penstock_error::Error) -> PyErr {
     let said = (error.prefix(), error.row(), error.reason());
     let made = MAKE
         .import(py, "penstock.errors", "make")
-        .and_then(|make| make.call1((error.kind().name(), error.code(), said, error.hint_text(), rows, row_ids, place)));
+        .and_then(|make| make.call1((format!("{:?}", error.kind()), error.code(), said, error.hint_text(), rows, row_ids, place)));
     let made = match made {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,

@@ -162,15 +162,6 @@ enum Later {
     Pixels([usize; 4], Vec<u8>),
 }
 
-impl Later {
-    fn pixel_bytes(&self) -> usize {
-        match self {
-            Later::File(_) => 0,
-            Later::Pixels(_, pixels) => pixels.len(),
-        }
-    }
-}
-
 /// Collect a list of values. Bytes and text are copied while the GIL is held. Afterwards, all threads read files and encode
 /// arrays as PNG without the GIL.
 fn items(py: Python<'_>, list: &Bound<'_, PyList>, name: &str, first_row: u64) -> PyResult<Column> {
@@ -215,14 +206,17 @@ fn refused(error: Error, name: &str, first_row: u64) -> Error {
 
 /// Read or encode the pending values and store them in their slots. Files are read directly into the column's buffer.
 fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Column> {
-    let sizes: Vec<usize> = later
-        .iter()
-        .map(|(_, later)| match later {
-            Later::File(path) => std::fs::metadata(path).map_or(0, |file| file.len() as usize),
-            Later::Pixels(..) => 0,
-        })
-        .collect();
-    let work = sizes.iter().sum::<usize>() + later.iter().map(|(_, later)| later.pixel_bytes()).sum::<usize>();
+    let (mut sizes, mut pixel_bytes) = (Vec::with_capacity(later.len()), 0);
+    for (_, later) in later {
+        match later {
+            Later::File(path) => sizes.push(std::fs::metadata(path).map_or(0, |file| file.len() as usize)),
+            Later::Pixels(_, pixels) => {
+                sizes.push(0);
+                pixel_bytes += pixels.len();
+            }
+        }
+    }
+    let work = sizes.iter().sum::<usize>() + pixel_bytes;
     let mut data = vec![0; sizes.iter().sum()];
     let mut slots = Vec::with_capacity(later.len());
     let mut rest = data.as_mut_slice();
@@ -246,7 +240,11 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
     })?;
     let bodies = bodies.into_iter().collect::<penstock_error::Result<Vec<_>>>()?;
     drop(slots);
-    let files = Ragged { data, ends: running_sum(&sizes), ..Ragged::default() };
+    let ends = sizes.iter().scan(0, |end, size| {
+        *end += *size as u64;
+        Some(*end)
+    });
+    let files = Ragged { data, ends: ends.collect(), ..Ragged::default() };
     if small.data.is_empty() && bodies.iter().all(Option::is_none) {
         let mut file = later.iter().zip(&files.ends).peekable();
         let mut end = 0;
@@ -265,14 +263,6 @@ fn fill(small: Ragged, later: &[(usize, Later)]) -> penstock_error::Result<Colum
         }
     }
     Ok(Column::Ragged(ragged))
-}
-
-fn running_sum(sizes: &[usize]) -> Vec<u64> {
-    let add = |sum: &mut u64, size: &usize| {
-        *sum += *size as u64;
-        Some(*sum)
-    };
-    sizes.iter().scan(0, add).collect()
 }
 
 /// Read a file into a slot of the expected size. If the size has changed, return the whole content instead.

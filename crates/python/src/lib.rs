@@ -19,9 +19,19 @@ use bitflags as _; // See Cargo.toml.
 use numpy::{PyArray1, PyArrayMethods as _};
 use pyo3::prelude::*;
 
+use crate::tier::{cache, serve};
+use crate::versions::{branches, derived, snapshot, transaction};
+
 /// An allocator that returns large freed blocks to the kernel, so that loaders and takes stay within their budgets.
 #[global_allocator]
 static ALLOCATOR: penstock_storage::Returning = penstock_storage::Returning;
+
+/// Add functions to a module, each line those of one file.
+macro_rules! add_functions {
+    ($module:ident: $($file:ident: $($function:ident),*;)*) => {
+        $($($module.add_function(wrap_pyfunction!($file::$function, $module)?)?;)*)*
+    };
+}
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -33,9 +43,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     array.try_readonly()?;
     py.get_type::<recycle::Memory>();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
-    module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, kind.name())).collect::<Vec<_>>())?;
-    module.add_class::<versions::snapshot::Snapshot>()?;
-    module.add_class::<versions::transaction::Transaction>()?;
+    module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, format!("{kind:?}"))).collect::<Vec<_>>())?;
+    module.add_class::<snapshot::Snapshot>()?;
+    module.add_class::<transaction::Transaction>()?;
     module.add_class::<input::Words>()?;
     module.add_class::<view::View>()?;
     module.add_class::<view::codes::Codes>()?;
@@ -45,41 +55,18 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Loader>()?;
     module.add_class::<lists::Weights>()?;
     module.add_class::<loader::Files>()?;
-    module.add_function(wrap_pyfunction!(view::chances, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::snapshot::create, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::snapshot::open, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::snapshot::doctor, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::snapshot::local_path, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::transaction::append, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::transaction::begin, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::create_branch, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::delete_branch, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::branches, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::branch_name, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::merge, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::cherry_pick, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::reset, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::branches::compact, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::derived::attach, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::derived::detach, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::derived::attachments, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::derived::statistics, module)?)?;
-    module.add_function(wrap_pyfunction!(versions::derived::may_have, module)?)?;
-    module.add_function(wrap_pyfunction!(config::configure, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::cache::cache_status, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::cache::cache_verify, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::cache::cache_pin, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::cache::cache_evict, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::serve::serve, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::serve::check_serve, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::serve::load, module)?)?;
-    module.add_function(wrap_pyfunction!(tier::serve::warm_objects, module)?)?;
-    module.add_function(wrap_pyfunction!(media::check_media, module)?)?;
-    module.add_function(wrap_pyfunction!(media::encode_png, module)?)?;
-    module.add_function(wrap_pyfunction!(media::image_sizes, module)?)?;
-    module.add_function(wrap_pyfunction!(media::mix_rows, module)?)?;
-    module.add_function(wrap_pyfunction!(lists::last_places, module)?)?;
-    module.add_function(wrap_pyfunction!(lists::numbers, module)?)?;
-    module.add_function(wrap_pyfunction!(lists::texts, module)?)?;
+    add_functions! {
+        module:
+            view: chances;
+            snapshot: create, open, doctor, local_path;
+            transaction: append, begin;
+            branches: create_branch, delete_branch, branches, branch_name, merge, cherry_pick, reset, compact;
+            derived: attach, detach, attachments, statistics, may_have;
+            config: configure;
+            cache: cache_status, cache_verify, cache_pin, cache_evict;
+            serve: serve, check_serve, load, warm_objects;
+            media: check_media, encode_png, image_sizes, mix_rows;
+            lists: last_places, numbers, texts;
+    }
     Ok(())
 }

@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString};
 use crate::errors::OrRaise;
 
 /// The values and their validity flags. The flags are None if all values are valid.
-type Values<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
+type NumberArray<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyArray1<bool>>>);
 
 /// Whether each row has a value. Nothing is allocated until the first null.
 #[derive(Default)]
@@ -46,7 +46,7 @@ pub fn last_places<'py>(py: Python<'py>, ids: PyReadonlyArray1<'py, i64>) -> PyR
 /// list contains anything else, including subclasses, or a number outside the range of int64, uint64 or float64. A list of
 /// floats may contain integers up to 2^`bits`, which floats with so many bits represent exactly.
 #[pyfunction]
-pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char, bits: u32) -> Option<Values<'py>> {
+pub fn numbers<'py>(py: Python<'py>, list: &Bound<'py, PyList>, kind: char, bits: u32) -> Option<NumberArray<'py>> {
     match kind {
         'i' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<i64>().ok() } else { None }),
         'u' => collect(py, list, |item| if item.is_exact_instance_of::<PyInt>() { item.extract::<u64>().ok() } else { None }),
@@ -66,7 +66,7 @@ fn collect<'py, T: Element + Default>(
     py: Python<'py>,
     list: &Bound<'py, PyList>,
     value: impl Fn(&Bound<'py, PyAny>) -> Option<T>,
-) -> Option<Values<'py>> {
+) -> Option<NumberArray<'py>> {
     let (mut values, mut validity) = (Vec::with_capacity(list.len()), Validity::default());
     for (row, item) in list.iter().enumerate() {
         values.push(match value(&item) {

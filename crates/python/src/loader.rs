@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{PyArray1, PyArrayMethods as _};
 use penstock_error::Error;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
-use penstock_loader::batch::{Array, Batch, Raw, Values};
-use penstock_loader::engine::parts::results_in_parts;
+use penstock_format::schema::ColumnSpec;
+use penstock_loader::batch::{Batch, ColumnValues, Raw, StepSamples};
+use penstock_loader::engine::parts::choose_results_in_parts;
 use penstock_loader::engine::recipe::{OnCorrupt, Recipe};
 use penstock_loader::engine::threads::{Budget, Engine, Stats};
 use penstock_loader::order::cut::{BatchCut, LastBatch};
@@ -28,8 +28,7 @@ use serde::Deserialize;
 
 use crate::errors::{OrRaise, interrupted};
 use crate::lists::Weights;
-use crate::output::{imported_ragged, jsons, numpy_dtype, texts};
-use crate::recycle::{self, byte_strings};
+use crate::output::{Form, batch_array, imported_ragged, numpy_dtype, strings};
 use crate::view::View;
 
 /// The options that `penstock/loader/` has checked and passes as JSON.
@@ -101,7 +100,7 @@ fn invalid(text: String) -> Error {
     Error::new("invalid-argument", text)
 }
 
-fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Alias>>>) -> penstock_error::Result<Recipe> {
+fn recipe(declared: &Declared, mut sources: Vec<Source>, weights: Vec<Option<Arc<Alias>>>) -> penstock_error::Result<Recipe> {
     // Each column is read once, even if several results need it.
     let mut columns: Vec<&str> = Vec::new();
     let mut outputs = Vec::new();
@@ -112,23 +111,24 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         });
         outputs.push((name.clone(), known));
     }
-    let specs = sources.iter().map(|source| columns.iter().map(|column| source.column(column)).collect());
-    let specs: Vec<Vec<ColumnSpec>> = specs.collect::<penstock_error::Result<_>>()?;
-    for (index, own) in specs.iter().enumerate().skip(1) {
-        for (one, other) in specs[0].iter().zip(own) {
-            let (kind, own) = (&one.kind, &other.kind);
-            let are_words = kind.has_codes() && own.has_codes();
-            let are_lists = kind.listed_classes().is_some() && own.listed_classes().is_some();
-            let by_word = (are_words || are_lists) && sources[index].codes_of(other).is_some();
-            let are_boxes = kind.box_format().is_some() && own.box_format().is_some();
-            let converted = are_boxes && kind.of() == own.of();
-            if !kind.reads_as(own) && !by_word && !converted {
+    for source in &mut sources {
+        source.columns = columns.iter().map(|column| source.column(column)).collect::<penstock_error::Result<_>>()?;
+    }
+    for (index, source) in sources.iter().enumerate().skip(1) {
+        for (one, other) in sources[0].columns.iter().zip(&source.columns) {
+            let (kind, other_kind) = (&one.kind, &other.kind);
+            let are_words = kind.has_codes() && other_kind.has_codes();
+            let are_lists = kind.listed_classes().is_some() && other_kind.listed_classes().is_some();
+            let by_word = (are_words || are_lists) && source.codes_of(other).is_some();
+            let are_boxes = kind.box_format().is_some() && other_kind.box_format().is_some();
+            let converted = are_boxes && kind.of() == other_kind.of();
+            if !kind.reads_as(other_kind) && !by_word && !converted {
                 let text = format!("cannot mix `{}` and `{}`: column `{}` differs", declared.names[0], declared.names[index], one.name);
                 return Err(invalid(text).hint("list in columns= only columns that are the same in every dataset"));
             }
         }
     }
-    let transforms = with_formats(&declared.transform, &outputs, &specs);
+    let transforms = with_formats(&declared.transform, &outputs, &sources);
     let (seed, block) = (declared.seed, declared.order_block_samples);
     let program = match (declared.joined, declared.orders.first()) {
         (true, Some(order)) => {
@@ -146,7 +146,7 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
     let cut = BatchCut::new(program.len(), declared.global_batch_size, declared.last_batch, declared.rank, declared.world_size)?;
     let mut pipeline = Pipeline::new(
         outputs,
-        &specs[0],
+        &sources[0].columns,
         &transforms,
         if declared.decode { MediaForm::Decoded } else { MediaForm::Stored },
         declared.seed,
@@ -163,21 +163,29 @@ fn recipe(declared: &Declared, sources: Vec<Source>, weights: Vec<Option<Arc<Ali
         .zip(&declared.orders)
         .map(|(source, order)| Window::of(order, source, declared.mix.is_some() || declared.joined))
         .collect();
-    let base = declared.base;
-    let in_parts = results_in_parts(&pipeline, &specs, &sources);
-    let (row_ids, window_bytes) = (declared.row_ids, declared.window_bytes);
-    let fetched_bytes = AtomicU64::new(0);
-    Ok(Recipe { sources, specs, program, windows, cut, base, pipeline, row_ids, on_corrupt, in_parts, fetched_bytes, window_bytes })
+    choose_results_in_parts(&mut pipeline, &sources);
+    Ok(Recipe {
+        sources,
+        program,
+        windows,
+        cut,
+        base: declared.base,
+        pipeline,
+        row_ids: declared.row_ids,
+        on_corrupt,
+        fetched_bytes: AtomicU64::new(0),
+        window_bytes: declared.window_bytes,
+    })
 }
 
 /// Convert boxes that have other formats in other sources to the format of the first source, unless a transform converts them anyway.
-fn with_formats(transforms: &[Transform], outputs: &[(String, usize)], specs: &[Vec<ColumnSpec>]) -> Vec<Transform> {
+fn with_formats(transforms: &[Transform], outputs: &[(String, usize)], sources: &[Source]) -> Vec<Transform> {
     let mut all = transforms.to_vec();
     for (name, column) in outputs {
-        let kind = &specs[0][*column].kind;
+        let kind = &sources[0].columns[*column].kind;
         let converts = |earlier: &Transform| matches!(earlier.operation, Operation::ConvertBoxes { .. }) && earlier.on.contains(name);
         if let Some(format) = kind.box_format()
-            && specs.iter().any(|own| own[*column].kind != *kind)
+            && sources.iter().any(|source| source.columns[*column].kind != *kind)
             && !transforms.iter().any(converts)
         {
             all.push(Transform { on: vec![name.clone()], operation: Operation::ConvertBoxes { format: format.to_owned() } });
@@ -210,14 +218,10 @@ impl Loader {
     ) -> PyResult<Loader> {
         let declared: Declared =
             serde_json::from_str(declared).map_err(|error| invalid(format!("cannot create a loader: {error}"))).or_raise(py)?;
-        let sources = views.iter().zip(&declared.names).zip(files).zip(&declared.codes);
-        let sources = sources
-            .map(|(((view, name), files), codes)| Source {
-                files: files.map(|files| files.0.clone()),
-                codes: codes.clone(),
-                ..view.source(name)
-            })
-            .collect();
+        let mut sources = Vec::with_capacity(views.len());
+        for (((view, name), files), codes) in views.iter().zip(&declared.names).zip(files).zip(&declared.codes) {
+            sources.push(view.source(name, files.map(|files| files.0.clone()), codes.clone()));
+        }
         let weights = weights.into_iter().map(|weights| weights.map(|weights| weights.0.clone())).collect();
         let recipe = py.detach(|| recipe(&declared, sources, weights)).or_raise(py)?;
         let budget = Budget { threads: declared.threads, memory_bytes: declared.memory_bytes };
@@ -228,7 +232,9 @@ impl Loader {
     /// List the columns that are read in parts, if their samples have blocks of their own.
     #[getter]
     fn columns_in_parts(&self) -> Vec<String> {
-        self.recipe.columns_in_parts()
+        let Recipe { pipeline, sources, .. } = &*self.recipe;
+        let in_parts = pipeline.outputs.iter().filter(|output| output.in_parts);
+        in_parts.map(|output| sources[0].columns[output.column].name.clone()).collect()
     }
 
     /// Set the mean bytes that are fetched for a sample, if files are not mapped.
@@ -326,7 +332,7 @@ impl Loader {
         py: Python<'py>,
         step: u64,
     ) -> (Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<bool>>) {
-        let (_, draws, places, valid) = py.detach(|| self.recipe.places(step));
+        let StepSamples { draws, places, valid, .. } = py.detach(|| self.recipe.samples(step));
         (
             PyArray1::from_iter(py, draws.into_iter().map(|draw| draw as i64)),
             PyArray1::from_iter(py, places.iter().map(|place| place.source as i64)),
@@ -352,15 +358,9 @@ impl Loader {
     /// Return the current counters, in nanoseconds and bytes.
     fn stats(&self) -> BTreeMap<&'static str, u64> {
         let Stats { fetch_ns, gather_ns, transform_ns, kept_bytes, peak_bytes } = &*self.stats;
-        [
-            ("fetch_ns", fetch_ns),
-            ("gather_ns", gather_ns),
-            ("transform_ns", transform_ns),
-            ("kept_bytes", kept_bytes),
-            ("peak_bytes", peak_bytes),
-        ]
-        .map(|(name, value)| (name, value.load(Relaxed)))
-        .into()
+        let times = [("fetch_ns", fetch_ns), ("gather_ns", gather_ns), ("transform_ns", transform_ns)];
+        let sizes = [("kept_bytes", &**kept_bytes), ("peak_bytes", peak_bytes)];
+        times.into_iter().chain(sizes).map(|(name, value)| (name, value.load(Relaxed))).collect()
     }
 }
 
@@ -373,17 +373,17 @@ impl Loader {
         let bytes = batch.bytes();
         let (columns, nulls, about) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
         for ((name, values), output) in batch.columns.into_iter().zip(&self.recipe.pipeline.outputs) {
-            let spec = &self.recipe.specs[0][output.column];
+            let spec = &self.recipe.sources[0].columns[output.column];
             let value = match values {
-                Values::Array(array) => {
+                ColumnValues::Array(array) => {
                     if let Some(list) = &array.nulls {
                         nulls.set_item(&name, PyArray1::from_slice(py, list))?;
                     }
-                    whole(py, array)?
+                    batch_array(py, array)?
                 }
-                Values::Ragged { values, offsets, shapes, rank } => {
+                ColumnValues::Ragged { values, offsets, shapes, rank } => {
                     let own = values.nulls.as_ref().map(|nulls| PyArray1::from_slice(py, nulls));
-                    let flat = whole(py, values)?;
+                    let flat = batch_array(py, values)?;
                     let count = offsets.len() - 1;
                     let shapes = PyArray1::from_vec(py, shapes).reshape([count, rank])?;
                     imported_ragged(
@@ -392,8 +392,8 @@ impl Loader {
                         &Shape(output.shape.iter().map(|size| size.map(|size| size as u64)).collect()),
                     )?
                 }
-                Values::Raw(raw) => strings(py, spec, &raw)?,
-                Values::List(list) => {
+                ColumnValues::Raw(raw) => raw_strings(py, spec, &raw)?,
+                ColumnValues::List(list) => {
                     let items = PyList::empty(py);
                     for loose in list {
                         let Some((data, dtype, shape)) = loose else {
@@ -408,14 +408,15 @@ impl Loader {
             };
             columns.set_item(name, value)?;
         }
-        let absolute = batch.places.iter().map(|place| self.recipe.sources[place.source].absolute(place.position) as i64);
-        about.set_item("position", PyArray1::from_iter(py, absolute))?;
-        about.set_item("source", PyArray1::from_iter(py, batch.places.iter().map(|place| place.source as i64)))?;
-        about.set_item("draw", PyArray1::from_iter(py, batch.draws.iter().map(|draw| *draw as i64)))?;
-        about.set_item("valid", PyArray1::from_vec(py, batch.valid))?;
+        let StepSamples { step, epoch, draws, places, valid } = batch.samples;
+        let positions = places.iter().map(|place| self.recipe.sources[place.source].absolute(place.position) as i64);
+        about.set_item("position", PyArray1::from_iter(py, positions))?;
+        about.set_item("source", PyArray1::from_iter(py, places.iter().map(|place| place.source as i64)))?;
+        about.set_item("draw", PyArray1::from_iter(py, draws.iter().map(|draw| *draw as i64)))?;
+        about.set_item("valid", PyArray1::from_vec(py, valid))?;
         about.set_item("bytes", bytes)?;
-        about.set_item("step", batch.step)?;
-        about.set_item("epoch", batch.epoch)?;
+        about.set_item("step", step)?;
+        about.set_item("epoch", epoch)?;
         about.set_item("nulls", nulls)?;
         if let Some(row_ids) = batch.row_ids {
             about.set_item("row_id", PyArray1::from_vec(py, row_ids))?;
@@ -429,22 +430,10 @@ impl Loader {
     }
 }
 
-fn whole<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
-    let Array { memory, dtype, shape, .. } = array;
-    let (begin, bytes) = (memory.begin(), memory.bytes());
-    // SAFETY: the memory has that many bytes, the engine has filled it, and only this batch owns it.
-    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
-}
-
-fn strings<'py>(py: Python<'py>, spec: &ColumnSpec, raw: &Raw) -> PyResult<Bound<'py, PyAny>> {
-    let get = |index: usize| raw.get(index);
+fn raw_strings<'py>(py: Python<'py>, spec: &ColumnSpec, raw: &Raw) -> PyResult<Bound<'py, PyAny>> {
     let refuse = |index: usize, why: &str| {
         let error = penstock_format::cursor::malformed(why).column(&spec.name).context(format!("cannot read column `{}`", spec.name));
         Some(crate::errors::raise(py, error.rows(vec![index as u64])))
     };
-    match spec.kind {
-        ColumnKind::Text => texts(py, raw.len(), get, &refuse),
-        ColumnKind::Json => jsons(py, raw.len(), get, &refuse),
-        _ => byte_strings(py, raw.len(), raw.value_bytes(), get),
-    }
+    strings(py, &spec.kind, Form::Decoded, (raw.len(), raw.value_bytes()), |index| raw.get(index), &refuse)
 }

@@ -7,6 +7,7 @@ use penstock_codec::{Mode, Orientation, Picture};
 use penstock_dataset::{Config, Nulls, OnCorrupt, RaggedValues, Reader, Snapshot, mode_of, parallel_map};
 use penstock_error::{Error, Kind, Result};
 use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_loader::batch::Array;
 use penstock_storage::Frozen;
 use penstock_tensor::slice::{Slice, elements, whole};
 use penstock_tensor::{Dtype, Shape};
@@ -178,24 +179,21 @@ impl Request<'_> {
         };
         if self.form == Form::Flat {
             if spec.kind.is_utf8() {
-                let bad = |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
-                if let Some(index) = py.detach(|| (0..values.len()).find(bad)) {
+                let is_invalid = |index: &usize| values.get(*index).is_some_and(|text| std::str::from_utf8(text).is_err());
+                if let Some(index) = py.detach(|| (0..values.len()).find(is_invalid)) {
                     let text = "it is not UTF-8";
                     return Err(refuse(index, text).unwrap_or_else(|| raise(py, penstock_format::cursor::malformed(text))));
                 }
             }
             return self.flat(py, dtype, shape, values);
         }
-        match &spec.kind {
-            ColumnKind::Text => texts(py, values.len(), |index| values.get(index), &refuse),
-            ColumnKind::Json if self.form == Form::Stored => texts(py, values.len(), |index| values.get(index), &refuse),
-            ColumnKind::Json => jsons(py, values.len(), |index| values.get(index), &refuse),
-            ColumnKind::Image { .. } | ColumnKind::Mask { .. } if self.form != Form::Stored => self.pictures(py, spec, values),
-            ColumnKind::Bytes | ColumnKind::Image { .. } | ColumnKind::Mask { .. } => {
-                byte_strings(py, values.len(), values.value_bytes(), |index| values.get(index))
-            }
-            _ => self.ragged_array(py, self.flat(py, dtype, shape, values)?, shape),
+        if spec.kind.is_array() {
+            return self.ragged_array(py, self.flat(py, dtype, shape, values)?, shape);
         }
+        if spec.kind.is_media() && self.form != Form::Stored {
+            return self.pictures(py, spec, values);
+        }
+        strings(py, &spec.kind, self.form, (values.len(), values.value_bytes()), |index| values.get(index), &refuse)
     }
 
     fn ragged_array<'py>(&self, py: Python<'py>, parts: Bound<'py, PyAny>, shape: &Shape) -> PyResult<Bound<'py, PyAny>> {
@@ -317,12 +315,12 @@ impl Request<'_> {
         let limits = Config::limits();
         let decode = |index: usize| -> Result<Option<Picture>> {
             let Some(bytes) = values.get(index) else { return Ok(None) };
-            match &spec.kind {
-                ColumnKind::Image { exif_orientation, mode } => {
-                    let mode = if self.form == Form::Shown { Mode::Stored } else { mode_of(*mode) };
-                    penstock_codec::decode_in(bytes, limits, Orientation::of_column(*exif_orientation), mode).map(Some)
+            match spec.kind.image() {
+                Some((exif_orientation, mode)) => {
+                    let mode = if self.form == Form::Shown { Mode::Stored } else { mode_of(mode) };
+                    penstock_codec::decode_in(bytes, limits, Orientation::of_column(exif_orientation), mode).map(Some)
                 }
-                _ => penstock_codec::decode_mask(bytes, limits).map(Some),
+                None => penstock_codec::decode_mask(bytes, limits).map(Some),
             }
         };
         // One stored byte decodes to about ten bytes of pixels.
@@ -369,41 +367,39 @@ pub fn imported_ragged<'py>(py: Python<'py>, parts: Bound<'py, PyAny>, shape: &S
 /// None to return a null for the sample.
 pub type Refuse<'a> = &'a dyn Fn(usize, &str) -> Option<PyErr>;
 
-pub fn texts<'py, 'a>(
+/// Convert the `count` values of a column of text, JSON or bytes, which have `bytes` bytes together.
+pub fn strings<'py, 'a>(
     py: Python<'py>,
-    count: usize,
-    get: impl Fn(usize) -> Option<&'a [u8]>,
+    kind: &ColumnKind,
+    form: Form,
+    (count, bytes): (usize, usize),
+    get: impl Fn(usize) -> Option<&'a [u8]> + Sync,
     refuse: Refuse<'_>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    if !kind.is_utf8() {
+        return byte_strings(py, count, bytes, get);
+    }
+    let loads = if kind.is_json() && form != Form::Stored { Some(LOADS.import(py, "json", "loads")?) } else { None };
     let list = PyList::new(py, (0..count).map(|_| py.None()))?;
     for index in 0..count {
-        match get(index).map(|text| PyString::from_bytes(py, text)) {
-            None => {}
-            Some(Ok(text)) => list.set_item(index, text)?,
-            Some(Err(error)) => refuse(index, &format!("it is not UTF-8: {}", error.value(py))).map_or(Ok(()), Err)?,
+        let Some(bytes) = get(index) else { continue };
+        let text = PyString::from_bytes(py, bytes);
+        let (value, name) = match loads {
+            Some(loads) => (text.and_then(|text| loads.call1((text,))), "JSON"),
+            None => (text.map(Bound::into_any), "UTF-8"),
+        };
+        match value {
+            Ok(value) => list.set_item(index, value)?,
+            Err(error) => refuse(index, &format!("it is not {name}: {}", error.value(py))).map_or(Ok(()), Err)?,
         }
     }
     Ok(list.into_any())
 }
 
-pub fn jsons<'py, 'a>(
-    py: Python<'py>,
-    count: usize,
-    get: impl Fn(usize) -> Option<&'a [u8]>,
-    refuse: Refuse<'_>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let loads = LOADS.import(py, "json", "loads")?;
-    let list = PyList::empty(py);
-    for index in 0..count {
-        let parsed = get(index).map(|text| PyString::from_bytes(py, text).and_then(|text| loads.call1((text,))));
-        match parsed {
-            None => list.append(py.None())?,
-            Some(Ok(value)) => list.append(value)?,
-            Some(Err(error)) => {
-                refuse(index, &format!("it is not JSON: {}", error.value(py))).map_or(Ok(()), Err)?;
-                list.append(py.None())?;
-            }
-        }
-    }
-    Ok(list.into_any())
+/// Make an array of what a loader has filled.
+pub fn batch_array<'py>(py: Python<'py>, array: Array) -> PyResult<Bound<'py, PyAny>> {
+    let Array { memory, dtype, shape, .. } = array;
+    let (begin, bytes) = (memory.begin(), memory.bytes());
+    // SAFETY: the memory has that many bytes, the engine has filled it, and only this batch owns it.
+    Ok(unsafe { recycle::over(py, begin, bytes, memory, &PyTuple::new(py, shape)?, &numpy_dtype(py, dtype)?) }?.into_any())
 }

@@ -14,16 +14,8 @@ use s3s::{S3Result, s3_error};
 
 use crate::authentication::parameter;
 use crate::limits::rate::{Rates, Slot};
+use crate::operations::{Access, access_of};
 use serde::Deserialize;
-
-/// Operations that change nothing.
-const READS: [&str; 12] = [
-    "GetObject", "HeadObject", "GetObjectAttributes", "ListObjects", "ListObjectsV2", "ListObjectVersions", "ListParts",
-    "ListMultipartUploads", "ListBuckets", "HeadBucket", "GetBucketLocation", "GetBucketVersioning",
-];
-
-/// Operations that list objects. Their prefix is checked.
-const LISTINGS: [&str; 4] = ["ListObjects", "ListObjectsV2", "ListObjectVersions", "ListMultipartUploads"];
 
 /// The longest time for which a signed URL may be valid, as in S3.
 const MOST_EXPIRES_SECONDS: u64 = 7 * 24 * 3600;
@@ -55,23 +47,22 @@ impl Rights {
 
     /// Fail with 403 unless an object may be used.
     pub fn check(&self, bucket: &str, key: &str) -> S3Result<()> {
-        if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}/{key}`")) }
+        if self.allow(bucket, key) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}/{key}`")) }
     }
 
     fn check_operation(&self, operation: &str, path: &S3Path, uri: &Uri) -> S3Result<()> {
-        if self.read_only && !READS.contains(&operation) {
+        if self.read_only && matches!(access_of(operation), Access::Write | Access::WriteEach) {
             return Err(s3_error!(AccessDenied, "this key may only read"));
         }
         match path {
             S3Path::Root => Ok(()),
             S3Path::Object { bucket, key } => self.check(bucket, key),
-            S3Path::Bucket { bucket } if operation == "DeleteObjects" || READS.contains(&operation) => {
-                if LISTINGS.contains(&operation) {
-                    return self.check(bucket, &parameter(uri, "prefix").unwrap_or_default());
-                }
-                if self.know(bucket) { Ok(()) } else { Err(s3_error!(AccessDenied, "this key has no rights on `{bucket}`")) }
-            }
-            S3Path::Bucket { bucket } => self.check(bucket, ""),
+            S3Path::Bucket { bucket } => match access_of(operation) {
+                Access::Write => self.check(bucket, ""),
+                Access::List => self.check(bucket, &parameter(uri, "prefix").unwrap_or_default()),
+                Access::Read | Access::WriteEach if self.know(bucket) => Ok(()),
+                Access::Read | Access::WriteEach => Err(s3_error!(AccessDenied, "this key has no permissions for `{bucket}`")),
+            },
         }
     }
 }
@@ -140,7 +131,7 @@ impl Keys {
     /// Return the rights of the key that has signed a request. Fails without one, if it is not known, or if it sends too many requests.
     pub fn admit(&self, key: Option<&str>, extensions: &hyper::http::Extensions) -> S3Result<Arc<Rights>> {
         let key = key.ok_or_else(|| s3_error!(AccessDenied, "requests must be signed"))?;
-        let known = self.get(key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))?;
+        let known = self.get(key).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is unknown"))?;
         if let (Some(rates), Some(slot)) = (&known.rates, extensions.get::<Slot>()) {
             slot.admit(rates)?;
         }
@@ -184,7 +175,7 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
             if let Some(bucket) = bucket {
                 let key = &entry.access_key;
                 return Err(bad(format!(
-                    "prefix `{prefix}` of key `{key}` allows nothing, because only `{bucket}` is served; begin it so"
+                    "prefix `{prefix}` of key `{key}` allows nothing, because only `{bucket}` is served; begin the prefix with it"
                 )));
             }
         }
@@ -214,7 +205,7 @@ fn read(path: &Path, only: Option<&str>, before: &ByKey) -> Result<ByKey> {
 #[async_trait::async_trait]
 impl S3Auth for Keys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        self.get(access_key).map(|known| known.secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is not known"))
+        self.get(access_key).map(|known| known.secret).ok_or_else(|| s3_error!(InvalidAccessKeyId, "the access key is unknown"))
     }
 }
 

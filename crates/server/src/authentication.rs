@@ -60,7 +60,7 @@ pub fn form_of<B>(request: &Request<B>) -> Result<Form, Refusal> {
     let has = |name: &str| parameters(request.uri()).any(|(own, _)| own == name);
     let in_address = [has("X-Amz-Signature"), has("Signature")];
     if headers.next().is_some() || usize::from(header.is_some()) + in_address.iter().filter(|is_there| **is_there).count() > 1 {
-        let text = "The request has several signatures. Sign either the address or the header Authorization, once.";
+        let text = "The request has several signatures. Sign it once, either in the URL or in the Authorization header.";
         return Err(("InvalidArgument", text.into()));
     }
     let covered = |list: &str| list.split(';').map(str::to_ascii_lowercase).collect();
@@ -92,7 +92,7 @@ fn parts_of(header: &HeaderValue) -> Option<[&str; 3]> {
 }
 
 fn unreadable(place: &str) -> Refusal {
-    ("InvalidArgument", format!("The signature in {place} cannot be read."))
+    ("InvalidArgument", format!("The signature in {place} cannot be parsed."))
 }
 
 /// Refuse a signature that leaves out what it must cover, or of a version that is not `taken`.
@@ -100,8 +100,8 @@ pub fn check<B>(form: &Form, request: &Request<B>, taken: Taken, now: OffsetDate
     match form {
         Form::Unsigned => Ok(()),
         Form::Version2 { .. } if taken != Taken::Both => {
-            let text = "This server takes no signatures of version 2. Sign with version 4 (URLs of boto3: Config(signature_version='s3v4')), or \
-                start the server with --signature-v2.";
+            let text = "This server does not accept version 2 signatures. Sign with version 4 (presigned URLs of boto3: \
+                Config(signature_version='s3v4')), or start the server with --signature-v2.";
             Err(("InvalidRequest", text.into()))
         }
         Form::Version2 { is_in_address: true } => Ok(()), // It has a date at which it ends.
@@ -135,10 +135,10 @@ fn check_date<B>(request: &Request<B>, now: OffsetDateTime) -> Result<(), Refusa
     let text = if request.headers().contains_key(&amz_date) { once(amz_date) } else { once(DATE) };
     let date = text.and_then(|text| text.to_str().ok()).and_then(date_of);
     let Some(date) = date else {
-        return Err(("AccessDenied", "A signature of version 2 needs one header Date or x-amz-date.".into()));
+        return Err(("AccessDenied", "A version 2 signature requires exactly one Date or x-amz-date header.".into()));
     };
     if (now - date).abs() > MOST_SKEW {
-        return Err(("RequestTimeTooSkewed", "The date of the request is too far from the time of the server.".into()));
+        return Err(("RequestTimeTooSkewed", "The date of the request differs too much from the server's time.".into()));
     }
     Ok(())
 }

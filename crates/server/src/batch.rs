@@ -84,7 +84,7 @@ impl S3Route for Batch {
             return Err(s3_error!(InvalidBucketName, "`{bucket}` is not the name of a bucket"));
         }
         let list = request.input.store_all_limited(LIST_BYTES).await;
-        let list = list.map_err(|error| s3_error!(InvalidRequest, "the list could not be received: {error}"))?;
+        let list = list.map_err(|error| s3_error!(InvalidRequest, "the list could not be read: {error}"))?;
         let list: List = serde_json::from_slice(&list).map_err(|error| s3_error!(InvalidRequest, "the list is not valid: {error}"))?;
         // Nothing is sent before it is known that all of it may be.
         for wanted in &list.ranges {

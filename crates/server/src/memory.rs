@@ -75,7 +75,7 @@ impl Taken {
 }
 
 /// The message to a request that the server has no room for.
-pub const NO_ROOM: &str = "the server has no room for this request now; try again later";
+pub const NO_ROOM: &str = "the server has no memory for this request at the moment; try again later";
 
 /// The response to a request that the server has no room for.
 pub fn overloaded() -> S3Error {

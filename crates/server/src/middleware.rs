@@ -1,8 +1,8 @@
 //! What happens to every request before and after its operation: its number, the limit on requests, counts, and the access log.
 
 mod answers;
-mod operations;
 mod patient;
+mod unknown_operations;
 
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -34,7 +34,7 @@ use crate::hosts::Domains;
 use crate::limits::rate::{Pace, Slot};
 use crate::memory::Memory;
 use crate::metrics::{Counted, LatencyLabels, Metrics, OperationLabels};
-use crate::tier::RequestId;
+use crate::ops::dispatch::RequestId;
 use crate::watch::access_log::{AccessLog, Line};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
@@ -223,17 +223,17 @@ impl Middleware {
     fn check(&self, request: &Request<Incoming>, form: &Form) -> Result<(), Refused> {
         let header = |name| text(request, name);
         if header(CONTENT_TYPE).trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
-            return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server takes no forms. Use PUT.".into()));
+            return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", "This server does not accept form uploads. Use PUT.".into()));
         }
         if request.uri().path_and_query().is_some_and(|text| text.as_str().contains("%00")) {
             return Err((
                 StatusCode::BAD_REQUEST,
                 "InvalidArgument",
-                "Names cannot have the character U+0000: no list could show it.".into(),
+                "Names cannot contain the character U+0000, which lists cannot represent.".into(),
             ));
         }
-        if let Some(name) = operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty()) {
-            let text = format!("This server does not know the operation `{name}`.");
+        if let Some(name) = unknown_operations::unknown(request.method(), request.uri(), !self.key_of(request).is_empty()) {
+            let text = format!("This server does not support the operation `{name}`.");
             return Err((StatusCode::NOT_IMPLEMENTED, "NotImplemented", text));
         }
         let is_in_chunks = header(CONTENT_SHA256).starts_with("STREAMING-") || header(CONTENT_ENCODING).contains("aws-chunked");
@@ -242,19 +242,19 @@ impl Middleware {
                 || crate::batch::is_batch(request.uri()) || authentication::parameters(request.uri()).any(|(name, _)| name == "delete");
             let is_version_2 = matches!(form, Form::Version2 { .. });
             if is_version_2 && is_in_chunks {
-                let text = "A body in chunks needs a signature of version 4.";
+                let text = "A chunked body requires a version 4 signature.";
                 return Err((StatusCode::BAD_REQUEST, "InvalidRequest", text.into()));
             }
             if is_version_2 && *request.method() == Method::POST && is_list() {
                 // Somebody who sees such a request could send it again with another list.
-                let text = "A signature of version 2 does not cover the body. Lists need version 4.";
+                let text = "A version 2 signature does not cover the body. Lists require version 4.";
                 return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
             }
             return Ok(());
         }
         if !self.gate.domains.is_own(host(request)) || request.headers().contains_key(hyper::header::ORIGIN) {
             // A page in a browser may send requests to this machine.
-            let text = "Without keys, this server answers only requests of this machine, by its address.";
+            let text = "Without keys, this server answers only requests from this machine that use its address.";
             return Err((StatusCode::FORBIDDEN, "AccessDenied", text.into()));
         }
         if is_in_chunks {

@@ -33,13 +33,13 @@ use crate::limits::quota::Quotas;
 use crate::memory::Memory;
 use crate::metrics::{Counted, Metrics};
 use crate::middleware::{Gate, LIST_BYTES, Limits, Middleware};
+use crate::ops::dispatch::Dispatch;
 use crate::ops::tier::Tier;
 use crate::read::arena::Arena;
 use crate::read::blocks::{Blocks, Reading};
 use crate::read::immutable::Immutable;
 use crate::read::memory_cache::MemoryCache;
 use crate::read::zero_copy::ZeroCopy;
-use crate::tier::Shared;
 use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
 use crate::watch::admin::{self, Admin};
@@ -161,7 +161,7 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     };
     metrics.draining.set(1);
     if is_asked && !config.lame_duck.is_zero() {
-        note(&format!("ending in {} seconds; health checks report it", config.lame_duck.as_secs_f64()));
+        note(&format!("stopping in {} seconds; health checks report it to load balancers", config.lame_duck.as_secs_f64()));
         tokio::select! {
             () = &mut accepting => {}
             () = tokio::time::sleep(config.lame_duck) => {}
@@ -171,7 +171,7 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     }
     drop(accepting);
     drop(listener);
-    note(&format!("ending: {} requests are being answered", metrics.running.get()));
+    note(&format!("stopping: {} requests are being answered", metrics.running.get()));
     // Connections that are still busy after this time are cut.
     if tokio::time::timeout(config.drain, graceful.shutdown()).await.is_err() {
         note(&format!("cut {} requests after {} seconds", metrics.running.get(), config.drain.as_secs()));
@@ -260,7 +260,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             let objects = back.pending_objects();
             note(&format!("puts are acknowledged before the cold store has them: {} may have the only copy", folder.display()));
             if objects > 0 {
-                note(&format!("{objects} objects of an earlier run are sent now"));
+                note(&format!("sending {objects} objects of an earlier run"));
             }
             Some(back)
         }
@@ -284,7 +284,7 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             if back.as_ref().is_some_and(|back| back.pending_objects() > 0) {
                 blocks.cached.distrust_notes();
             }
-            let trust = blocks.cached.trust().ok_or_else(|| failed(&config.cold, "its cache keeps no notes"))?.clone();
+            let trust = blocks.cached.trust().ok_or_else(|| failed(&config.cold, "its cache stores no notes"))?.clone();
             (Some(Arc::new(blocks)), trust)
         }
     };
@@ -316,7 +316,7 @@ fn memory(config: &Config, note: fn(&str)) -> (Memory, Option<MemoryCache>) {
     match MemoryCache::new(config.memory_bytes / 4) {
         Ok(memory_cache) => (Memory::new(bytes - config.memory_bytes / 4), Some(memory_cache)),
         Err(error) => {
-            note(&format!("what is read often is not held in memory: {error}"));
+            note(&format!("frequently read data is not kept in memory: {error}"));
             (Memory::new(bytes), None)
         }
     }
@@ -333,7 +333,7 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
             if let Err(error) = tried.try_out().await {
                 let why = error.message().unwrap_or(error.code().as_str());
                 note(&format!(
-                    "the cold store {cold} does not answer as it should: {why}; check the bucket, the endpoint and the credentials"
+                    "the cold store {cold} does not respond as expected: {why}; check the bucket, the endpoint and the credentials"
                 ));
             }
         });
@@ -347,7 +347,7 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
 
 fn service(tier: Tier, keys: Option<Keys>, domains: &Arc<Domains>) -> S3Service {
     let tier = Arc::new(tier);
-    let mut builder = S3ServiceBuilder::new(Shared(tier.clone()));
+    let mut builder = S3ServiceBuilder::new(Dispatch(tier.clone()));
     builder.set_validation(BucketNames);
     builder.set_route(Batch { tier, keys: keys.clone(), domains: domains.clone() });
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(limits()))));
@@ -424,8 +424,8 @@ async fn reload_on(
         let Ok(results) = tokio::task::spawn_blocking(read).await else { continue };
         let refused: Vec<String> = results.into_iter().flatten().filter_map(Result::err).map(|error| error.message().to_owned()).collect();
         match refused.is_empty() {
-            true => note("read keys and certificates again"),
-            false => refused.iter().for_each(|why| note(&format!("{why}; it stays as it was"))),
+            true => note("reloaded keys and certificates"),
+            false => refused.iter().for_each(|why| note(&format!("{why}; the previous one remains in use"))),
         }
         certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
         middleware.reopen_log();

@@ -52,7 +52,7 @@ impl Certificates {
     /// Count when the certificate expires, and note it if that is soon.
     pub fn watch(&self, metrics: &Metrics, note: impl Fn(&str)) {
         let Some(expires) = self.current.read().unwrap_or_else(PoisonError::into_inner).expires else {
-            return note(&format!("when the certificate `{}` expires cannot be read", self.chain.display()));
+            return note(&format!("the expiry date of the certificate `{}` cannot be read", self.chain.display()));
         };
         let labels = CertificateLabels { file: self.chain.display().to_string() };
         metrics.certificate_expires.get_or_create(&labels).set(i64::try_from(expires.as_secs()).unwrap_or(i64::MAX));
@@ -65,7 +65,7 @@ impl Certificates {
 /// Return what to say of a certificate that expires soon.
 fn reminder(expires: Duration, now: Duration) -> Option<String> {
     match expires.checked_sub(now) {
-        None => Some("has expired, so that clients refuse it".to_owned()),
+        None => Some("has expired, and clients will refuse it".to_owned()),
         Some(left) if left < SOON => Some(format!("expires in {:.1} days", left.as_secs_f64() / 86_400.0)),
         Some(_) => None,
     }
@@ -79,7 +79,7 @@ fn expires(chain: &[CertificateDer<'_>]) -> Option<Duration> {
 
 fn read(chain: &Path, key: &Path) -> Result<Current> {
     let bad = |path: &Path, why: String| {
-        Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display())).hint("give files in PEM format")
+        Error::new("invalid-argument", format!("cannot use certificate `{}`: {why}", path.display())).hint("specify files in PEM format")
     };
     let text = penstock_storage::private::read_text(chain).map_err(|error| bad(chain, error.to_string()))?;
     let certificates = CertificateDer::pem_slice_iter(&text).collect::<std::result::Result<Vec<_>, _>>();

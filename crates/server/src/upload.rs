@@ -68,9 +68,9 @@ impl Expected {
         trailing: Option<TrailingHeaders>,
     ) -> S3Result<Expected> {
         let bytes = length(content_length, headers)
-            .ok_or_else(|| s3_error!(MissingContentLength, "the request does not say how long its body is"))?;
+            .ok_or_else(|| s3_error!(MissingContentLength, "the request does not declare the length of its body"))?;
         if bytes > MOST_BYTES {
-            return Err(s3_error!(EntityTooLarge, "one request can upload 5 GiB; use a multipart upload"));
+            return Err(s3_error!(EntityTooLarge, "one request can upload at most 5 GiB; use a multipart upload"));
         }
         let named = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
         let named = named.flat_map(|value| value.split(',')).filter_map(|name| name.trim().strip_prefix(TRAILER_PREFIX));

@@ -29,7 +29,7 @@ pub use allocator::anchor::hold as hold_heap;
 pub use buffer::{Frozen, Recycled, Slot};
 pub use certain::{CERTAIN_TRIES, create_certainly};
 pub use counters::{Counters, Counts, add};
-pub use listing::{Entry, Page};
+pub use listing::{ListedObject, Listing};
 pub use local::{Disk, File, FileSystem, Journal, Local, check_length, local_path, private};
 pub use memory::Memory;
 pub use options::{Io, Options};

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 /// One object directly below a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ListedObject {
     /// The name relative to the folder.
     pub name: String,
     pub bytes: u64,
@@ -14,9 +14,9 @@ pub struct Entry {
 
 /// Part of a listing.
 #[derive(Debug, Default)]
-pub struct Page {
+pub struct Listing {
     /// The entries, in no particular order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ListedObject>,
     /// The `after` argument for the next page, or None on the last page.
     pub next: Option<String>,
 }

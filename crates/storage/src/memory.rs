@@ -1,16 +1,16 @@
 //! A store in the memory of one process, for tests and scratch work: `memory://name`.
 
 use std::collections::BTreeMap;
-use std::ops::{ControlFlow, Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
 use crate::counters::{Counters, add};
-use crate::listing::{Entry, Page};
+use crate::listing::{ListedObject, Listing};
 use crate::process::no_fork;
-use crate::ranges::{Piece, RangeRequest, Then};
+use crate::ranges::{RangeRequest, Then};
 use crate::read::{Features, Read};
 use crate::store::{Created, ObjectWriter, Store};
 
@@ -23,36 +23,17 @@ pub struct Memory {
     counters: Counters,
 }
 
-/// A lock guard for state that forked children keep using.
-struct Locked<'a, T> {
-    held: MutexGuard<'a, T>,
-    _no_fork: RwLockReadGuard<'static, ()>,
-}
-
-fn lock<T>(lock: &Mutex<T>) -> Locked<'_, T> {
+/// Run `work` under a lock that forked children keep using.
+fn locked<T, R>(lock: &Mutex<T>, work: impl FnOnce(&mut T) -> R) -> R {
     let _no_fork = no_fork();
-    Locked { held: lock.lock().unwrap_or_else(PoisonError::into_inner), _no_fork }
-}
-
-impl<T> Deref for Locked<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.held
-    }
-}
-
-impl<T> DerefMut for Locked<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.held
-    }
+    work(&mut lock.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Memory {
     /// Return this process's store named `name`. Stores with the same name share their objects.
     pub fn named(name: &str) -> Memory {
         static STORES: Mutex<BTreeMap<String, Objects>> = Mutex::new(BTreeMap::new());
-        let objects = lock(&STORES).entry(name.to_owned()).or_default().clone();
+        let objects = locked(&STORES, |stores| stores.entry(name.to_owned()).or_default().clone());
         Memory { uri: format!("memory://{name}"), objects, counters: Counters::default() }
     }
 
@@ -63,7 +44,12 @@ impl Memory {
 
     /// Return all objects. The bodies are shared, not copied.
     pub fn objects(&self) -> BTreeMap<String, Bytes> {
-        lock(&self.objects).clone()
+        locked(&self.objects, |objects| objects.clone())
+    }
+
+    fn object(&self, name: &str) -> Result<Bytes> {
+        let body = locked(&self.objects, |objects| objects.get(name).cloned());
+        body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))
     }
 }
 
@@ -80,7 +66,8 @@ impl ObjectWriter for MemoryWriter {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        lock(&self.objects).insert(self.name, self.body.into());
+        let MemoryWriter { name, body, objects } = *self;
+        locked(&objects, |objects| objects.insert(name, body.into()));
         Ok(())
     }
 }
@@ -99,8 +86,7 @@ impl Read for Memory {
     }
 
     fn read(&self, name: &str) -> Result<Bytes> {
-        let body = lock(&self.objects).get(name).cloned();
-        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
+        let body = self.object(name)?;
         add(&self.counters.reads, 1);
         add(&self.counters.read_bytes, body.len() as u64);
         Ok(body)
@@ -110,19 +96,14 @@ impl Read for Memory {
         let one = |(index, range): (usize, RangeRequest)| {
             add(&self.counters.ranges, 1);
             add(&self.counters.range_bytes, range.end() - range.begin);
-            let body = lock(&self.objects).get(&range.name).cloned();
-            let what = format!("cannot read `{}/{}`", self.uri, range.name);
-            let body = body.ok_or_else(|| Error::new("object-not-found", format!("{what}: no such object")))?;
+            let body = self.object(&range.name)?;
             if range.object_bytes.is_some_and(|bytes| bytes != body.len() as u64) || range.end() > body.len() as u64 {
-                return Err(Error::new("object-truncated", format!("{what}: unexpected length of {} bytes", body.len())));
+                return Err(Error::new(
+                    "object-truncated",
+                    format!("cannot read `{}/{}`: unexpected length of {} bytes", self.uri, range.name, body.len()),
+                ));
             }
-            let mut at = range.begin as usize;
-            let cut = |piece: &Piece| {
-                let begin = at + piece.skip as usize;
-                at = begin + piece.bytes;
-                body.slice(begin..at)
-            };
-            let pieces: Vec<Bytes> = range.pieces.iter().map(cut).collect();
+            let pieces: Vec<Bytes> = range.places().map(|place| body.slice(place.start as usize..place.end as usize)).collect();
             pieces.iter().enumerate().for_each(|(number, piece)| then(index, number, piece));
             Ok(pieces)
         };
@@ -130,8 +111,7 @@ impl Read for Memory {
     }
 
     fn map(&self, name: &str, bytes: u64) -> Result<Bytes> {
-        let body = lock(&self.objects).get(name).cloned();
-        let body = body.ok_or_else(|| Error::new("object-not-found", format!("cannot read `{}/{name}`: no such object", self.uri)))?;
+        let body = self.object(name)?;
         add(&self.counters.maps, 1);
         add(&self.counters.mapped_bytes, bytes);
         if body.len() as u64 != bytes {
@@ -147,16 +127,17 @@ impl Read for Memory {
 impl Store for Memory {
     fn exists(&self, name: &str) -> Result<bool> {
         add(&self.counters.lookups, 1);
-        Ok(lock(&self.objects).contains_key(name))
+        Ok(locked(&self.objects, |objects| objects.contains_key(name)))
     }
 
-    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Listing> {
         add(&self.counters.lists, 1);
         let prefix = format!("{folder}/");
-        let objects = lock(&self.objects);
-        let inside = objects.iter().filter_map(|(name, body)| Some((name.strip_prefix(&prefix)?, body.len() as u64)));
-        let direct = inside.filter(|(rest, _)| !rest.contains('/'));
-        Ok(Page { entries: direct.map(|(rest, bytes)| Entry { name: rest.to_owned(), bytes, modified: None }).collect(), next: None })
+        let listed = |(name, body): (&String, &Bytes)| {
+            let name = name.strip_prefix(&prefix).filter(|rest| !rest.contains('/'))?;
+            Some(ListedObject { name: name.to_owned(), bytes: body.len() as u64, modified: None })
+        };
+        Ok(Listing { entries: locked(&self.objects, |objects| objects.iter().filter_map(listed).collect()), next: None })
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
@@ -170,22 +151,23 @@ impl Store for Memory {
 
     fn create(&self, name: &str, body: &[u8]) -> Result<Created> {
         add(&self.counters.creates, 1);
-        let mut objects = lock(&self.objects);
-        if objects.contains_key(name) {
-            return Ok(Created::Exists);
-        }
-        objects.insert(name.to_owned(), Bytes::copy_from_slice(body));
-        Ok(Created::Created)
+        locked(&self.objects, |objects| match objects.contains_key(name) {
+            true => Ok(Created::Exists),
+            false => {
+                objects.insert(name.to_owned(), Bytes::copy_from_slice(body));
+                Ok(Created::Created)
+            }
+        })
     }
 
     fn overwrite(&self, name: &str, body: &[u8]) -> Result<()> {
-        lock(&self.objects).insert(name.to_owned(), Bytes::copy_from_slice(body));
+        locked(&self.objects, |objects| objects.insert(name.to_owned(), Bytes::copy_from_slice(body)));
         Ok(())
     }
 
     fn delete(&self, name: &str) -> Result<()> {
         add(&self.counters.deletes, 1);
-        lock(&self.objects).remove(name);
+        locked(&self.objects, |objects| objects.remove(name));
         Ok(())
     }
 
@@ -217,10 +199,11 @@ mod tests {
         let (inside, entered) = channel();
         let objects = store.objects.clone();
         let holder = std::thread::spawn(move || {
-            let _held = lock(&objects);
-            let _ = inside.send(());
-            // The fork below waits for this thread's lock, so no later code could wake this thread.
-            std::thread::sleep(Duration::from_millis(300)); // Sleep while the fork begins.
+            locked(&objects, |_| {
+                let _ = inside.send(());
+                // The fork below waits for this thread's lock, so no later code could wake this thread.
+                std::thread::sleep(Duration::from_millis(300)); // Sleep while the fork begins.
+            });
         });
         assert!(entered.recv().is_ok());
         // SAFETY: the child reads the store, which is what the test checks, and exits. The child needs no other thread.

@@ -46,23 +46,16 @@ pub enum Io {
 }
 
 impl Io {
+    /// In the order of the variants.
+    const ALL: [(&str, Io); 4] = [("auto", Io::Auto), ("mapped", Io::Mapped), ("buffered", Io::Buffered), ("direct", Io::Direct)];
+
     pub fn name(self) -> &'static str {
-        match self {
-            Io::Auto => "auto",
-            Io::Mapped => "mapped",
-            Io::Buffered => "buffered",
-            Io::Direct => "direct",
-        }
+        Io::ALL[self as usize].0
     }
 
     pub fn parse(name: &str) -> Result<Io> {
-        match name {
-            "auto" => Ok(Io::Auto),
-            "mapped" => Ok(Io::Mapped),
-            "buffered" => Ok(Io::Buffered),
-            "direct" => Ok(Io::Direct),
-            other => Err(Error::new("invalid-argument", format!("`io` is `{other}`, expected `auto`, `mapped`, `buffered` or `direct`"))),
-        }
+        let known = Io::ALL.iter().find(|(known, _)| *known == name).map(|(_, io)| *io);
+        known.ok_or_else(|| Error::new("invalid-argument", format!("`io` is `{name}`, expected `auto`, `mapped`, `buffered` or `direct`")))
     }
 }
 
@@ -97,8 +90,8 @@ impl Options {
     /// Return the caller's value, or else the value from the environment.
     pub fn get(&self, name: &str) -> Option<String> {
         let variables = KNOWN.iter().find(|(known, ..)| *known == name).map_or(&[][..], |(_, _, variables)| variables);
-        let said = || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
-        self.given.get(name).cloned().or_else(said)
+        let from_environment = || variables.iter().find_map(|variable| std::env::var(variable).ok().filter(|value| !value.is_empty()));
+        self.given.get(name).cloned().or_else(from_environment)
     }
 
     /// Return the caller's value, ignoring the environment.
@@ -108,8 +101,8 @@ impl Options {
 
     /// Return the caller's options that only Azure or Google have, by object_store's names.
     pub fn others(&self) -> impl Iterator<Item = (&str, &str)> {
-        let known = |name: &str| KNOWN.iter().any(|(known, ..)| *known == name);
-        self.given.iter().map(|(name, value)| (name.as_str(), value.as_str())).filter(move |(name, _)| !known(name))
+        let is_known = |name: &str| KNOWN.iter().any(|(known, ..)| *known == name);
+        self.given.iter().map(|(name, value)| (name.as_str(), value.as_str())).filter(move |(name, _)| !is_known(name))
     }
 
     pub fn flag(&self, name: &str) -> Result<bool> {
@@ -135,10 +128,10 @@ impl Options {
 
     /// Return the caller's options without secrets, for pickling.
     pub fn without_secrets(&self) -> BTreeMap<String, String> {
-        let secret = |name: &str| match KNOWN.iter().find(|(known, ..)| *known == name) {
+        let is_secret = |name: &str| match KNOWN.iter().find(|(known, ..)| *known == name) {
             Some((_, secret, _)) => *secret,
             None => SECRETS.iter().any(|part| name.contains(part)) && !["_file", "_url", "_path"].iter().any(|end| name.ends_with(end)),
         };
-        self.given.iter().filter(|(name, _)| !secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+        self.given.iter().filter(|(name, _)| !is_secret(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 }

@@ -75,7 +75,7 @@ pub fn interrupted() -> bool {
     ASKED.get().is_some_and(|asked| asked())
 }
 
-struct Entry<T> {
+struct OfProcess<T> {
     generation: u64,
     value: T,
 }
@@ -83,7 +83,7 @@ struct Entry<T> {
 /// A value that each process creates on first use. A child leaks its parent's value and never drops it: another thread
 /// of the parent may have been changing it during the fork.
 pub struct PerProcess<T, F = fn() -> T> {
-    current: AtomicPtr<Entry<T>>,
+    current: AtomicPtr<OfProcess<T>>,
     make: F,
     /// Makes this type `Send` and `Sync` only if `T` is.
     value: PhantomData<T>,
@@ -111,7 +111,7 @@ impl<T: Send + Sync, F: Fn() -> T> PerProcess<T, F> {
             return &entry.value;
         }
         watch_forks();
-        let fresh = Box::into_raw(Box::new(Entry { generation, value: (self.make)() }));
+        let fresh = Box::into_raw(Box::new(OfProcess { generation, value: (self.make)() }));
         match self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: `self` now owns `fresh`. A stale `found` is leaked on purpose.
             Ok(_) => unsafe { &(*fresh).value },

@@ -1,5 +1,6 @@
 //! Ranges of objects, as requested from `Read::fetch` and `stream`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -38,6 +39,15 @@ impl RangeRequest {
     pub fn twin(&self) -> RangeRequest {
         let (name, pieces) = (self.name.clone(), self.pieces.clone());
         RangeRequest { name, begin: self.begin, pieces, object_bytes: self.object_bytes, shared: self.shared, slots: Vec::new() }
+    }
+
+    /// Return where each piece is in the object.
+    pub fn places(&self) -> impl Iterator<Item = Range<u64>> {
+        self.pieces.iter().scan(self.begin, |end, piece| {
+            let begin = *end + piece.skip;
+            *end = begin + piece.bytes as u64;
+            Some(begin..*end)
+        })
     }
 
     pub fn end(&self) -> u64 {

@@ -52,18 +52,18 @@ impl Sparse {
         }
         // SAFETY: the part lies in the map and is as long as the content. The mark says that nobody else reads or writes this part.
         unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), self.map.as_mut_ptr().add(begin), content.len()) };
-        Bytes::from_owner(Part { sparse: self.clone(), number, bytes: content.len() })
+        Bytes::from_owner(SparsePart { sparse: self.clone(), number, bytes: content.len() })
     }
 }
 
 /// A part that is filled.
-struct Part {
+struct SparsePart {
     sparse: Arc<Sparse>,
     number: usize,
     bytes: usize,
 }
 
-impl AsRef<[u8]> for Part {
+impl AsRef<[u8]> for SparsePart {
     fn as_ref(&self) -> &[u8] {
         let begin = self.sparse.begins[self.number] as usize;
         // SAFETY: these bytes of the map were written when the part was filled, and are not written again before it is dropped.
@@ -71,7 +71,7 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for SparsePart {
     fn drop(&mut self) {
         // SAFETY: nobody has a reference to this part of the map any more.
         #[cfg(unix)]

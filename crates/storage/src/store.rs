@@ -7,7 +7,7 @@ use std::time::Duration;
 use penstock_error::Result;
 
 use crate::kernel;
-use crate::listing::{Entry, Page};
+use crate::listing::{ListedObject, Listing};
 use crate::read::Read;
 
 /// The result of a create-only put.
@@ -67,10 +67,10 @@ pub trait Store: Read {
 
     /// Return a page of the objects directly below a folder. `after` is `next` from the previous page, or None for the first page.
     /// A missing folder is treated as empty. Cost: one request.
-    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page>;
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Listing>;
 
     /// Return all objects directly below a folder. Cost: one request per page, and memory for all entries.
-    fn list(&self, folder: &str) -> Result<Vec<Entry>> {
+    fn list(&self, folder: &str) -> Result<Vec<ListedObject>> {
         let mut page = self.list_page(folder, None)?;
         let mut entries = page.entries;
         while let Some(after) = page.next {

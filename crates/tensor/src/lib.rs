@@ -182,19 +182,6 @@ pub trait Pull: Debug + Send + Sync {
     fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 }
 
-/// The samples of a source, starting at row `first`.
-#[derive(Debug)]
-struct Following {
-    source: Arc<dyn Pull>,
-    first: usize,
-}
-
-impl Pull for Following {
-    fn pull(&self, row: usize, slice: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        self.source.pull(self.first + row, slice, take)
-    }
-}
-
 /// Chosen samples of a source.
 #[derive(Debug)]
 struct Chosen {
@@ -291,44 +278,37 @@ impl Column {
                 Column::Ragged(Ragged { data: data.split_off(begin as usize), ends, free, validity: later(validity) })
             }
             Column::Pulled(Pulled { shapes, validity, source }) => {
-                let source = Arc::new(Following { source: source.clone(), first: at });
+                let source = Arc::new(Chosen { source: source.clone(), samples: (at..shapes.len()).collect() });
                 Column::Pulled(Pulled { shapes: shapes.split_off(at), validity: later(validity), source })
             }
         }
     }
 
-    /// Return the samples at `picks`, each as the index of a column and of a sample in it. The columns have the same form. Values
-    /// that are pulled must come from the first column.
-    pub fn gather(columns: &[&Column], picks: &[(usize, usize)]) -> Column {
-        let mut validity = None;
-        match columns.first() {
-            Some(Column::Pulled(Pulled { shapes, validity: valid, source })) => {
-                for (count, (_, sample)) in picks.iter().enumerate() {
-                    push_validity(&mut validity, count + 1, valid.as_ref().is_none_or(|valid| valid[*sample]));
-                }
-                let samples: Vec<usize> = picks.iter().map(|(_, sample)| *sample).collect();
-                let shapes = samples.iter().map(|sample| shapes[*sample].clone()).collect();
-                Column::Pulled(Pulled { shapes, validity, source: Arc::new(Chosen { source: source.clone(), samples }) })
+    /// Return the samples in these rows, in this order.
+    pub fn take(&self, rows: &[usize]) -> Column {
+        let taken = |validity: &Option<Vec<bool>>| {
+            let taken = validity.as_ref().map(|validity| rows.iter().map(|row| validity[*row]).collect::<Vec<bool>>());
+            taken.filter(|taken| taken.contains(&false))
+        };
+        match self {
+            Column::Fixed { data, validity, samples } => {
+                let cell = data.len().checked_div(*samples).unwrap_or(0);
+                let mut values = Vec::with_capacity(rows.len() * cell);
+                rows.iter().for_each(|row| values.extend_from_slice(&data[row * cell..(row + 1) * cell]));
+                Column::Fixed { data: values, validity: taken(validity), samples: rows.len() }
             }
-            Some(Column::Ragged(_)) => {
-                let mut all = Ragged::default();
-                for (column, sample) in picks {
-                    let Column::Ragged(ragged) = columns[*column] else { continue };
-                    let each = ragged.free.len().checked_div(ragged.len()).unwrap_or(0);
-                    let value = (!ragged.is_null(*sample)).then(|| ragged.value(*sample));
-                    all.push(value, &ragged.free[sample * each..(sample + 1) * each]);
+            Column::Ragged(ragged) => {
+                let (mut values, each) = (Ragged::default(), ragged.free.len().checked_div(ragged.len()).unwrap_or(0));
+                for row in rows {
+                    let value = (!ragged.is_null(*row)).then(|| ragged.value(*row));
+                    values.push(value, &ragged.free[row * each..(row + 1) * each]);
                 }
-                Column::Ragged(all)
+                Column::Ragged(values)
             }
-            _ => {
-                let mut data = Vec::new();
-                for (count, (column, sample)) in picks.iter().enumerate() {
-                    let Column::Fixed { data: from, validity: valid, samples } = columns[*column] else { continue };
-                    let cell = from.len().checked_div(*samples).unwrap_or(0);
-                    data.extend_from_slice(&from[sample * cell..(sample + 1) * cell]);
-                    push_validity(&mut validity, count + 1, valid.as_ref().is_none_or(|valid| valid[*sample]));
-                }
-                Column::Fixed { data, validity, samples: picks.len() }
+            Column::Pulled(Pulled { shapes, validity, source }) => {
+                let shapes = rows.iter().map(|row| shapes[*row].clone()).collect();
+                let source = Arc::new(Chosen { source: source.clone(), samples: rows.to_vec() });
+                Column::Pulled(Pulled { shapes, validity: taken(validity), source })
             }
         }
     }
@@ -376,26 +356,23 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_gathered_from_columns_of_every_form() -> Result<()> {
-        let picks = [(1, 0), (0, 2), (0, 1), (1, 0), (0, 0)];
-        let ragged = |values: &[Option<&[u8]>]| {
-            let mut ragged = Ragged::default();
-            values.iter().for_each(|value| ragged.push(*value, &[value.map_or(0, <[u8]>::len) as u64, 7]));
-            Column::Ragged(ragged)
-        };
-        let (one, other) = (ragged(&[Some(b"ab"), None, Some(b"c")]), ragged(&[Some(b"xyz")]));
-        let Column::Ragged(found) = Column::gather(&[&one, &other], &picks) else { panic!("a ragged column") };
+    fn samples_are_taken_from_columns_of_every_form() -> Result<()> {
+        let rows = [3, 2, 1, 3, 0];
+        let mut ragged = Ragged::default();
+        for value in [Some(&b"ab"[..]), None, Some(b"c"), Some(b"xyz")] {
+            ragged.push(value, &[value.map_or(0, <[u8]>::len) as u64, 7]);
+        }
+        let Column::Ragged(found) = Column::Ragged(ragged).take(&rows) else { panic!("a ragged column") };
         let values: Vec<Option<&[u8]>> = (0..5).map(|at| (!found.is_null(at)).then(|| found.value(at))).collect();
         assert_eq!(values, [Some(&b"xyz"[..]), Some(b"c"), None, Some(b"xyz"), Some(b"ab")]);
         assert_eq!(found.free, [3, 7, 1, 7, 0, 7, 3, 7, 2, 7]);
-        let one = Column::Fixed { data: vec![0, 1, 2, 3, 4, 5], validity: Some(vec![true, false, true]), samples: 3 };
-        let other = Column::Fixed { data: vec![8, 9], validity: None, samples: 1 };
-        let Column::Fixed { data, validity, samples } = Column::gather(&[&one, &other], &picks) else { panic!("a fixed column") };
+        let fixed = Column::Fixed { data: vec![0, 1, 2, 3, 4, 5, 8, 9], validity: Some(vec![true, false, true, true]), samples: 4 };
+        let Column::Fixed { data, validity, samples } = fixed.take(&rows) else { panic!("a fixed column") };
         assert_eq!((data, samples), (vec![8, 9, 4, 5, 2, 3, 8, 9, 0, 1], 5));
         assert_eq!(validity, Some(vec![true, true, false, true, true]));
+        let Column::Fixed { validity: None, .. } = fixed.take(&[0, 2]) else { panic!("no nulls are taken") };
         let pulled = Pulled { shapes: vec![vec![1], vec![2], vec![3]], validity: Some(vec![true, false, true]), source: Arc::new(Rows) };
-        let pulled = Column::Pulled(pulled);
-        let Column::Pulled(found) = Column::gather(&[&pulled], &[(0, 2), (0, 1)]) else { panic!("a pulled column") };
+        let Column::Pulled(found) = Column::Pulled(pulled).take(&[2, 1]) else { panic!("a pulled column") };
         assert_eq!((found.shapes, found.validity), (vec![vec![3], vec![2]], Some(vec![true, false])));
         found.source.pull(0, &[], &mut |bytes| {
             assert_eq!(bytes, [2]);
@@ -424,10 +401,12 @@ mod tests {
             let mut pulled = Column::Pulled(Pulled { shapes: vec![vec![1]; 4], validity: None, source: Arc::new(Rows) });
             let Column::Pulled(later) = pulled.split_off(at) else { panic!("a pulled column") };
             assert_eq!((pulled.len(), later.shapes.len()), (at, 4 - at));
-            later.source.pull(0, &[], &mut |bytes| {
-                assert_eq!(bytes, [at as u8]);
-                Ok(())
-            })?;
+            for row in 0..later.shapes.len() {
+                later.source.pull(row as _, &[], &mut |bytes| {
+                    assert_eq!(bytes, [(at + row) as u8]);
+                    Ok(())
+                })?;
+            }
         }
         Ok(())
     }

@@ -293,14 +293,14 @@ impl FileSystem for CrashDisk {
         state.lose_answer()
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<penstock_storage::Entry>> {
+    fn list(&self, path: &Path) -> io::Result<Vec<penstock_storage::ListedObject>> {
         let state = self.operate()?;
         state.folder(path)?;
         let mut found = Vec::new();
         for (name, entry) in state.names.iter().filter(|(name, _)| name.parent() == Some(path)) {
             if let (Node::File(inode), Some(name)) = (entry, name.file_name().and_then(|name| name.to_str())) {
                 let bytes = state.inodes[*inode].written.len() as u64;
-                found.push(penstock_storage::Entry { name: name.to_owned(), bytes, modified: None });
+                found.push(penstock_storage::ListedObject { name: name.to_owned(), bytes, modified: None });
             }
         }
         Ok(found)

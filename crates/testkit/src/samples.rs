@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 use penstock_format::classes::Classes;
 use penstock_format::datafile::Codec;
 use penstock_format::record::Record;
-use penstock_format::schema::{ColumnKind, ColumnSpec, ImageMode};
+use penstock_format::schema::{ColumnKind, ColumnSpec, Content, ImageMode};
 use penstock_storage::Store;
 use penstock_tensor::{Column, Ragged};
 
@@ -182,8 +182,8 @@ pub fn contents(snapshot: &Snapshot) -> Result<Vec<String>> {
     let mut seen = vec![format!("{} {:?}", snapshot.id(), reader.plan.row_ids())];
     for column in &snapshot.schema.columns {
         let (dtype, shape) = column.kind.stored()?;
-        seen.push(match column.kind {
-            ColumnKind::Label { .. } | ColumnKind::Category => {
+        seen.push(match column.kind.content() {
+            Content::Label(_) | Content::Word => {
                 let mut codes = vec![0; reader.plan.len()];
                 let nulls = reader.codes(column, &mut codes)?;
                 // If there are words, compare those, because codes depend on the commit order.

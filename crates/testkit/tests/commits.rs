@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Member, Proposal, Read, Request, Theirs, create};
+use penstock_dataset::{ChangeSet, Context, Event, LogEntry, Machine, Member, Proposal, Request, RowsRead, Theirs, create};
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, record_name};
 use penstock_format::manifest::Fragment;
-use penstock_format::record::{Change, ChangeKind, Delta, Properties, Record, RecordKind, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use penstock_storage::{Memory, Read as _};
 use penstock_testkit::random::{Random, is_soak, seeds};
@@ -54,7 +54,7 @@ pub fn transaction(uuid: u8, samples_deleted: u64) -> Transaction {
         uuid: Id([uuid; 16]),
         message: "m".into(),
         author: "a".into(),
-        properties: Properties::Inline("{}".into()),
+        properties: "{}".into(),
         first_counter: 0,
         assigned: 2,
         samples_added: 2,
@@ -97,8 +97,8 @@ impl Cells {
         read || columns && !self.rows.is_disjoint(&other.rows)
     }
 
-    fn reads(&self) -> Vec<Read> {
-        let read = |(column, rows): &(u64, Option<BTreeSet<u64>>)| Read {
+    fn reads(&self) -> Vec<RowsRead> {
+        let read = |(column, rows): &(u64, Option<BTreeSet<u64>>)| RowsRead {
             columns: vec![*column],
             rows: rows.as_ref().map(|rows| Arc::new(rows.iter().copied().collect())),
         };
@@ -298,7 +298,7 @@ fn log_of_two_appends(name: &str) -> Result<Log> {
     Ok(log)
 }
 
-fn values(rows: Run, reads: Vec<Read>) -> ChangeSet {
+fn values(rows: Run, reads: Vec<RowsRead>) -> ChangeSet {
     ChangeSet {
         writes: vec![Change { kind: ChangeKind::Value, columns: vec![1], rows: RowSet::Runs(vec![rows]) }],
         reads,
@@ -330,7 +330,7 @@ fn a_rebase_of_values_reads_each_record_in_between_once() -> Result<()> {
 #[test]
 fn a_transaction_that_read_all_rows_conflicts_with_any_append_in_between() -> Result<()> {
     let mut log = log_of_two_appends("conflict")?;
-    let reads = vec![Read { columns: vec![1], rows: None }];
+    let reads = vec![RowsRead { columns: vec![1], rows: None }];
     let error = run_to_end(machine(3, values(Run { first: 0, count: 2 }, reads)), &mut log).expect_err("a conflict");
     let first = entry(&log, 1)?.record.snapshot();
     let text = format!("commit {first} was made in the meantime: this transaction read all samples, and it appended 2 more");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_dataset::{Context, OnCorrupt, Purpose, Reader, Snapshot, create};
 use penstock_error::Result;
-use penstock_storage::{Access, Counters, Created, Features, Memory, ObjectWriter, Page, RangeRequest, Read, Store, Then};
+use penstock_storage::{Access, Counters, Created, Features, Listing, Memory, ObjectWriter, RangeRequest, Read, Store, Then};
 use penstock_testkit::samples;
 
 /// A store that passes good pieces to the `then` callback but returns damaged ones, as if the two came from different replies.
@@ -50,7 +50,7 @@ impl Store for Racing {
     fn exists(&self, name: &str) -> Result<bool> {
         self.0.exists(name)
     }
-    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Listing> {
         self.0.list_page(folder, after)
     }
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock import _core
 from penstock.changes.checks import naming
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
@@ -56,9 +55,7 @@ def settle(schema: Schema, made: dict[str, Prepared], verb: str, first_row: int)
         if rule.action == "clip":
             if kind.belongs_to is None or kind.belongs_to not in made:
                 raise without_images(name, kind)
-            image = schema[kind.belongs_to]
-            unknown: list[tuple[int, int] | None] = [None] * len(made[name][2])
-            sizes = unknown if image.image_mode is None else _sizes_of(made[kind.belongs_to], image)
+            sizes = _sizes_of(made[kind.belongs_to], schema[kind.belongs_to])
             made[name], count = _clipped(made[name], kind.box_format, sizes)
             rule.changed += count
         with naming(name, first_row, verb):
@@ -208,7 +205,7 @@ def _sizes_of(images: Prepared, kind: ColumnType) -> list[tuple[int, int] | None
     else:
         flat, ends = np.asarray(images[1]), np.asarray(images[2])
         items = [flat[start:end].tobytes() for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)] if len(ends) else []
-    sizes = _core.image_sizes([item if isinstance(item, bytes) else None for item in items], kind.is_turned_by_exif)
+    sizes = kind.image_sizes([item if isinstance(item, bytes) else None for item in items])
     return [item[:2] if isinstance(item, tuple) else size for item, size in zip(items, sizes, strict=True)]
 
 

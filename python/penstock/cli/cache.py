@@ -94,7 +94,6 @@ def warm(
 
     If s3://bucket/prefix is not a dataset, read each object whose key begins with the prefix once, through the endpoint of `penstock --option endpoint_url=…`. The node there then has them. Ends with 1 if some could not be read.
     """
-    from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     from penstock import _core
@@ -115,10 +114,8 @@ def warm(
                 f"{uri} is a dataset: give --cache, or set PENSTOCK_CACHE; to read its data files through a node, name {uri.rstrip('/')}/d/"
             )
     dataset = at.opened(uri, snapshot, tag, as_of, branch, _cache(cache))
-    console = Console(stderr=True)
     total = dataset.structure()["data_bytes"]
-    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+    with show.progress(as_json, *Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as progress:
         task = progress.add_task("warming", total=total)
         files, read_bytes = dataset._snapshot.warm(lambda _files, done: progress.update(task, completed=done))
     store = dataset._snapshot.identity()
@@ -137,8 +134,7 @@ def warm(
 
 def _warm_objects(uri: str, workers: int, as_json: bool) -> None:
     """Read each object below a prefix once, through the endpoint."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
     from penstock import _core
     from penstock.cli.terminal import show
@@ -147,10 +143,9 @@ def _warm_objects(uri: str, workers: int, as_json: bool) -> None:
     if not bucket:
         raise typer.BadParameter(f"`{uri}`: write it as s3://bucket/prefix")
     config = json.dumps(dict(bucket=bucket, prefix=prefix, workers=workers, storage_options=at.storage_options))
-    console = Console(stderr=True)
     # How many objects there are is only known at the end.
     columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as progress:
+    with show.progress(as_json, *columns) as progress:
         task = progress.add_task("warming", total=None)
 
         def see(objects: int, done: int) -> None:
@@ -173,14 +168,10 @@ def _warm_objects(uri: str, workers: int, as_json: bool) -> None:
 @app.command()
 def verify(cache: str = CACHE, as_json: bool = AS_JSON) -> None:
     """Verify every page of a cache, remove damaged ones, and count again. Ends with 1 if there were damaged ones."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from penstock import _core
     from penstock.cli.terminal import show
 
-    console = Console(stderr=True)
-    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
+    with show.progress(as_json) as progress:
         task = progress.add_task("verifying", total=None)
         found = _core.cache_verify(_cache(cache), lambda _extents, pages: progress.update(task, completed=pages))
     if as_json:

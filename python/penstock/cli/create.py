@@ -5,12 +5,11 @@ from __future__ import annotations
 import typer
 
 from penstock.cli.terminal import at
-from penstock.cli.terminal.texts import TYPES_HELP
 
 
 def create(
     uri: str = typer.Argument(help="Where to create the dataset: a new folder or a URI."),
-    columns: list[str] = typer.Argument(None, metavar="COLUMN…", help=TYPES_HELP),
+    columns: list[str] = typer.Argument(None, metavar="COLUMN…", help=at.TYPES_HELP),
     message: str = typer.Option("create", "--message", "-m", help="The commit message."),
     as_json: bool = typer.Option(False, "--json", help="Print {uri, snapshot}."),
 ) -> None:

@@ -43,7 +43,7 @@ def head(
         for name in names:
             value, kind = sample[name], schema.get(name)
             if kind is not None and kind.is_picture and value is not None and pictures.can_show(show.console):
-                cells.append(pictures.blocks(value, kind.has_classes_as_pixels))
+                cells.append(pictures.blocks(value, not kind.is_image))
             else:
                 cells.append(show.cell(named(value, words[name]) if name in words and value is not None else value))
         table.add_row(*cells)

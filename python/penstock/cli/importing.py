@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.cli.terminal import at
-from penstock.cli.terminal.texts import TYPES_HELP
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,62 +19,51 @@ if TYPE_CHECKING:
 # Over 6 parameters: each is a command-line option.
 # Over 80 lines: most of them are these options.
 def import_(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A folder of images (class = parent folder), COCO or YOLO annotations, or a CSV, TSV, JSON, JSONL, Parquet or Arrow file."
-        ),
-    ],
-    destination: Annotated[str, typer.Argument(help="A new dataset, or an existing one with these columns, to append to.")],
-    format: Annotated[str, typer.Option(help="auto, images, coco, yolo, csv, tsv, json, jsonl, parquet, arrow.")] = "auto",
-    types: Annotated[list[str], typer.Option("--type", "-t", help=TYPES_HELP)] = [],  # noqa: B006
-    validate: Annotated[str, typer.Option(help="header: check image headers; decode: check every pixel.")] = "header",
-    on_error: Annotated[str, typer.Option(help="raise: commit nothing; skip: leave out the item; null: store a null.")] = "raise",
-    encoding: Annotated[str, typer.Option(help="The encoding of a CSV, JSON or JSONL file.")] = "utf-8",
-    delimiter: Annotated[str, typer.Option(help="The delimiter in a CSV file.")] = "",
-    quote: Annotated[str, typer.Option(help="The quote character in a CSV file; empty for none.")] = '"',
-    header: Annotated[bool, typer.Option(help="Whether the first line of a CSV file names the columns.")] = True,
-    include: Annotated[list[str], typer.Option(help="Import only files that match: --include '*.jpg'.")] = [],  # noqa: B006
-    exclude: Annotated[list[str], typer.Option(help="Leave out files that match: --exclude 'thumbnails/*'.")] = [],  # noqa: B006
-    mode: Annotated[
-        str, typer.Option(help="append: import again what was imported already; skip-existing: leave it out; create: only a new dataset.")
-    ] = "",
-    key: Annotated[
-        str, typer.Option(help="The column that identifies samples: --mode skip-existing leaves out those whose key the dataset has.")
-    ] = "",
-    limit: Annotated[int, typer.Option(help="Import at most this many samples; 0 for all.")] = 0,
-    shuffle_seed: Annotated[int | None, typer.Option(help="Shuffle the images of a folder before they are stored.")] = None,
-    files: Annotated[
-        list[str], typer.Option(help="Columns of type bytes whose text names files; image and mask columns need no option.")
-    ] = [],  # noqa: B006
-    root: Annotated[
-        str, typer.Option(help="The folder of the files that a table or annotations name; by default, that of the source.")
-    ] = "",
-    split: Annotated[bool, typer.Option(help="Whether folders named train, val or test become a column.")] = True,
-    masks: Annotated[str, typer.Option(help="class or instance: draw the objects of COCO annotations as masks.")] = "",
-    columns: Annotated[str, typer.Option(help="Import only these columns: --columns name,age.")] = "",
-    drop: Annotated[list[str], typer.Option(help="Leave out a column.")] = [],  # noqa: B006
-    rename: Annotated[list[str], typer.Option(help="Give a column another name: --rename old=new.")] = [],  # noqa: B006
-    ignore: Annotated[list[str], typer.Option(help="Leave out annotations that are not imported, by their kind: --ignore polygons.")] = [],  # noqa: B006
-    boxes: Annotated[
-        str,
-        typer.Option(help="Boxes that are not finite or have a negative size: refuse, keep, clip (at the borders of the image), or drop."),
-    ] = "refuse",
-    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch of an existing dataset to append to.")] = "main",
-    message: Annotated[str, typer.Option("--message", "-m", help="The commit message.")] = "",
-    memory_bytes: Annotated[int, typer.Option(help="Memory budget in bytes; 0 uses the default, at most 512 MiB.")] = 0,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print {samples, refused: [{path, code, message, hint}], left_out, left_out_kinds, renamed, corrected_boxes, skipped, snapshot}.",
-        ),
-    ] = False,
+    source: str = typer.Argument(
+        help="A folder of images (class = parent folder), COCO or YOLO annotations, or a CSV, TSV, JSON, JSONL, Parquet or Arrow file."
+    ),
+    destination: str = typer.Argument(help="A new dataset, or an existing one with these columns, to append to."),
+    format: str = typer.Option("auto", help="auto, images, coco, yolo, csv, tsv, json, jsonl, parquet, arrow."),
+    types: list[str] = typer.Option([], "--type", "-t", help=at.TYPES_HELP),
+    validate: str = typer.Option("header", help="header: check image headers; decode: check every pixel."),
+    on_error: str = typer.Option("raise", help="raise: commit nothing; skip: leave out the item; null: store a null."),
+    encoding: str = typer.Option("utf-8", help="The encoding of a CSV, JSON or JSONL file."),
+    delimiter: str = typer.Option("", help="The delimiter in a CSV file."),
+    quote: str = typer.Option('"', help="The quote character in a CSV file; empty for none."),
+    header: bool = typer.Option(True, help="Whether the first line of a CSV file names the columns."),
+    include: list[str] = typer.Option([], help="Import only files that match: --include '*.jpg'."),
+    exclude: list[str] = typer.Option([], help="Leave out files that match: --exclude 'thumbnails/*'."),
+    mode: str = typer.Option(
+        "", help="append: import again what was imported already; skip-existing: leave it out; create: only a new dataset."
+    ),
+    key: str = typer.Option(
+        "", help="The column that identifies samples: --mode skip-existing leaves out those whose key the dataset has."
+    ),
+    limit: int = typer.Option(0, help="Import at most this many samples; 0 for all."),
+    shuffle_seed: int | None = typer.Option(None, help="Shuffle the images of a folder before they are stored."),
+    files: list[str] = typer.Option([], help="Columns of type bytes whose text names files; image and mask columns need no option."),
+    root: str = typer.Option("", help="The folder of the files that a table or annotations name; by default, that of the source."),
+    split: bool = typer.Option(True, help="Whether folders named train, val or test become a column."),
+    masks: str = typer.Option("", help="class or instance: draw the objects of COCO annotations as masks."),
+    columns: str = typer.Option("", help="Import only these columns: --columns name,age."),
+    drop: list[str] = typer.Option([], help="Leave out a column."),
+    rename: list[str] = typer.Option([], help="Give a column another name: --rename old=new."),
+    ignore: list[str] = typer.Option([], help="Leave out annotations that are not imported, by their kind: --ignore polygons."),
+    boxes: str = typer.Option(
+        "refuse", help="Boxes that are not finite or have a negative size: refuse, keep, clip (at the borders of the image), or drop."
+    ),
+    branch: str = typer.Option("main", "--branch", "-b", help="The branch of an existing dataset to append to."),
+    message: str = typer.Option("", "--message", "-m", help="The commit message."),
+    memory_bytes: int = typer.Option(0, help="Memory budget in bytes; 0 uses the default, at most 512 MiB."),
+    as_json: bool = typer.Option(
+        False,
+        "--json",
+        help="Print {samples, refused: [{path, code, message, hint}], left_out, left_out_kinds, renamed, corrected_boxes, skipped, snapshot}.",
+    ),
 ) -> None:
     """Import files as one commit, and report every refused item."""
     # Imported here so that `--help` is fast: importing pyarrow alone takes a third of a second.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     import penstock
     from penstock.cli.terminal import show
@@ -83,7 +71,6 @@ def import_(
 
     if memory_bytes:
         penstock.configure(memory_bytes=memory_bytes)
-    console = Console(stderr=True, width=show.WIDTH)
     parts = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -92,7 +79,7 @@ def import_(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*parts, console=console, disable=as_json or not console.is_terminal) as progress:
+    with show.progress(as_json, *parts) as progress:
         task = progress.add_task("importing", total=None, unit="")
 
         def show_progress(done: int, total: int | None, unit: str) -> None:
@@ -107,7 +94,7 @@ def import_(
         show.done = f"imported {show.count(report.samples, 'sample')} into {destination}, snapshot {report.snapshot}"
         if report.skipped:
             show.done += f"; skipped {show.count(report.skipped, 'sample')} that it has already"
-    _print(report, console, as_json)
+    _print(report, progress.console, as_json)
 
 
 def _renamed(arguments: list[str]) -> dict[str, str]:

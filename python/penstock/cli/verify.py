@@ -19,9 +19,6 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Read and check every byte of a snapshot; exit with 1 if anything is damaged."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from penstock.cli.terminal import show
     from penstock.dataset import open_incomplete
 
@@ -29,8 +26,7 @@ def verify(
     dataset = open_incomplete(
         uri, branch=branch, snapshot=snapshot or None, tag=tag or None, as_of=as_of or None, storage_options=at.storage_options or None
     )
-    console = Console(stderr=True)
-    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
+    with show.progress(as_json) as progress:
         task = progress.add_task("verifying", total=None)
         report = dataset.verify(lambda files, _bytes: progress.update(task, completed=files))
     problems = report["problems"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = ("xyxy", "xywh", "cxcywh")
 
 
-def converted(boxes: npt.NDArray[np.float32], format: str, to: str) -> npt.NDArray[np.float32]:
+def converted(boxes: npt.NDArray[Any], format: str, to: str) -> npt.NDArray[Any]:
     """Convert boxes (N, 4) to another format, with the arithmetic of the core: by their corners.
 
     >>> converted(np.array([[1, 2, 30, 40]], np.float32), "xywh", "cxcywh").tolist()
@@ -56,19 +55,12 @@ class Boxes(ColumnType):
     moves = True
     is_array = True
 
-    def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "format": self.format, "of": self.of}
-
     @property
     def box_format(self) -> str | None:
         return self.format
 
-    @property
-    def rank(self) -> int | None:
-        return 2
-
     def prepare(self, values: Any) -> Prepared:
-        return ragged(values, (None, 4), "float32")
+        return ragged(values, self.sample_shape(), "float32")
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -76,20 +68,11 @@ class Boxes(ColumnType):
             raise ValueError(f"a form of boxes is xyxy, xywh or cxcywh, but `{text}` was given")
         return cls(text or "xyxy")
 
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        return "ragged"
-
     def read_dtype(self) -> str | None:
         return "float32"
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, 4)
-
-    def arrow_type(self) -> pa.DataType:
-        from penstock.values.arrow import to_arrow
-
-        return to_arrow.ragged_type("float32", 2)
 
     def with_box_format(self, format: str) -> Self:
         return dataclasses.replace(self, format=format)
@@ -130,8 +113,3 @@ class Boxes(ColumnType):
         from penstock.values import to_torch
 
         return to_torch.boxes(value, format or self.format.upper(), size)
-
-    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values.arrow import to_arrow
-
-        return to_arrow.ragged(values, "float32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.columns.column_type import ColumnType
@@ -45,10 +45,6 @@ class Coded(ColumnType):
 
     def prepare(self, values: Any) -> Prepared:
         return codes_or_words(values)
-
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        return "fixed"
 
     def read_dtype(self) -> str | None:
         return "int64"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from penstock import _core
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
 from penstock.values.containers import rank_of, rows_of, text_from_pandas
@@ -30,9 +31,9 @@ class ColumnType:
     # What other files ask. These are the answers of most types.
     # Which Arrow values `prepare` takes: Python objects instead, arrays of plain values, or any.
     takes_arrow: ClassVar[Literal["objects", "plain", "any"]] = "objects"
-    # Whether values are files with pixels, and whether the pixels are numbers of classes.
+    # Whether values are files with pixels, and whether the pixels are colours, rather than numbers of classes.
     is_picture: ClassVar[bool] = False
-    has_classes_as_pixels: ClassVar[bool] = False
+    is_image: ClassVar[bool] = False
     # Whether values are places in a picture, and move with it.
     moves: ClassVar[bool] = False
     # Whether an importer may take values from files that are named instead.
@@ -52,7 +53,7 @@ class ColumnType:
         """Return the column's entry in the schema, without its name."""
         if self.codec not in CODECS:
             raise InvalidInputError(f"unknown codec {self.codec!r}", code="invalid-schema", hint=f"use one of {', '.join(CODECS)}")
-        return {"type": self.type, "codec": self.codec}
+        return {"type": self.type, **vars(self)}
 
     def check_whole(self, values: Any) -> None:
         """Refuse input that is not one value per sample. Called before samples are counted."""
@@ -82,21 +83,6 @@ class ColumnType:
         return None
 
     @property
-    def image_mode(self) -> str | None:
-        """The mode in which images are read, or None for other values."""
-        return None
-
-    @property
-    def coordinates(self) -> int:
-        """The number of coordinates of a point, or 0 if values are not points."""
-        return 0
-
-    @property
-    def is_turned_by_exif(self) -> bool:
-        """Whether images are read as the orientation in their EXIF data says."""
-        return False
-
-    @property
     def one_for_each(self) -> str | None:
         """The column that has as many values in each sample as this one."""
         return None
@@ -122,14 +108,16 @@ class ColumnType:
         return self.may_be_file or self.has_words
 
     @property
-    def is_line(self) -> bool:
-        """Whether a crop takes a run of elements, instead of a rectangle."""
-        return False
-
-    @property
     def rank(self) -> int | None:
         """The number of dimensions of one sample as callers give it, or None if it is not known."""
-        return 0
+        return len(self.sample_shape())
+
+    @property
+    def form(self) -> str:
+        """The form that batches use for the column: "fixed" for arrays, "ragged", or the type name."""
+        if self.read_dtype() is None:
+            return self.type
+        return "ragged" if None in self.sample_shape() else "fixed"
 
     def row_bytes(self) -> int:
         """Return the size in bytes of each prepared value, including nulls; 0 if the sizes differ."""
@@ -143,13 +131,6 @@ class ColumnType:
         """Convert one value per sample, or a slice of the result of `rows`, to a form that the core accepts."""
         raise NotImplementedError
 
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        """Return the form that batches use for the column: "fixed" for arrays, "ragged", or the type name. `spec` was returned by the
-        method `spec`.
-        """
-        return cls.type
-
     def read_dtype(self) -> str | None:
         """Return the dtype of the values that reads return, or None if they have none in common."""
         return None
@@ -159,16 +140,19 @@ class ColumnType:
         return ()
 
     def arrow_type(self) -> pa.DataType:
-        """Return the Arrow type of the column in a scan. Column types that do not override this method become binary."""
-        import pyarrow as pa
+        """Return the Arrow type of the column in a scan: that of its numbers or arrays, or binary."""
+        from penstock.values.arrow import to_arrow
 
-        return pa.large_binary()
+        return to_arrow.array_type(self.read_dtype(), self.sample_shape() if self.is_array else None)
 
     def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
         """Convert values that were read in the "flat" form. `words` contains the result of the method `words` as an Arrow array."""
         from penstock.values.arrow import to_arrow
 
-        return to_arrow.flat(values, self.arrow_type())
+        dtype = self.read_dtype()
+        if dtype is None:
+            return to_arrow.flat(values, self.arrow_type())
+        return to_arrow.array(values, dtype, self.sample_shape() if self.is_array else None)
 
     def of_codes(self, values: npt.NDArray[Any], words: Sequence[str]) -> pa.Array:
         """Return the values of the codes that the core gives different values, if it `has_codes` for them."""
@@ -229,14 +213,22 @@ class ColumnType:
         """Return the type of a Parquet file for Hugging Face and others, which know neither tensors nor images of Arrow."""
         return arrow
 
+    def check_media(self, bodies: list[bytes | None], how: str) -> list[Any]:
+        """Return why each picture is refused, or None. `how` is header or decode."""
+        return _core.check_media(bodies, None, how)
+
+    def image_sizes(self, bodies: list[bytes | None]) -> list[tuple[int, int] | None]:
+        """Return the height and width of each image as it is read, or None if they are not known."""
+        return [None] * len(bodies)
+
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
         """Convert a value of a sample to what torchvision calls it. `size` is that of the image, and `format` that of boxes, if it has changed."""
         from penstock.values import to_torch
 
         return to_torch.tensor(value) if self.is_array or self.classes is not None else value
 
-    def from_torchvision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert a result of torchvision to a value of a sample."""
+    def from_torchvision(self, array: npt.NDArray[Any], before: Any) -> npt.NDArray[Any]:
+        """Convert a result of torchvision to a value of a sample, which was `before`."""
         return array
 
     def with_box_format(self, format: str) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock import _core
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.values.checks import Prepared
@@ -43,14 +44,12 @@ class Image(ColumnType):
     type = "image"
     takes_arrow = "plain"
     is_picture = True
+    is_image = True
     may_be_file = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InvalidInputError(f"mode={self.mode!r}", code="invalid-schema", hint=f"use one of {', '.join(MODES)}")
-
-    def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "exif_orientation": self.exif_orientation, "mode": self.mode}
 
     def check_whole(self, values: Any) -> None:
         refuse_one_image(values)
@@ -74,20 +73,14 @@ class Image(ColumnType):
 
         return to_torch.image(value)
 
-    def from_torchvision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def from_torchvision(self, array: npt.NDArray[Any], before: Any) -> npt.NDArray[Any]:
         return array.transpose(1, 2, 0) if array.ndim == 3 else array
 
-    @property
-    def is_turned_by_exif(self) -> bool:
-        return self.exif_orientation
+    def check_media(self, bodies: list[bytes | None], how: str) -> list[Any]:
+        return _core.check_media(bodies, self.mode, how)
 
-    @property
-    def image_mode(self) -> str | None:
-        return self.mode
-
-    @property
-    def rank(self) -> int | None:
-        return 3
+    def image_sizes(self, bodies: list[bytes | None]) -> list[tuple[int, int] | None]:
+        return _core.image_sizes(bodies, self.exif_orientation)
 
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=False)

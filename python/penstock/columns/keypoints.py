@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.ragged import ragged
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import numpy.typing as npt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +30,8 @@ class Keypoints(ColumnType):
     moves = True
     is_array = True
 
-    def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "points": self.points, "dimensions": self.dimensions, "of": self.of}
-
-    @property
-    def coordinates(self) -> int:
-        return self.dimensions
-
-    @property
-    def rank(self) -> int | None:
-        return 3
-
     def prepare(self, values: Any) -> Prepared:
-        return ragged(values, (None, self.points, self.dimensions), "float32")
-
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        return "ragged"
+        return ragged(values, self.sample_shape(), "float32")
 
     def read_dtype(self) -> str | None:
         return "float32"
@@ -53,17 +39,11 @@ class Keypoints(ColumnType):
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, self.points, self.dimensions)
 
-    def arrow_type(self) -> pa.DataType:
-        from penstock.values.arrow import to_arrow
-
-        return to_arrow.ragged_type("float32", 3)
-
     def to_torchvision(self, value: Any, size: tuple[int, int] | None, format: str | None) -> Any:
         from penstock.values import to_torch
 
-        return to_torch.keypoints(value, size)
+        # torchvision moves x and y; what follows them stays.
+        return to_torch.keypoints(value[..., :2] if self.dimensions > 2 else value, size)
 
-    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values.arrow import to_arrow
-
-        return to_arrow.ragged(values, "float32")
+    def from_torchvision(self, array: npt.NDArray[Any], before: Any) -> npt.NDArray[Any]:
+        return array if before is None or self.dimensions == 2 else np.concatenate([array, before[..., 2:]], axis=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -35,9 +35,6 @@ class Named(Coded):
                 hint=f'write ps.{type(self).__name__}(["cat", "dog"])',
             )
         object.__setattr__(self, "names", tuple(self.names))
-
-    def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "names": list(self.names)}
 
     @property
     def classes(self) -> Sequence[str] | None:
@@ -89,13 +86,6 @@ class Labels(Named):
     has_words = False
     has_codes = False
 
-    def spec(self) -> dict[str, Any]:
-        return super().spec() if self.of is None else {**super().spec(), "of": self.of}
-
-    @property
-    def rank(self) -> int | None:
-        return 1
-
     def rows(self, values: Any) -> Any:
         return rows_of(values)
 
@@ -118,10 +108,6 @@ class Labels(Named):
     def prepare(self, values: Any) -> Prepared:
         found = codes_from_arrow(values, self.names) if is_arrow(values) else None
         return ragged(_codes(values, self.names) if found is None else found, (None,), "int64")
-
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        return "ragged"
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None,)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.columns.column_type import ColumnType
 from penstock.values.checks import Prepared
 from penstock.values.media import pictures
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,12 +21,8 @@ class Mask(ColumnType):
     of: str | None = None
     type = "mask"
     is_picture = True
-    has_classes_as_pixels = True
     moves = True
     may_be_file = True
-
-    def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "of": self.of}
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return (None, None)
@@ -38,10 +31,6 @@ class Mask(ColumnType):
         from penstock.values import to_torch
 
         return to_torch.mask(value)
-
-    @property
-    def rank(self) -> int | None:
-        return 2
 
     def prepare(self, values: Any) -> Prepared:
         return pictures(values, mask=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -47,9 +47,6 @@ class Scalar(ColumnType):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
-    def spec(self) -> dict[str, Any]:
-        return {**super().spec(), "dtype": self.dtype}
-
     def rows(self, values: Any) -> Any:
         quick = plain_numbers(values, self.dtype) if isinstance(values, list) else None
         if quick is None:
@@ -82,22 +79,8 @@ class Scalar(ColumnType):
     def prepare(self, values: Any) -> Prepared:
         return dense(values, (), self.dtype)
 
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        return "fixed"
-
     def read_dtype(self) -> str | None:
         return self.dtype
-
-    def arrow_type(self) -> pa.DataType:
-        from penstock.values.arrow import to_arrow
-
-        return to_arrow.element_type(self.dtype)
-
-    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values.arrow import to_arrow
-
-        return to_arrow.elements(values[0], self.dtype, values[1])
 
     def of_codes(self, values: npt.NDArray[Any], words: Sequence[str]) -> pa.Array:
         dtype = numpy_dtype(self.dtype)

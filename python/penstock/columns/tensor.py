@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
@@ -15,9 +14,6 @@ from penstock.values.dense import dense, is_plain
 from penstock.values.dtypes import dtype_name, numpy_dtype
 from penstock.values.large import pulled
 from penstock.values.ragged import ragged
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +57,6 @@ class Tensor(ColumnType):
             object.__setattr__(self, "tile", tuple(int(side) for side in sides))
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
-    def spec(self) -> dict[str, Any]:
-        spec = {**super().spec(), "dtype": self.dtype, "shape": list(self.shape)}
-        return spec if self.tile is None else {**spec, "tile": list(self.tile)}
-
     def rows(self, values: Any) -> Any:
         return rows_of(without_torch(values))
 
@@ -74,14 +66,6 @@ class Tensor(ColumnType):
     def fits(self, values: Any) -> bool:
         return is_plain(values, self.shape, self.dtype)
 
-    @property
-    def is_line(self) -> bool:
-        return len(self.shape) == 1
-
-    @property
-    def rank(self) -> int | None:
-        return len(self.shape)
-
     def prepare(self, values: Any) -> Prepared:
         large = pulled(values, self.shape, self.dtype, self.tile)
         if large is not None:
@@ -90,35 +74,14 @@ class Tensor(ColumnType):
             return ragged(values, self.shape, self.dtype)
         return dense(values, tuple(size for size in self.shape if size is not None), self.dtype)
 
-    @classmethod
-    def form_of(cls, spec: Mapping[str, Any]) -> str:
-        return "ragged" if None in spec["shape"] else "fixed"
-
-    def _sizes(self) -> list[int] | None:
-        """Return the shape, or None if any dimension is free."""
-        sizes = [size for size in self.shape if size is not None]
-        return sizes if len(sizes) == len(self.shape) else None
-
     def read_dtype(self) -> str | None:
         return self.dtype
 
     def sample_shape(self) -> tuple[int | None, ...]:
         return self.shape
 
-    def arrow_type(self) -> pa.DataType:
-        from penstock.values.arrow import to_arrow
-
-        sizes = self._sizes()
-        return to_arrow.ragged_type(self.dtype, len(self.shape)) if sizes is None else to_arrow.fixed_type(self.dtype, sizes)
-
     def without_halves(self) -> Self:
         return dataclasses.replace(self, dtype="float32") if self.dtype == "float16" else self
-
-    def to_arrow(self, values: tuple[Any, ...], words: pa.Array | None) -> pa.Array:
-        from penstock.values.arrow import to_arrow
-
-        sizes = self._sizes()
-        return to_arrow.ragged(values, self.dtype) if sizes is None else to_arrow.fixed(values, self.dtype, sizes)
 
     @classmethod
     def from_text(cls, text: str) -> Self:

@@ -13,18 +13,12 @@ import pyarrow.acero as acero
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from penstock.columns.blob import Bytes
-from penstock.columns.image import Image
-from penstock.columns.mask import Mask
-from penstock.columns.tensor import Tensor
 from penstock.errors import UnsupportedError
 from penstock.frameworks import arrow
 
 if TYPE_CHECKING:
     from penstock.views.view import View
 
-# Columns of these types are read only where a condition is true.
-_LARGE = (Image, Mask, Bytes, Tensor)
 # Columns of datasets do not begin with an underscore.
 _PLACE = "_place"
 Columns = Sequence[str] | Mapping[str, Any] | None
@@ -63,7 +57,8 @@ class ArrowDataset(pads.Dataset):  # type: ignore[misc]
             names = [name if name in every else name.lstrip(".").partition(".")[0] for name in columns]
         tested = [] if condition is None else self._needed({"columns": [], "filter": condition}, [condition])
         rows = int(batch_size or 1 << 14)
-        if tested and any(isinstance(self._view.schema.get(name), _LARGE) for name in names if name not in tested):
+        others = [kind for name in names if name not in tested and (kind := self._view.schema.get(name)) is not None]
+        if tested and any(kind.may_be_file or kind.has_parts for kind in others):  # Values that may be large.
             ordered = [name for name in every if name in names]
             schema = arrow.arrow_schema(arrow.kinds_of(self._view, ordered, halves=False))
             found = pa.RecordBatchReader.from_batches(schema, self._selected(ordered, tested, condition, rows))

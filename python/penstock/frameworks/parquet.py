@@ -300,5 +300,5 @@ def _as_list(array: pa.Array) -> pa.Array:
 
 def _features(schema: pa.Schema, kinds: dict[str, ColumnType]) -> str:
     """Return the features that Hugging Face datasets read. They count for images; what other columns are, they find in the schema."""
-    images = {field.name: {"_type": "Image"} for field in schema if field.name in kinds and kinds[field.name].image_mode}
+    images = {field.name: {"_type": "Image"} for field in schema if field.name in kinds and kinds[field.name].is_image}
     return json.dumps({"info": {"features": images}})

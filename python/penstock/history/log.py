@@ -17,7 +17,7 @@ from penstock.errors import unpicklable
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TransactionNote:
     """What one transaction says about itself in `Commit.transactions`."""
 
     message: str
@@ -60,7 +60,7 @@ class Commit:
     samples_added: int
     samples_deleted: int
     properties: dict[str, Any]
-    transactions: tuple[Entry, ...]
+    transactions: tuple[TransactionNote, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Log(Sequence[Commit]):
 
 def _commit(entry: dict[str, Any]) -> Commit:
     time = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(microseconds=entry["time_us"])
-    parts = tuple(Entry(**{**part, "properties": json.loads(part["properties"])}) for part in entry["transactions"])
+    parts = tuple(TransactionNote(**{**part, "properties": json.loads(part["properties"])}) for part in entry["transactions"])
     return Commit(
         snapshot=entry["snapshot"], message="; ".join(dict.fromkeys(part.message for part in parts)),
         author=", ".join(dict.fromkeys(part.author for part in parts)), time=time, parents=tuple(entry["parents"]), kind=entry["kind"],

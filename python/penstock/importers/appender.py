@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock import _core
 from penstock.columns.column_type import ColumnType
 from penstock.errors import Error, InvalidInputError
 from penstock.importers.shared.chunks import contents_of, picked
@@ -83,7 +82,7 @@ class Appender:
             bodies = [_body(value) for value in values]
             if any(body is not None for body in bodies):
                 columns[name] = [value if body is None else body for value, body in zip(values, bodies, strict=True)]
-                errors = _core.check_media(bodies, kind.image_mode, self.validate)
+                errors = kind.check_media(bodies, self.validate)
                 for row, error in enumerate(errors):
                     if error is not None:
                         refusal = Refusal(chunk.name(row), error.code, error.message, error.hint)
@@ -132,7 +131,12 @@ class Appender:
             self.refused.append(Refusal(name, error.code, error.reason))
             column = error.column
             # Replacing a refused null with a null would loop forever.
-            if self.on_error != "null" or column is None or column not in values or _is_null(values[column], 0):
+            if (
+                self.on_error != "null"
+                or column is None
+                or column not in values
+                or (isinstance(values[column], list) and values[column][0] is None)
+            ):
                 return 0
             values = {**values, column: [None]}
             try:
@@ -148,7 +152,7 @@ def words_of(values: Any) -> set[str]:
     """Return the words among values, or in lists of them."""
     if is_arrow(values):
         values = arrow_types.decoded(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)
-        while pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        while arrow_types.is_any_list(values.type):
             values = arrow_types.decoded(values.flatten())
         values = values.unique().to_pylist()
     found: set[str] = set()
@@ -166,10 +170,6 @@ def _body(value: Any) -> bytes | None:
     """Return encoded media to check before appending, or None. Also returns None for an unreadable file, which is refused later."""
     found = contents_of(value)
     return bytes(found) if isinstance(found, bytes | bytearray) else None
-
-
-def _is_null(values: Any, row: int) -> bool:
-    return isinstance(values, list) and values[row] is None
 
 
 def _name(error: Error, chunk: Chunk, rows: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.text import Text
 from penstock.errors import CorruptError, Error, InternalError, InvalidInputError
 from penstock.importers.shared import tables
-from penstock.importers.shared.encoding import recoded
+from penstock.importers.shared.encoding import opened
 from penstock.importers.shared.naming import check_distinct
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, TextOptions, import_pandas
 from penstock.values.arrow import types as arrow_types
@@ -58,9 +58,7 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
     inferred = _Reading(path, options, None, lambda _: None).schema
     options, named = options.named(every := _names(path, inferred, options), path)
     names = list(named)
-    unknown = [name for name in options.types if name not in names]
-    if unknown:
-        raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(names)}")
+    options.check_types(names, path)
     given = {name: kind for name, kind in options.defaults.items() if name in names and kind.has_text} | dict(options.types)
     kinds = {name: _infer(inferred.field(name).type, name) for name in names}
     kinds |= {name: kind for name, kind in _no_numbers(path, options, inferred) if name in kinds} | given
@@ -70,7 +68,6 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
                 f"column `{name}` of a CSV file cannot be {kind}",
                 hint="use a scalar, Text, Category, Label, Json or Bytes, or Image or Mask for names of files",
             )
-    progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
         # A random row that is appended to the file. If an earlier quote is never closed, Arrow does not return this row separately.
@@ -98,16 +95,18 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
 
         reading = _Reading(path, options, every, refuse, end)
         first = 1 if options.header else 0
-        last_row = first - 1
+        last_row, done = first - 1, 0
         while (batch := reading.next(first)) is not None:
             if batch.num_rows and batch.num_columns == 1 and batch.column(0)[-1].as_py() == end.encode():
                 closed, batch = True, batch.slice(0, batch.num_rows - 1)
             number = _numbers(first, gone)
             last_row, first = number(batch.num_rows - 1) if batch.num_rows else last_row, number(batch.num_rows)
             gone[:] = [row for row in gone if row >= first]
-            progress["done"] = min(progress["done"] + batch.nbytes, path.stat().st_size)
-            taken, refused[:] = list(refused), []
-            yield _chunk(batch, kinds, given, partial(_name, path, number), taken)
+            done = min(done + batch.nbytes, path.stat().st_size)
+            chunk = _chunk(batch, kinds, given, partial(_name, path, number))
+            chunk.refused, chunk.done = list(refused), done
+            refused.clear()
+            yield chunk
         if not closed:
             raise InvalidInputError(
                 f"cannot import `{path}`: a quote in row {last_row if open_row is None else open_row} is never closed",
@@ -115,9 +114,9 @@ def open_source(path: pathlib.Path, options: CsvOptions) -> OpenedSource:
                 hint="the file may be cut short; if it does not use quotes, import it with --quote ''",
             )
         if refused:
-            yield Chunk({name: [] for name in kinds}, 0, str, list(refused))
+            yield Chunk({name: [] for name in kinds}, 0, str, list(refused), done=done)
 
-    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", lambda: progress["done"], files=[path], names=named)
+    return OpenedSource(kinds, chunks(), path.stat().st_size, "bytes", files=[path], names=named)
 
 
 class _Pieces:
@@ -176,8 +175,7 @@ class _Reading:
         """Open the file. Reads `text_columns` as raw bytes and infers the types of other columns. `end` is read as an extra last line."""
         # In a file with one column, each empty line after the header is a null. In any other file, empty lines are ignored.
         one_column = text_columns is not None and len(text_columns) == 1
-        file = recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path)
-        raw = pa.PythonFile(_Pieces(file, end, one_column and options.header), mode="r")
+        raw = pa.PythonFile(_Pieces(opened(path, options.encoding), end, one_column and options.header), mode="r")
         types = {name: pa.binary() for name in text_columns or ()}
         self._check_ending()
         self.under_way.add(self)
@@ -310,9 +308,7 @@ def _name(path: pathlib.Path, number: Callable[[int], int], row: int) -> str:
     return f"{path}: row {number(row)}"
 
 
-def _chunk(
-    batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collection[str], name: Callable[[int], str], refused: list[Refusal]
-) -> Chunk:
+def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collection[str], name: Callable[[int], str]) -> Chunk:
     """Convert a batch. In columns with an inferred type, values that would lose their original spelling are refused."""
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
@@ -322,7 +318,7 @@ def _chunk(
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row in broken]
         columns[column], bad = kind.from_texts(texts, column in given)
         problems += [(row, column, Refusal.of_value(name(row), column, why)) for row, why in bad]
-    return Chunk(columns, batch.num_rows, name, refused, problems)
+    return Chunk(columns, batch.num_rows, name, problems=problems)
 
 
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:

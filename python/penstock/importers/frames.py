@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from penstock.errors import InvalidInputError
 from penstock.importers import rows
 from penstock.importers.shared import tables
 from penstock.importers.shared.content import Content
-from penstock.importers.shared.source import Chunk, OpenedSource, Options
+from penstock.importers.shared.source import Chunk, OpenedSource, Options, numbered
 from penstock.importers.shared.unread import boxes_in_type, boxes_in_values, without_objects
 from penstock.values.arrow import types as arrow_types
 from penstock.values.checks import is_arrow
@@ -135,32 +134,26 @@ def _opened(
     kinds, unread = without_objects(
         kinds, options, lambda name: None if name in noted else _boxes_in(name, begun.get(name)), f"{total or 'the'} rows"
     )
-    progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
+        done = 0
         for part, count, own in parts if first is None else itertools.chain([first], parts):
-            name_row = partial(_row_name, progress["done"])
             if unknown := [name for name in part if name not in columns]:
                 raise InvalidInputError(f"cannot import: a later table has the column `{unknown[0]}`, which the first one lacks")
             values = {}
             for name, kind in kinds.items():
                 if name in part:
-                    with naming(name, progress["done"], "import"):
+                    with naming(name, done, "import"):
                         values[name] = _values(name, part[name], kind, own.get(name))
-            progress["done"] += count
-            yield Chunk(values, count, name_row)
+            done += count
+            yield Chunk(values, count, numbered("row", done - count), done=done)
 
-    made = OpenedSource(kinds, chunks(), total, "rows", lambda: progress["done"], unread=unread)
-    made.names, made.content = {name: names.get(name, name) for name in kinds}, Content(begun)
-    return made
+    named = {name: names.get(name, name) for name in kinds}
+    return OpenedSource(kinds, chunks(), total, "rows", unread=unread, names=named, content=Content(begun))
 
 
 def _boxes_in(name: str, values: Any) -> str | None:
     return boxes_in_type(name, values.type) if is_arrow(values) else boxes_in_values(name, list(values[: rows.ROWS_TO_INFER]))
-
-
-def _row_name(first: int, row: int) -> str:
-    return f"row {first + row}"
 
 
 def _kind(name: str, values: Any) -> ColumnType:

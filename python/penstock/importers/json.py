@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import pathlib
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
-
-import pyarrow as pa
 
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows
-from penstock.importers.shared.encoding import recoded
-from penstock.importers.shared.source import OpenedSource, TextOptions, import_pandas
+from penstock.importers.shared.encoding import opened
+from penstock.importers.shared.source import OpenedSource, TextOptions, import_pandas, numbered
 from penstock.values.text.json_text import json_options
 
 PIECE_BYTES = 1 << 20
@@ -29,7 +26,7 @@ _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{}]', re.DOTALL)
 def is_array(path: pathlib.Path, encoding: str = "utf-8") -> bool:
     """Return whether a file begins as a JSON array."""
     try:
-        head: str = _stream(path, encoding).read(1024).decode("utf-8-sig", "ignore")
+        head: str = opened(path, encoding).read(1024).decode("utf-8-sig", "ignore")
     except (OSError, InvalidInputError):
         return False
     return head.lstrip(_SPACE).startswith("[")
@@ -41,25 +38,8 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
     elements = _elements(path, options.encoding)
     head = list(itertools.islice(elements, rows.ROWS_TO_INFER))
     columns = rows.columns_of(head, options, f"`{path}`")
-    progress = {"done": 0}
-
-    def chunks() -> Generator[Any, None, None]:
-        name = functools.partial(_name, path)
-        for chunk, done in rows.chunks_of(itertools.chain(head, elements), columns, 0, name):
-            progress["done"] = done
-            yield chunk
-
-    return OpenedSource(
-        columns.kinds, chunks(), None, "rows", lambda: progress["done"], files=[path], unread=columns.unread, names=columns.names
-    )
-
-
-def _name(path: pathlib.Path, place: int) -> str:
-    return f"{path}: element {place}"
-
-
-def _stream(path: pathlib.Path, encoding: str) -> Any:
-    return recoded(pa.input_stream(str(path), compression="detect"), encoding, path)
+    chunks = rows.chunks_of(itertools.chain(head, elements), columns, 0, numbered(f"{path}: element"))
+    return OpenedSource(columns.kinds, chunks, None, "rows", files=[path], unread=columns.unread, names=columns.names)
 
 
 def _elements(path: pathlib.Path, encoding: str) -> Iterator[Any]:
@@ -88,7 +68,7 @@ class _Text:
 
     def __init__(self, path: pathlib.Path, encoding: str) -> None:
         self.path, self.at, self.text, self.ended = path, 0, "", False
-        self._stream, self._rest, self._begun = _stream(path, encoding), b"", False
+        self._stream, self._rest, self._begun = opened(path, encoding), b"", False
 
     def wrong(self, why: str) -> InvalidInputError:
         return InvalidInputError(

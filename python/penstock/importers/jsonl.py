@@ -21,8 +21,8 @@ import pyarrow.json as pj
 from penstock.errors import CorruptError, InvalidInputError
 from penstock.importers import rows
 from penstock.importers.shared import tables
-from penstock.importers.shared.encoding import recoded
-from penstock.importers.shared.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas
+from penstock.importers.shared.encoding import opened
+from penstock.importers.shared.source import Chunk, OpenedSource, TextOptions, ahead, import_pandas, numbered
 from penstock.values.dtypes import whole_bits
 from penstock.values.text.json_text import parse_json
 
@@ -37,7 +37,7 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
     if path.stat().st_size == 0:
         raise InvalidInputError(f"cannot import `{path}`: it has 0 bytes")
     import_pandas()
-    blocks = _blocks(recoded(pa.input_stream(str(path), compression="detect"), options.encoding, path), path)
+    blocks = _blocks(opened(path, options.encoding), path)
     begun: list[bytes] = []
     head: list[Any] = []
     while len(head) < rows.ROWS_TO_INFER and (block := next(blocks, None)) is not None:
@@ -45,26 +45,20 @@ def open_source(path: pathlib.Path, options: TextOptions) -> OpenedSource:
         head.extend(map(_object, _lines(block)[: rows.ROWS_TO_INFER - len(head)]))
     columns = rows.columns_of(head, options, f"`{path}`")
     kinds = columns.kinds
-    progress = {"done": 0}
 
     def chunks() -> Generator[Chunk, None, None]:
-        parse = functools.partial(_parsed, columns)
+        parse, first = functools.partial(_parsed, columns), 0
         for block, table in ahead((functools.partial(parse, block) for block in itertools.chain(begun, blocks)), THREADS):
-            first = progress["done"]
             if table is not None:
                 values = {key: tables.values(table.column(key), kind) for key, kind in kinds.items()}
-                yield Chunk(values, table.num_rows, functools.partial(_name, path, first))
-                progress["done"] = first + table.num_rows
+                first += table.num_rows
+                yield Chunk(values, table.num_rows, numbered(f"{path}: line", first - table.num_rows + 1), done=first)
             else:
                 lines = _lines(block)
-                yield from (chunk for chunk, _ in rows.chunks_of(map(_object, lines), columns, first, functools.partial(_name, path, 0)))
-                progress["done"] = first + len(lines)
+                yield from rows.chunks_of(map(_object, lines), columns, first, numbered(f"{path}: line", 1))
+                first += len(lines)
 
-    return OpenedSource(kinds, chunks(), None, "rows", lambda: progress["done"], files=[path], unread=columns.unread, names=columns.names)
-
-
-def _name(path: pathlib.Path, first: int, row: int) -> str:
-    return f"{path}: line {first + row + 1}"
+    return OpenedSource(kinds, chunks(), None, "rows", files=[path], unread=columns.unread, names=columns.names)
 
 
 BLOCK_BYTES = 4 << 20

@@ -23,7 +23,7 @@ from penstock.importers.pictures.images import SPLITS
 from penstock.importers.shared import tables
 from penstock.importers.shared.chunks import with_target
 from penstock.importers.shared.naming import check_distinct
-from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas
+from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, ahead, import_pandas, numbered
 from penstock.importers.shared.unread import boxes_in_type, without_objects
 from penstock.values.arrow import types as arrow_types
 from penstock.values.text import from_text
@@ -55,8 +55,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     typed = {name: _type([found.field(name).type for found in schemas if name in found.names]) for name in schema.names}
     check_distinct(schema.names, files[0])
     options, named = options.named(list(typed), path)
-    if unknown := [name for name in options.types if name not in (*typed, "split")]:
-        raise InvalidInputError(f"cannot import `{path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(typed)}")
+    options.check_types(typed, path, "split")
     noted = tables.noted(schemas)
     kinds = {
         name: options.types.get(name)
@@ -77,7 +76,6 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
             _check_times(files[0], name, arrow_types.storage(theirs), options.types.get(name) or options.defaults.get(name))
     if any(kind.type != "bytes" for kind in kinds.values()):
         import_pandas()
-    progress = {"done": 0}
     wanted = options.split and "split" not in kinds and (not options.defaults or "split" in options.defaults)
     known = "split" in {**options.defaults, **options.types}
     # If the destination has the column, the name of the source counts as well.
@@ -90,6 +88,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
     read = None if len(own) == len(typed) else list(own)
 
     def chunks() -> Generator[Chunk, None, None]:
+        done = 0
         for file in files:
             first = 0
             batches = _guard(file, partial(_batches, file, read))
@@ -97,16 +96,16 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
             # The next batch is read while the current one is stored.
             for batch in itertools.takewhile(lambda batch: batch is not None, ahead(itertools.repeat(following), 1)):
                 chunk = _chunk(file, batch, own, first, noted)
+                chunk.done = done
                 if splits:
                     chunk.columns["split"] = [splits[file]] * chunk.rows
                 first += batch.num_rows
                 yield chunk
                 del chunk, batch  # While the next batch is awaited, this one is not held.
-            progress["done"] += file.stat().st_size
+            done += file.stat().st_size
 
-    made = OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", lambda: progress["done"], files=files)
-    made.left_out, made.unread, made.names = [str(file.relative_to(path)) for file in left_out], unread, named
-    return made
+    others = [str(file.relative_to(path)) for file in left_out]
+    return OpenedSource(kinds, chunks(), sum(file.stat().st_size for file in files), "bytes", others, files, unread=unread, names=named)
 
 
 def _rows_of(files: Sequence[pathlib.Path]) -> str:
@@ -238,9 +237,7 @@ def _infer(files: list[pathlib.Path], schemas: list[pa.Schema], kind: pa.DataTyp
 def _chunk(
     file: pathlib.Path, batch: pa.RecordBatch, kinds: Mapping[str, ColumnType], first: int, noted: Mapping[str, ColumnType]
 ) -> Chunk:
-    def named(row: int) -> str:
-        return f"{file}: row {first + row}"
-
+    named = numbered(f"{file}: row", first)
     columns: dict[str, Any] = {}
     problems: list[tuple[int, str, Refusal]] = []
     for name, kind in kinds.items():

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from penstock.columns.scalar import Scalar
 from penstock.columns.tensor import Tensor
 from penstock.columns.text import Text
 from penstock.errors import Error, InvalidInputError
+from penstock.importers.shared.chunks import grouped
 from penstock.importers.shared.content import Content
-from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal, Unread
+from penstock.importers.shared.source import Chunk, OpenedSource, Options, Refusal, Unread, numbered
 from penstock.importers.shared.unread import boxes_in_values, without_objects
 from penstock.values.checks import is_null, is_null_word, is_whole
 from penstock.values.containers import from_torch
@@ -52,20 +53,12 @@ def open_source(iterable: Iterable[Any], options: Options) -> OpenedSource:
         if size >= HEAD_BYTES:
             break
     columns = columns_of(head, options, "the rows")
-    progress = {"done": 0}
-
-    def chunks() -> Generator[Chunk, None, None]:
-        for chunk, done in chunks_of(itertools.chain(head, iterator), columns, 0, lambda row: f"row {row}"):
-            progress["done"] = done
-            yield chunk
-
+    chunks = chunks_of(itertools.chain(head, iterator), columns, 0, numbered("row"))
     try:
         total = len(iterable) if isinstance(iterable, Sized) else None
     except TypeError:  # A wrapper of an iterator, such as a progress bar, has `__len__` but no length.
         total = None
-    made = OpenedSource(columns.kinds, chunks(), total, "rows", lambda: progress["done"], unread=columns.unread, names=columns.names)
-    made.content = Content(head)
-    return made
+    return OpenedSource(columns.kinds, chunks, total, "rows", unread=columns.unread, names=columns.names, content=Content(head))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,18 +98,15 @@ def columns_of(head: list[Any], options: Options, source: str) -> Columns:
     return Columns(kinds, {key: names.get(key, key) for key in kinds}, unread, lambda key: options.naming.leaves_out(key) or key in ignored)
 
 
-def chunks_of(rows: Iterable[Any], columns: Columns, first: int, name: Callable[[int], str]) -> Iterator[tuple[Chunk, int]]:
-    """Group rows into chunks. The first row has the number `first`. Yields each chunk with the row number at which it ends."""
-    group: list[Any] = []
-    size = 0
-    for row in rows:
-        group.append(row)
-        size += sum(map(size_of, row.values())) if isinstance(row, Mapping) else 0
-        if len(group) >= ROWS_AT_ONCE or size >= CHUNK_BYTES:
-            yield _chunk(group, columns, first, name), first + len(group)
-            first, group, size = first + len(group), [], 0
-    if group:
-        yield _chunk(group, columns, first, name), first + len(group)
+def chunks_of(rows: Iterable[Any], columns: Columns, first: int, name: Callable[[int], str]) -> Generator[Chunk, None, None]:
+    """Group rows into chunks. The first row has the number `first`, and `name` names rows by their numbers."""
+    for group in grouped(rows, _bytes_of, ROWS_AT_ONCE, CHUNK_BYTES):
+        yield _chunk(group, columns, first, name)
+        first += len(group)
+
+
+def _bytes_of(row: Any) -> int:
+    return sum(map(size_of, row.values())) if isinstance(row, Mapping) else 0
 
 
 def _chunk(group: list[Any], columns: Columns, first: int, name: Callable[[int], str]) -> Chunk:
@@ -142,7 +132,7 @@ def _chunk(group: list[Any], columns: Columns, first: int, name: Callable[[int],
         else:
             places.append(place)
     values = {key: [kind.from_json(group[place].get(key)) for place in places] for key, kind in columns.kinds.items()}
-    return Chunk(values, len(places), lambda row: name(first + places[row]), refused)
+    return Chunk(values, len(places), lambda row: name(first + places[row]), refused, done=first + len(group))
 
 
 def _named(row: Any) -> Any:

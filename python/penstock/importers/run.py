@@ -86,39 +86,33 @@ def import_data(
     about 120 bytes per sample. Raises: InvalidInputError (also media-undecodable, for a damaged image; key-not-unique), NotFoundError
     (source-not-found), UnsupportedError (unsupported-format), CorruptError (object-malformed, for a damaged file).
     """
-    limit, shuffle_seed = _checked(on_error, validate, mode, limit, shuffle_seed)
     names = all_options()
     if unknown := sorted(set(options) - names):
         raise InvalidInputError(f"cannot import: unknown option `{unknown[0]}`", hint=f"options: {', '.join(sorted(names))}")
     options |= {name: checked_patterns(name, options[name]) for name in ("include", "exclude") if name in options}
-    files = checked_patterns("files", files)
-    columns, drop, ignore = (checked_patterns(*given) for given in (("columns", columns), ("drop", drop), ("ignore", ignore)))
     if not isinstance(rename, Mapping | None) or not all(isinstance(text, str) for text in itertools.chain(*(rename or {}).items())):
         raise InvalidInputError(f"rename={rename!r}, expected a dict of names in the source to names in the dataset")
-    if not isinstance(name, str | None) or name == "":
-        raise InvalidInputError(f"name={name!r}, expected a text that names the source")
     if not isinstance(types, Mapping | None):
         raise InvalidInputError(f"types={types!r}, expected a dict of column names to types", hint='write types={"image": ps.Image()}')
     if not isinstance(root, str | os.PathLike | None):
         raise InvalidInputError(f"root={root!r}, expected a folder")
-    if not isinstance(key, str | None):
-        raise InvalidInputError(f"key={key!r}, expected the name of a column", hint='write key="id"')
-    given = {name: _type(name, kind) for name, kind in (types or {}).items()}
-    naming = Naming(columns, drop, rename or {})
     common = Options(
-        given,
-        on_error,
-        {},
-        None if root is None else pathlib.Path(root),
-        shuffle_seed,
-        naming,
-        checked_kinds(ignore),
-        rule_of(boxes).action,
+        types=from_json(to_json(types or {})),
+        on_error=on_error,
+        root=None if root is None else pathlib.Path(root),
+        shuffle_seed=None if shuffle_seed is None else whole(shuffle_seed, "shuffle_seed", 0),
+        naming=Naming(checked_patterns("columns", columns), checked_patterns("drop", drop), rename or {}),
+        ignore=checked_kinds(checked_patterns("ignore", ignore)),
+        boxes=rule_of(boxes).action,
+        validate=validate,
+        mode=mode,
+        key=key,
+        limit=None if limit is None else whole(limit, "limit", 1),
+        files=checked_patterns("files", files),
+        name=name,
     )
-    wanted = _Wanted(
-        source, destination, format, common, options, validate, message, branch, progress, mode, key, limit, files, storage_options, name
-    )
-    again, lost = _can_be_read_again(source), 0
+    wanted = _Import(source, destination, format, common, options, message, branch, progress, storage_options)
+    again, lost = isinstance(source, str | os.PathLike | list | tuple | Mapping) or is_table(source), 0
     for _ in range(TRIES - 1):
         try:
             return wanted.imported()
@@ -138,92 +132,81 @@ def import_data(
     return wanted.imported()
 
 
-def _can_be_read_again(source: Any) -> bool:
-    return isinstance(source, str | os.PathLike | list | tuple | Mapping) or is_table(source)
-
-
 # How often an import runs, if others import the same at the same time.
 TRIES = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """A call of `import_data`, with checked options."""
+class _Import:
+    """A call of `import_data`, with checked options. `own` are those of the format."""
 
     source: Any
     destination: str | os.PathLike[str]
     format: str
-    common: Options
-    options: Mapping[str, Any]
-    validate: str
+    options: Options
+    own: Mapping[str, Any]
     message: str | None
     branch: str
     progress: Callable[[int, int | None, str], None] | None
-    mode: str | None
-    key: str | None
-    limit: int | None
-    files: Sequence[str]
     storage_options: Mapping[str, Any] | None
-    name: str | None
 
     def imported(self) -> Report:
         """Import the source, unless it was imported already."""
         there = _existing(self.destination, self.branch, self.storage_options)
-        if there is not None and self.mode == "create":
+        if there is not None and self.options.mode == "create":
             raise AlreadyExistsError(
                 f"cannot create `{self.destination}`: it is a dataset already", hint="choose another destination, or another mode"
             )
-        common = dataclasses.replace(self.common, defaults={} if there is None else there.schema)
+        options = dataclasses.replace(self.options, defaults={} if there is None else there.schema)
         # With keys, a limit does not count what is left out.
-        opened, name = open_source(self.source, self.format, common, self.options, self.limit if self.key is None else None)
-        refuse(name, opened.unread, common.ignore)
-        names = opened.names or common.naming.names_of(list(opened.schema), name)
-        changed = {old: new for old, new in names.items() if old != new and old not in common.naming.rename}
+        opened, name = open_source(self.source, self.format, options, self.own, options.limit if self.options.key is None else None)
+        refuse(name, opened.unread, options.ignore)
+        names = opened.names or options.naming.names_of(list(opened.schema), name)
+        changed = {old: new for old, new in names.items() if old != new and old not in options.naming.rename}
         opened = with_names(opened, names)
-        opened.root = opened.root or common.root or _beside(self.source)
-        kinds = {**opened.schema, **common.defaults}
-        if common.boxes == "clip":
+        opened.root = opened.root or options.root or _beside(self.source)
+        kinds = {**opened.schema, **options.defaults}
+        if options.boxes == "clip":
             for column in opened.schema:
                 if (kind := kinds[column]).box_format and kind.belongs_to not in opened.schema:
                     raise without_images(column, kind)
-        always = _columns_in(self.files, kinds)
-        key = _key_in(self.key, opened, kinds)
-        note = self._note(opened, name, opened.root if any(kind.is_picture for kind in kinds.values()) or self.files else None)
-        if note and there is not None and self.mode != "append":
-            before = earlier.find(there, note, self.limit, opened.content)
+        always = _columns_in(self.options.files, kinds)
+        key = _key_in(self.options.key, opened, kinds)
+        note = self._note(opened, name, opened.root if any(kind.is_picture for kind in kinds.values()) or self.options.files else None)
+        if note and there is not None and self.options.mode != "append":
+            before = earlier.find(there, note, self.options.limit, opened.content)
             if before is not None and (skipped := self._skipped(name, before, key, opened)) is not None:
                 return skipped
         missing = _missing(self.destination)
         dataset, created = _destination(there, self.destination, opened.schema, f"create for {name}", self.storage_options)
         with _undo(dataset, created, missing), contextlib.closing(opened.chunks):
-            report = self._append(dataset, opened, name, always, None if self.mode == "append" else key, note)
+            report = self._append(dataset, opened, name, always, None if self.options.mode == "append" else key, note)
         report.left_out_kinds, report.renamed = counted(len(opened.left_out), opened.unread), changed
         return report
 
     def _note(self, opened: OpenedSource, name: str, root: pathlib.Path | None) -> dict[str, Any]:
         """Return what a commit says about its source: nothing for tables in memory. `root` is the folder of files that it names."""
-        if not opened.files and self.mode == "skip-existing" and self.key is None and self.name is None:
+        if not opened.files and self.options.mode == "skip-existing" and self.options.key is None and self.options.name is None:
             raise InvalidInputError(
-                f"cannot import {name} with mode={self.mode!r}: it is unknown whether it was imported already",
+                f"cannot import {name} with mode={self.options.mode!r}: it is unknown whether it was imported already",
                 hint='name a column whose values identify rows: key="id" (--key id); or name the rows: name="part 1"; or import a file',
             )
         if not opened.files:
             # A name or the first rows identify all of them. With a key, rows are found one by one.
-            content = opened.content if self.name is None and self.key is None else None
-            known = self.name if content is None else content.digest(content.rows)
+            content = opened.content if self.options.name is None and self.options.key is None else None
+            known = self.options.name if content is None else content.digest(content.rows)
             if known is None:
                 return {}
-            made = {"source": name[:200], "place": "", "digest": earlier.digest_of_text(repr(self.name), known)}
+            made = {"source": name[:200], "place": "", "digest": earlier.digest_of_text(repr(self.options.name), known)}
             return made if content is None else {**made, "rows": content.rows}
-        path = pathlib.Path(self.source)
-        folder = path if path.is_dir() else path.parent
-        return {"source": name[:200], "place": earlier.place_of(path), "digest": earlier.digest_of(folder, opened.files, root)}
+        digest = earlier.digest_of(_beside(self.source), opened.files, root)
+        return {"source": name[:200], "place": earlier.place_of(pathlib.Path(self.source)), "digest": digest}
 
     def _skipped(self, name: str, before: earlier.Earlier, key: str | None, opened: OpenedSource) -> Report | None:
         """Return the report if everything was imported already, or None if the rest is found by keys."""
         commit = before.commit
-        if not opened.files and before.same and self.mode is None:
-            rows = "rows that begin with the same ones" if self.name is None else f"rows of the name {self.name!r} already"
+        if not opened.files and before.same and self.options.mode is None:
+            rows = "rows that begin with the same ones" if self.options.name is None else f"rows of the name {self.options.name!r} already"
             raise AlreadyExistsError(
                 f"cannot import the {name}: commit {commit.snapshot} ({commit.time:%Y-%m-%d %H:%M} UTC) imported {rows}",
                 code="already-imported",
@@ -240,9 +223,9 @@ class _Wanted:
                 hint='name a column whose values identify rows: key="id", mode="skip-existing" (--key id --mode skip-existing); '
                 'or mode="append" (--mode append) imports all of them',
             )
-        if key is None and before.whole and self.mode == "skip-existing":
+        if key is None and before.whole and self.options.mode == "skip-existing":
             return Report(0, [], commit.snapshot, opened.left_out, skipped=commit.samples_added)
-        if key is None or (before.whole and self.mode is None):
+        if key is None or (before.whole and self.options.mode is None):
             raise _imported(name, before)
         return None
 
@@ -251,20 +234,22 @@ class _Wanted:
     ) -> Report:
         """Append the samples of an opened source, and commit. `key` is the column that identifies them."""
         report = Report(0, [], None, opened.left_out)
-        kinds, on_error = dataset.schema, self.common.on_error
+        kinds, on_error = dataset.schema, self.options.on_error
         image = "image" if "image" in kinds and kinds["image"].may_be_file else None
-        known = earlier.Known(dataset, key, image, self.key is not None) if key is not None else None
+        known = earlier.Known(dataset, key, image, self.options.key is not None) if key is not None else None
         named = [column for column, kind in kinds.items() if kind.is_picture]
         read = functools.partial(with_files, kinds=named, always=always, folder=opened.root or pathlib.Path())
         with (
-            contextlib.closing(_offered(opened.chunks, read, known, self.mode == "skip-existing", self.limit, report)) as chunks,
-            dataset.transaction(self.message or f"import {name}", boxes=self.common.boxes) as transaction,
+            contextlib.closing(
+                _offered(opened.chunks, read, known, self.options.mode == "skip-existing", self.options.limit, report)
+            ) as chunks,
+            dataset.transaction(self.message or f"import {name}", boxes=self.options.boxes) as transaction,
         ):
-            if self.mode != "append":
+            if self.options.mode != "append":
                 transaction._core.begin_import(key, note.get("digest"))
             # A label type without names takes them from the data.
-            opened_labels = [column for column, kind in self.common.types.items() if kind.classes is not None and not kind.classes]
-            appender = Appender(transaction, kinds, self.validate, on_error, report.refused, opened_labels)
+            opened_labels = [column for column, kind in self.options.types.items() if kind.classes is not None and not kind.classes]
+            appender = Appender(transaction, kinds, self.options.validate, on_error, report.refused, opened_labels)
             for chunk in chunks:
                 report.refused.extend(chunk.refused)
                 if chunk.refused and on_error == "raise":
@@ -272,33 +257,17 @@ class _Wanted:
                 report.samples += appender.append(chunk)
                 transaction._boxes.changed += chunk.dropped_boxes
                 if self.progress:
-                    limit = self.limit if opened.unit != "bytes" else None
+                    limit = self.options.limit if opened.unit != "bytes" else None
                     total = opened.total if limit is None or opened.total is None else min(limit, opened.total)
-                    self.progress(opened.done() if total is None else min(opened.done(), total), total, opened.unit)
+                    self.progress(chunk.done if total is None else min(chunk.done, total), total, opened.unit)
             if known is not None and not report.samples:
                 transaction.abort()  # There is nothing to commit.
                 report.snapshot = dataset.snapshot
                 return report
             if note:
-                transaction._note({earlier.PROPERTY: {**note, "limit": self.limit, "left_out": len(report.refused)}})
+                transaction._note({earlier.PROPERTY: {**note, "limit": self.options.limit, "left_out": len(report.refused)}})
         report.snapshot, report.corrected_boxes = transaction.receipt.snapshot, transaction._boxes.changed
         return report
-
-
-MODES = ("append", "skip-existing", "create")
-
-
-def _checked(on_error: str, validate: str, mode: str | None, limit: int | None, seed: int | None) -> tuple[int | None, int | None]:
-    """Check options, and return the limit and the seed."""
-    if on_error not in ("raise", "skip", "null"):
-        raise InvalidInputError(f"on_error={on_error!r}, expected raise, skip or null")
-    if validate not in ("header", "decode"):
-        raise InvalidInputError(f"validate={validate!r}, expected header or decode")
-    if mode not in (None, *MODES):
-        raise InvalidInputError(f"mode={mode!r}, expected {', '.join(MODES)} or None")
-    if limit is not None:
-        limit = whole(limit, "limit", 1)
-    return limit, None if seed is None else whole(seed, "shuffle_seed", 0)
 
 
 def _offered(
@@ -354,10 +323,6 @@ def _columns_in(files: Sequence[str], kinds: Mapping[str, ColumnType]) -> Sequen
                 f"files={name!r}: this column {found}, expected bytes, an image or a mask", hint=f'pass its type: --type "{name}=bytes"'
             )
     return files
-
-
-def _type(name: str, kind: Any) -> ColumnType:
-    return from_json(to_json({name: kind}))[name]
 
 
 def _existing(uri: str | os.PathLike[str], branch: str, storage_options: Mapping[str, Any] | None) -> Dataset | None:

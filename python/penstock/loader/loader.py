@@ -4,28 +4,27 @@ by the `loader` method of views and mixtures.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import time
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from penstock import _core
-from penstock.errors import ClosedError, InvalidInputError, unpicklable
+from penstock.errors import InvalidInputError, unpicklable
 from penstock.loadable import Loadable
+from penstock.loader.iteration import Iteration
 from penstock.loader.mixture import Mix, shares_of
 from penstock.loader.options import LoaderOptions
 from penstock.loader.order import JOINED
-from penstock.loader.position import Position, Turns, this_thread
-from penstock.loader.ranks import agree, check_worker
+from penstock.loader.position import Position, Turns
+from penstock.loader.ranks import agree
 from penstock.loader.recipe import Recipe
-from penstock.loader.report import Line, explained
+from penstock.loader.report import Totals, explained, sums
 from penstock.loader.results.kinds import Made, check_masks, kinds_of
 from penstock.loader.results.nulls import check_nulls
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages, stages_of
-from penstock.loader.totals import Totals, sums
 from penstock.values.checks import whole
 from penstock.views.concat import Concat, union_of
 from penstock.views.readable import Batch
@@ -67,26 +66,25 @@ class Loader:
             mix = {"shares": shares, "epoch_samples": source.epoch_samples, "exhausted": source.exhausted}
         if isinstance(source, Concat):
             mix = JOINED
-        block, read = options.ints.order_block_samples, list(dict.fromkeys(outputs.values()))
+        settings, read = options.settings, list(dict.fromkeys(outputs.values()))
         for view, _ in views.values():
             view._named(read)
-        sources = [Source.ordered(name, view, options.shuffle, read, block) for name, (view, _) in views.items()]
+        sources = [Source.ordered(name, view, options.shuffle, read, settings.order_block_samples) for name, (view, _) in views.items()]
         if isinstance(source, Concat):
             sources = Source.joined(sources, options.shuffle, len(source))
         self.options = options
-        recipe = Recipe(
-            sources, mix, options.seed, block, outputs, stages, options.ints, options.decode, options.last_batch, options.on_corrupt
-        )
+        # Without functions, workers would have nothing to do.
+        recipe = Recipe(sources, mix, outputs, stages, settings, options.python_workers if stages.has_functions else 0)
         self._read_before = recipe.counted()
         self._position = Position(recipe, recipe.open((0, 0)))
         schema, results = first.schema, self._core.results()
         self._images = frozenset(name for name, _, _, image in results if image)
-        types = {name: schema[column].type for name, column in outputs.items()}
+        types = {name: schema[column] for name, column in outputs.items()}
         check_nulls(stages.nulls, results, types)
         stages.check_ragged([*types, *extras])
         stages.kinds = kinds_of(results, types, ragged, nulls)
         self._turns = Turns()
-        self._agreed = options.ints.world_size == 1
+        self._agreed = settings.world_size == 1
         self._made = Made()
         self._totals = Totals()
         self._pool: Pool | None = None
@@ -101,24 +99,16 @@ class Loader:
         return self._position.core
 
     @property
-    def _step(self) -> int:
-        return self._position.step
-
-    @_step.setter
-    def _step(self, step: int) -> None:
-        self._position.step = step
-
-    @property
     def rank(self) -> int:
-        return self.options.ints.rank
+        return self.options.settings.rank
 
     @property
     def world_size(self) -> int:
-        return self.options.ints.world_size
+        return self.options.settings.world_size
 
     @property
     def global_batch_size(self) -> int:
-        return self.options.ints.global_batch_size
+        return self.options.settings.global_batch_size
 
     def _keep(self, recipe: Recipe) -> None:
         """If `pin` is set, pin the snapshots that the recipe reads. Only rank 0 does so."""
@@ -138,14 +128,14 @@ class Loader:
         After an early break, the next iteration begins the next epoch. Batches prepared in advance are kept until then or until `close()`
         is called.
         """
-        return self._iterate(1, beyond=self.options.shuffle is not False)
+        return Iteration(self, 1, beyond=self.options.shuffle is not False).batches()
 
     def stream(self, epochs: int | None = None) -> Iterator[Batch]:
         """Yield the batches of `epochs` epochs, or endlessly if `epochs` is None.
 
         The loader prepares the first batches of each epoch while the previous epoch is ending.
         """
-        return self._iterate(None if epochs is None else whole(epochs, "epochs", 0), beyond=False)
+        return Iteration(self, None if epochs is None else whole(epochs, "epochs", 0), beyond=False).batches()
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start at the beginning of `epoch`."""
@@ -158,91 +148,6 @@ class Loader:
         self.close()  # Another thread may have begun an iteration from the old position meanwhile.
         before.core.close()
         self._totals.note_spent([before.core.stats()])
-
-    def _iterate(self, epochs: int | None, beyond: bool) -> Iterator[Batch]:
-        if not len(self) or epochs == 0:
-            return
-        me = this_thread()
-        self._turns.inside[me] = True  # Ctrl-C cannot arrive between an assignment and `try`.
-        try:
-            self._turns.check_alone(me)
-            check_worker(self.rank, self.world_size)
-            if self._passes_what_is_left() and epochs is not None:
-                epochs -= 1
-                if not epochs:
-                    return
-            at = self._position
-            if not at.resumes and at.step and at.core.end_of_epoch(at.step - 1) != at.step:
-                at.step = at.core.end_of_epoch(at.step)  # The last iteration ended early.
-            at.resumes = False
-            turn = self._turns.begin()
-            if self._position is not at:
-                self._turns.end()  # Another thread moved this loader meanwhile.
-            self._turns.check(turn)
-            end = None if epochs is None else at.core.end_of_epoch(at.step) + (epochs - 1) * len(self)
-            self._start(at, 2**62 if beyond or end is None else end)
-            if self._turns.current != turn:
-                self._end()  # Another thread closed this loader meanwhile.
-            if not self._agreed:
-                self._agree()
-            self._turns.check(turn)
-        finally:
-            self._turns.inside.pop(me, None)
-        mark = time.perf_counter()
-        line = Line(self) if self.options.progress else None
-        try:
-            while end is None or at.step < end:
-                began, me = time.perf_counter(), this_thread()
-                self._turns.inside[me] = True
-                try:
-                    self._turns.check(turn)
-                    self._turns.check_alone(me)
-                    batch = self._next(at)
-                finally:
-                    self._turns.inside.pop(me, None)
-                now = time.perf_counter()
-                self._totals.waiting_seconds += now - began
-                self._totals.elapsed_seconds, mark = self._totals.elapsed_seconds + now - mark, now
-                if line:
-                    line.update()
-                # A state must count exactly the batches that were delivered. Python switches threads and handles signals only at calls
-                # and at the ends of loops, so neither can come between this comparison and `yield`.
-                if self._turns.current == turn:
-                    at.in_hand = True
-                    at.step += 1
-                    try:
-                        yield batch
-                    except GeneratorExit:
-                        raise  # The consumer left its loop, and may not have finished with the batch.
-                    except BaseException:
-                        at.in_hand = False  # An interrupt on the way to the next batch.
-                        raise
-                    at.in_hand = False
-                self._turns.check(turn)
-            self._turns.check(turn)
-        finally:
-            if line:
-                line.close()
-            if self._turns.current == turn and not beyond:
-                self._end()
-
-    def _passes_what_is_left(self) -> bool:
-        """Skip the rest of the epoch if it has no batch left after the loaded state, and return whether it was skipped.
-
-        The skipped part counts as an epoch without batches.
-        """
-        at = self._position
-        epoch, draw = at.base
-        if at.step or not draw or at.core.first_steps:
-            return False
-        left = at.core.epoch_samples - draw
-        warnings.warn(
-            f"epoch {epoch} has {left} samples left after the loaded state, fewer than a batch of {self.global_batch_size}: "
-            'last_batch="drop" drops them, so this iteration has no batches',
-            stacklevel=4,
-        )
-        self.set_epoch(epoch + 1)
-        return True
 
     def _start(self, at: Position, end: int) -> None:
         if not at.recipe.processes:
@@ -260,21 +165,6 @@ class Loader:
             pool.close()
             self._totals.note_spent(list(pool.spent.values()))
             self._totals.read = sums(self._totals.read, *pool.read.values())
-
-    def _next(self, at: Position) -> Batch:
-        source = self._pool if at.recipe.processes else at.core  # Another thread may close this loader at any time.
-        given = None if source is None else source.next()
-        if given is None:
-            raise ClosedError("this loader was closed during iteration", code="loader-closed")
-        batch = given[0] if at.recipe.processes else self._staged(at, *given)
-        if at.recipe.stages.has_functions:
-            self._made.check(batch, at.step)
-        batch = self._as_output(batch)
-        self._totals.note_batch(given[1])
-        return batch
-
-    def _staged(self, at: Position, batch: Batch, about: dict[str, Any]) -> Batch:
-        return at.recipe.stages.apply(batch, about, at.core.number_of(about["step"]), at.recipe.seed)
 
     def _as_output(self, batch: Batch) -> Batch:
         if self.options.output != "numpy" and self.recipe.stages.has_functions:
@@ -359,25 +249,22 @@ class Loader:
         """Make the batch of a step, counted from the start of epoch 0, without advancing the loader. Useful for inspecting a loss spike."""
         at = self._position
         base = at.core.begin_of_number(whole(step, "step", 0))
-        if not len(self):
-            raise InvalidInputError("the loader has no batches", code="invalid-argument")
-        core = at.recipe.open(base)
-        core.start(0, 1)
-        try:
-            given = core.next()
-        finally:
-            core.close()
+        given = None
+        if len(self):
+            with contextlib.closing(at.recipe.open(base)) as core:
+                core.start(0, 1)
+                given = core.next()
         if given is None:
             raise InvalidInputError("the loader has no batches", code="invalid-argument")
-        return self._as_output(self._staged(Position(at.recipe, core), *given))
+        return self._as_output(at.recipe.finished(core, *given))
 
     def _agree(self) -> None:
         """Check that all ranks are about to read the same data."""
         self._agreed = True
         recipe = self.recipe
         state = {
-            **self.state_dict(), "step": self._step, "transform": recipe.stages.declared, "outputs": recipe.outputs, "decode": recipe.decode,
-            "on_corrupt": recipe.on_corrupt, "functions": recipe.stages.names(),
+            **self.state_dict(), "step": self._position.step, "transform": recipe.stages.declared, "outputs": recipe.outputs,
+            "decode": recipe.settings.decode, "on_corrupt": recipe.settings.on_corrupt, "functions": recipe.stages.names(),
             "nulls": {name: repr(value) for name, value in recipe.stages.nulls.items()},
         }  # fmt: skip
         agree(self.world_size, self.rank, hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(), state)
@@ -404,7 +291,7 @@ class Loader:
         counts = sums(self._totals.spent, self._core.stats(), *pools)
         functions = self.recipe.stages.seconds + counts.get("function_ns", 0) / 1e9
         processes = max(1, self.recipe.processes)
-        threads = processes * max(1, self.options.ints.threads // processes)
+        threads = processes * max(1, self.options.settings.threads // processes)
         return {**self._totals.stats(counts, functions, processes, threads, step_seconds), "read": self._read()}
 
     def explain(self) -> str:

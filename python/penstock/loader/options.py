@@ -58,7 +58,7 @@ class LoaderOptions:
             raise InvalidInputError(f"output={self.output!r}", code="invalid-argument", hint="one of numpy, torch, jax")
         if self.last_batch not in ("short", "drop", "pad"):
             raise InvalidInputError(f"last_batch={self.last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
-        self.seed = whole_seed(self.seed)
+        seed = whole_seed(self.seed)
         for what, given, kinds in (
             ("decode", self.decode, bool),
             ("pin", self.pin, bool),
@@ -67,15 +67,19 @@ class LoaderOptions:
         ):
             if not isinstance(given, kinds):
                 raise InvalidInputError(f"{what}={given!r}", code="invalid-argument", hint="see help(ps.View.loader)")
-        self.ints = Ints(
+        self.settings = Settings(
+            seed=seed,
+            decode=self.decode,
+            last_batch=self.last_batch,
+            on_corrupt=self.on_corrupt,
             rank=rank,
             world_size=world_size,
             global_batch_size=batch,
             order_block_samples=batch if self.order_block_samples is None else whole(self.order_block_samples, "order_block_samples", 1),
             memory_bytes=_budget(self.memory_bytes, "memory_bytes", 0),
             threads=_budget(self.threads, "threads", 1),
-            python_workers=whole(self.python_workers, "python_workers", 0),
         )
+        self.python_workers = whole(self.python_workers, "python_workers", 0)
         if self.columns is not None:
             self.columns = _names(self.columns, "columns")
         self.ragged = tuple(dict.fromkeys(_names(self.ragged, "ragged")))
@@ -91,16 +95,19 @@ class LoaderOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ints:
-    """The numeric options, with defaults filled in."""
+class Settings:
+    """The options that the core needs as they are, with defaults filled in."""
 
+    seed: int
+    decode: bool
+    last_batch: str
+    on_corrupt: str
     rank: int
     world_size: int
     global_batch_size: int
     order_block_samples: int
     memory_bytes: int
     threads: int
-    python_workers: int
 
 
 def _budget(value: Any, what: str, place: int) -> int:

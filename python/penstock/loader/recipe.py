@@ -11,14 +11,14 @@ import numpy as np
 
 from penstock import _core
 from penstock.errors import InvalidInputError, NotFoundError
-from penstock.loader.options import Ints
+from penstock.loader.options import Settings
 from penstock.loader.order import JOINED, checked_mix
-from penstock.loader.report import size_text
+from penstock.loader.report import size_text, sums
 from penstock.loader.source import Source
 from penstock.loader.stages import Stages
-from penstock.loader.totals import sums
 from penstock.values.checks import whole, whole_seed
 from penstock.views.concat import union_of
+from penstock.views.readable import Batch
 
 STATE_FORMAT = 1
 # Version of the permutations, window orders and mixtures, whose results are frozen in crates/loader/tests/golden.
@@ -33,48 +33,31 @@ class Recipe:
 
     sources: list[Source]
     mix: dict[str, Any] | None
-    seed: int
-    order_block_samples: int
     # Maps each result to its column.
     outputs: dict[str, str]
     stages: Stages
-    numbers: Ints
-    decode: bool
-    last_batch: str
-    on_corrupt: str
-
-    @property
-    def processes(self) -> int:
-        """Number of Python workers to use; 0 if they would have no functions to run."""
-        return self.numbers.python_workers if self.stages.has_functions else 0
+    settings: Settings
+    # Number of Python workers to use.
+    processes: int
 
     def open(self, base: tuple[int, int]) -> _core.Loader:
         """Create the core of a loader whose step 0 begins at this epoch and draw. Raises InvalidInputError if the memory budget is too
         small.
         """
-        held, numbers = self.window_bytes(), self.numbers
+        held, memory_bytes = self.window_bytes(), self.settings.memory_bytes
         beside = FETCHING_BYTES if held else 0
         declared = {
+            **vars(self.settings),
             "names": [source.name for source in self.sources],
             "outputs": list(self.outputs.items()),
             "transform": self.stages.declared,
-            "decode": self.decode,
             "listed": self.stages.left_to_python(list(self.outputs)),
-            "seed": self.seed,
             "orders": [source.order for source in self.sources],
             "mix": None if self.mix == JOINED else self.mix,
             "joined": self.mix == JOINED,
             "codes": self._codes(),
-            "order_block_samples": self.order_block_samples,
-            "global_batch_size": numbers.global_batch_size,
-            "last_batch": self.last_batch,
             "base": base,
-            "rank": numbers.rank,
-            "world_size": numbers.world_size,
             "row_ids": "_row_id" in self.stages.extras,
-            "on_corrupt": self.on_corrupt,
-            "threads": numbers.threads,
-            "memory_bytes": numbers.memory_bytes,
             "window_bytes": held + beside,
         }
         views, files = [source.view._view for source in self.sources], [source.view._files for source in self.sources]
@@ -84,15 +67,19 @@ class Recipe:
         workers = max(1, self.processes)  # Each worker holds its own windows.
         batches = 2 * core.least_bytes  # The current batch and the previously delivered batch.
         need = workers * (held + batches + beside)
-        if held and need > numbers.memory_bytes:
+        if held and need > memory_bytes:
             raise InvalidInputError(
                 f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, two batches "
                 f"take {size_text(batches)} and fetching takes {size_text(beside)}: {size_text(need)} in total, but memory_bytes is "
-                f"{size_text(numbers.memory_bytes)}",
+                f"{size_text(memory_bytes)}",
                 code="invalid-argument",
                 hint=f"pass memory_bytes={int(1.5 * need)}, or use a smaller window",
             )  # fmt: skip
         return core
+
+    def finished(self, core: _core.Loader, batch: Batch, about: dict[str, Any]) -> Batch:
+        """Apply the stages that are in Python to a batch of the core."""
+        return self.stages.apply(batch, about, core.number_of(about["step"]), self.settings.seed)
 
     def _codes(self) -> list[list[tuple[str, list[int]]]]:
         """Return the codes in batches for the codes of each source: those of all sources' words, in the columns whose words differ."""
@@ -115,12 +102,13 @@ class Recipe:
         """Return the bytes of data-file tails per fetched sample; 0 if the tails that a batch needs are kept."""
         if source.window_runs:
             return 0.0  # The window keeps the tails in memory.
-        draws = self.numbers.global_batch_size // self.numbers.world_size
+        settings = self.settings
+        draws = settings.global_batch_size // settings.world_size
         need, _ = source.tail_bytes(draws)
-        if need > self.numbers.memory_bytes:
+        if need > settings.memory_bytes:
             raise InvalidInputError(
                 f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, but memory_bytes is "
-                f"{size_text(self.numbers.memory_bytes)}",
+                f"{size_text(settings.memory_bytes)}",
                 code="invalid-argument",
                 hint=f"use memory_bytes={2 * need}, a smaller batch or ps.Window, or keep the tails: ps.configure(memory_bytes={4 * need})",
             )
@@ -131,7 +119,7 @@ class Recipe:
 
         In a mixture, draws are divided differently, so a rank may draw from any lane.
         """
-        parts = 1 if self.mix else self.numbers.world_size
+        parts = 1 if self.mix else self.settings.world_size
         tails = sum(source.tail_bytes(2 * source.window_runs // parts)[0] for source in self.sources)
         return int(sum(source.held_bytes for source in self.sources) / parts) + tails
 
@@ -141,10 +129,9 @@ class Recipe:
 
     def state(self) -> dict[str, Any]:
         """Return the part of a loader's state that does not depend on its place."""
-        return {
-            "format": STATE_FORMAT, "permutation": PERMUTATION, "sources": [source.state() for source in self.sources], "mix": self.mix, "seed": self.seed,
-            "order_block_samples": self.order_block_samples, "global_batch_size": self.numbers.global_batch_size, "last_batch": self.last_batch,
-        }  # fmt: skip
+        own = {name: getattr(self.settings, name) for name in ("seed", "order_block_samples", "global_batch_size", "last_batch")}
+        sources = [source.state() for source in self.sources]
+        return {"format": STATE_FORMAT, "permutation": PERMUTATION, "sources": sources, "mix": self.mix, **own}
 
     def loaded(self, state: Mapping[str, Any]) -> tuple[Recipe, tuple[int, int]]:
         """Return this recipe with the sources and order of a loader's state, and the state's epoch and draw."""
@@ -171,17 +158,14 @@ class Recipe:
             raise InvalidInputError(
                 f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
             ) from error
-        return dataclasses.replace(self, sources=found, mix=mix, seed=seed, order_block_samples=block), place
+        settings = dataclasses.replace(self.settings, seed=seed, order_block_samples=block)
+        return dataclasses.replace(self, sources=found, mix=mix, settings=settings), place
 
     def for_worker(self, workers: int) -> Recipe:
         """Return the recipe for one of `workers` processes, which share the memory and thread budgets."""
-        numbers = dataclasses.replace(
-            self.numbers,
-            memory_bytes=max(1, self.numbers.memory_bytes // workers),
-            threads=max(1, self.numbers.threads // workers),
-            python_workers=0,
-        )
-        return dataclasses.replace(self, numbers=numbers, stages=dataclasses.replace(self.stages, seconds=0.0))
+        memory_bytes, threads = (max(1, budget // workers) for budget in (self.settings.memory_bytes, self.settings.threads))
+        settings = dataclasses.replace(self.settings, memory_bytes=memory_bytes, threads=threads)
+        return dataclasses.replace(self, settings=settings, processes=0, stages=dataclasses.replace(self.stages, seconds=0.0))
 
 
 def _json(declared: Mapping[str, Any]) -> str:

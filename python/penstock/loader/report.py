@@ -1,9 +1,10 @@
-"""Loader reports: the expected cost of an epoch, and a live progress line."""
+"""Loader reports: the expected cost of an epoch, what was delivered and spent so far, and a live progress line."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,18 +16,16 @@ if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
 
-def _samples(loader: Loader) -> int:
-    return sum(len(source.view) for source in loader.recipe.sources)
-
-
 def explained(loader: Loader) -> dict[str, str]:
     """Describe the cost of an epoch and how well it is shuffled. Cost: plans up to 131,072 draws, and reads the tails of their data files."""
     steps, draws = len(loader), loader._core.epoch_samples
-    mean = [source.sample_bytes for source in loader.recipe.sources]
+    mean = [source.sizes[0] for source in loader.recipe.sources]
     total = (
         mean[0] * draws
         if loader.recipe.mix is None
-        else sum(m * len(source.view) for m, source in zip(mean, loader.recipe.sources, strict=True)) * draws / max(1, _samples(loader))
+        else sum(m * len(source.view) for m, source in zip(mean, loader.recipe.sources, strict=True))
+        * draws
+        / max(1, sum(len(source.view) for source in loader.recipe.sources))
         if loader.recipe.mix == JOINED
         else sum(m * draws * share for m, share in zip(mean, loader.recipe.mix["shares"], strict=True)) / sum(loader.recipe.mix["shares"])
     )
@@ -39,7 +38,7 @@ def explained(loader: Loader) -> dict[str, str]:
     counted, kept = probe.foreseen_requests(max(1, loader.recipe.processes))
     requests, moved = (sum(counts) for counts in zip(*counted, strict=True))
     mapped = all(source.view._snapshot.mapped and source.view._files is None for source in loader.recipe.sources)
-    foreseen = loader._core.foreseen(loader._step)  # Bytes in memory, in the cache, and in neither, and requests.
+    foreseen = loader._core.foreseen(loader._position.step)  # Bytes in memory, in the cache, and in neither, and requests.
     in_parts, at_first = probe.columns_in_parts, " if the cache is empty at first"
     if foreseen and kept is None and len(loader.recipe.sources) == 1 and not in_parts:
         (moved, requests), at_first = foreseen[2:], ""
@@ -55,7 +54,7 @@ def explained(loader: Loader) -> dict[str, str]:
         else "one per file"
         if any(source.view._files is not None for source in loader.recipe.sources)
         else "none: all data is cached",
-        "memory": f"up to {size_text(loader.options.ints.memory_bytes)} for batches prepared in advance and for windows; "
+        "memory": f"up to {size_text(loader.options.settings.memory_bytes)} for batches prepared in advance and for windows; "
         f"the fixed-shape columns of a batch take {size_text(loader._core.least_bytes)}",
         "shuffle": f"a batch draws from {min(1.0, quality):.0%} as many regions of the data as a full permutation would",
     }
@@ -121,6 +120,67 @@ def size_text(count: float) -> str:
     return f"{count:.3g} TiB"
 
 
+# If a consumer waits for more than this share of the time, the loader is too slow. Below this share, the consumer may have waited only
+# for the first batch.
+STALLED = 0.1
+
+
+class Totals:
+    """Counts for one loader, across all its cores and workers."""
+
+    def __init__(self) -> None:
+        self.waiting_seconds = self.elapsed_seconds = 0.0
+        # Delivered batches, samples and bytes; damaged samples.
+        self._given = np.zeros(4, np.int64)
+        # Totals of closed cores and workers: times, peak memory, and storage operations of workers.
+        self.spent: dict[str, int] = {}
+        self.peak_bytes = 0
+        self.read: dict[str, int] = {}
+
+    def note_times(self, waiting: float, elapsed: float) -> None:
+        self.waiting_seconds += waiting
+        self.elapsed_seconds += elapsed
+
+    def note_batch(self, about: Mapping[str, Any]) -> None:
+        self._given += np.array([1, len(about["valid"]), about["bytes"], len(about["refused"])])
+
+    def note_spent(self, counts: Sequence[Mapping[str, int]]) -> None:
+        """Add the counts of cores or workers that were closed together."""
+        self.peak_bytes = max(self.peak_bytes, sum(count["peak_bytes"] for count in counts))
+        times = ({name: value for name, value in count.items() if name.endswith("_ns")} for count in counts)
+        self.spent = sums(self.spent, *times)
+
+    def stats(
+        self, counts: Mapping[str, int], functions: float, processes: int, threads: int, step_seconds: float | None
+    ) -> dict[str, Any]:
+        """Return statistics. `counts`: sums over all cores; `functions`: seconds in user functions; `threads`: sum over all processes."""
+        elapsed = max(self.elapsed_seconds, 1e-9)
+        batches, samples, size, refused = self._given.tolist()
+        waiting = self.waiting_seconds
+        answer: dict[str, Any] = {
+            "batches": batches, "samples": samples, "bytes": size, "seconds": elapsed,
+            "samples_per_second": samples / elapsed, "bytes_per_second": size / elapsed,
+            "waiting_seconds": waiting, "stall": min(1.0, waiting / elapsed), "function_seconds": functions,
+            "stages": {stage: counts[f"{stage}_ns"] / 1e9 for stage in ("fetch", "gather", "transform")},
+            "occupancy": {stage: counts[f"{stage}_ns"] / 1e9 / elapsed / threads for stage in ("gather", "transform")},
+            "kept_bytes": counts["kept_bytes"], "peak_bytes": max(self.peak_bytes, counts["peak_bytes"]), "refused": refused,
+        }  # fmt: skip
+        if step_seconds is not None and batches:
+            busy = sum(counts[f"{stage}_ns"] for stage in ("gather", "transform")) / 1e9 / threads + functions / processes
+            # A stalled consumer receives batches as fast as they are made.
+            made = elapsed if waiting > STALLED * elapsed else max(busy, waiting)
+            answer["accelerator_utilisation"] = step_seconds / max(step_seconds, made / batches)
+        return answer
+
+
+def sums(*counts: Mapping[str, int]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for count in counts:
+        for name, value in count.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
 class Line:
     """A live line: progress, speed, and the share of time spent waiting."""
 
@@ -134,14 +194,13 @@ class Line:
             TextColumn("{task.completed}/{task.total}  {task.fields[text]}"),
             TimeElapsedColumn(),
         )
-        epoch, _ = loader._core.begin_of(loader._step)
-        self.task = self.bar.add_task("", total=len(loader), epoch=epoch, text="")
+        self.task = self.bar.add_task("", total=len(loader), epoch=loader.epoch, text="")
         self.bar.start()
 
     def update(self) -> None:
         loader = self.loader
         stats = loader.stats()
-        epoch, draw = loader._core.begin_of(loader._step)  # The batch that is about to be delivered.
+        epoch, draw = loader._core.begin_of(loader._position.step)  # The batch that is about to be delivered.
         text = f"{stats['samples_per_second']:,.0f} samples/s, waited {stats['stall']:.0%}"
         self.bar.update(self.task, completed=draw // loader.global_batch_size + 1, epoch=epoch, text=text)
 

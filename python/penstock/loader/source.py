@@ -106,11 +106,6 @@ class Source:
             self.measured = _sizes(self.view, self.columns)
         return self.measured
 
-    @property
-    def sample_bytes(self) -> float:
-        """Stored bytes per sample in these columns."""
-        return self.sizes[0]
-
     def fetched_bytes(self, in_parts: Sequence[str]) -> float:
         """Memory for one fetched sample and, unless a window holds them, its whole blocks. For mapped files, this is 0 and requires
         no reads. Large samples of the columns `in_parts` are not fetched whole.

@@ -120,11 +120,11 @@ def stages_of(
     transform: Sequence[Transform | Callable[..., Any]], outputs: Mapping[str, str], views: Sequence[View]
 ) -> tuple[list[dict[str, Any]], list[Callable[..., Any]], list[PerBatch]]:
     """Split transforms into core transforms, per-sample functions and per-batch functions, which must come in that order."""
-    view = views[0]
+    schema = views[0].schema
     if not isinstance(transform, list | tuple):
         raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
     declared: list[dict[str, Any]] = []
-    kinds = {name: view.schema[column] for name, column in outputs.items() if column in view.schema}
+    kinds = {name: schema[column] for name, column in outputs.items() if column in schema}
     samples: list[Callable[..., Any]] = []
     batches: list[PerBatch] = []
     for stage in transform:
@@ -132,10 +132,11 @@ def stages_of(
             if samples or batches:
                 raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
             try:
-                on = _on(stage, outputs, view)
-                declared.append({"op": stage.op, "on": on, **stage.declared(), **_one_size(stage, on, outputs, view)})
+                on = _on(stage, outputs, kinds)
+                declared.append({"op": stage.op, "on": on, **stage.declared(), **_one_size(stage, on, kinds)})
                 if isinstance(stage, ConvertBoxes):
-                    kinds |= _in_format(kinds, on, declared[-1]["format"])
+                    format = declared[-1]["format"]
+                    kinds |= {name: kinds[name].with_box_format(format) for name in on if name in kinds and kinds[name].box_format}
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, InvalidInputError):
                     raise
@@ -168,11 +169,6 @@ def stages_of(
     return declared, samples, batches
 
 
-def _in_format(kinds: Mapping[str, ColumnType], on: Sequence[str], format: str) -> dict[str, ColumnType]:
-    """Return the types of boxes after `ConvertBoxes`."""
-    return {name: kind.with_box_format(format) for name in on if (kind := kinds.get(name)) is not None and kind.box_format}
-
-
 def _words(outputs: Mapping[str, str], views: Sequence[View], name: str) -> list[str] | None:
     """Return the words of a result, or None if it has none."""
     column = outputs.get(name, name)
@@ -180,17 +176,17 @@ def _words(outputs: Mapping[str, str], views: Sequence[View], name: str) -> list
     return union_of([view.vocabulary(column) for view in views])[0] if coded else None
 
 
-def _one_size(stage: Transform, on: Sequence[str], outputs: Mapping[str, str], view: View) -> dict[str, Any]:
+def _one_size(stage: Transform, on: Sequence[str], kinds: Mapping[str, ColumnType]) -> dict[str, Any]:
     """Return the crop size as a single length if it is one number and all columns are one-dimensional tensors. For images, one number
     is the side of a square.
     """
-    kinds = [view.schema.get(outputs.get(name, name)) for name in on]
-    lines = all(kind is not None and kind.is_line for kind in kinds)
+    lines = all(name in kinds and kinds[name].is_array and kinds[name].rank == 1 for name in on)
     size = stage.declared().get("size") if lines and isinstance(stage, CenterCrop | RandomCrop) else None
     return {} if size is None or len(np.atleast_1d(getattr(stage, "size", ()))) != 1 else {"size": size[:1]}
 
 
-def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
+def _on(stage: Transform, outputs: Mapping[str, str], kinds: Mapping[str, ColumnType]) -> list[str]:
+    """Return the results to which a transform applies: those that it names, or the only image and what follows it. `kinds` are their types."""
     on = getattr(stage, "on", None)
     if on is not None:
         names = [on] if isinstance(on, str) else list(on)
@@ -198,18 +194,15 @@ def _on(stage: Transform, outputs: Mapping[str, str], view: View) -> list[str]:
             raise InvalidInputError(f"on={on!r}, expected a name or a list of names", code="invalid-argument")
         return names
     if isinstance(stage, ConvertBoxes):
-        if boxes := [name for name, column in outputs.items() if column in view.schema and view.schema[column].box_format]:
+        if boxes := [name for name, kind in kinds.items() if kind.box_format]:
             return boxes
         raise InvalidInputError("ConvertBoxes: the loader returns no boxes", code="invalid-argument", hint="declare them as ps.Boxes")
-    images = [name for name, column in outputs.items() if column in view.schema and view.schema[column].image_mode]
+    images = [name for name, kind in kinds.items() if kind.is_image]
     if len(images) != 1:
         raise InvalidInputError(
             f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", code="invalid-argument", hint="write on=…"
         )
-    if not stage.moves:
-        return images
-    kinds = {name: view.schema[column] for name, column in outputs.items() if column in view.schema}
-    return [*images, *followers_of(images[0], outputs, kinds, type(stage).__name__)]
+    return [*images, *followers_of(images[0], outputs, kinds, type(stage).__name__)] if stage.moves else images
 
 
 class Noted:

@@ -334,8 +334,8 @@ def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Ba
         given = core.next()
         if given is None:
             raise InternalError(f"the core of a python worker ended before step {step}")
-        batch, about = given
-        finished = recipe.stages.apply(batch, about, core.number_of(about["step"]), recipe.seed)
+        about = given[1]
+        finished = recipe.finished(core, *given)
         spent = {**core.stats(), "function_ns": int(recipe.stages.seconds * 1e9)}
         read = {name: value - before.get(name, 0) for name, value in recipe.counted().items() if value != before.get(name, 0)}
         yield finished, {**{name: about[name] for name in ("valid", "bytes", "refused")}, "spent": spent, "read": read}

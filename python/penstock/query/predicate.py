@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from penstock.views.view import View
 
 
-def matching(view: View, where: str, doing: str, read: Callable[[list[str]], None], row_id: str) -> npt.NDArray[np.int64]:
+def matching(view: View, where: str, read: Callable[[list[str]], None], row_id: str) -> npt.NDArray[np.int64]:
     """Return the row ids of the samples for which `where` is true. `read` gets the names of the columns that are read. `row_id` is an
     SQL expression for row ids, both in `where` and in the result.
 
     Cost: scans these columns.
     """
-    return _found(view, where, doing, read, row_id, "_row_id")
+    return _found(view, where, "delete", read, row_id, "_row_id")
 
 
 def positions(view: View | Concat, where: str) -> npt.NDArray[np.int64]:

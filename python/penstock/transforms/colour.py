@@ -36,12 +36,6 @@ class ColorJitter(Transform):
         return {**{name: _factors(getattr(self, name), name, 1, 0) for name in factors}, "hue": _factors(self.hue, "hue", 0, -0.5)}
 
 
-def _channels(value: Any) -> int:
-    if value not in (1, 3) or isinstance(value, bool):
-        raise InvalidInputError(f"num_output_channels={value!r}, expected 1 or 3", code="invalid-argument")
-    return int(value)
-
-
 @dataclasses.dataclass(frozen=True)
 class Grayscale(Transform):
     """Remove the colours. Values are those of torchvision on uint8 tensors, up to one level."""
@@ -51,7 +45,10 @@ class Grayscale(Transform):
     op = "grayscale"
 
     def declared(self) -> dict[str, Any]:
-        return {"channels": _channels(self.num_output_channels), "p": 1.0}
+        channels = self.num_output_channels
+        if channels not in (1, 3) or isinstance(channels, bool):
+            raise InvalidInputError(f"num_output_channels={channels!r}, expected 1 or 3", code="invalid-argument")
+        return {"channels": int(channels), "p": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,11 +81,11 @@ class Torchvision:
         return f"Torchvision({name})"
 
     def _images(self, given: Mapping[str, Any]) -> list[str]:
-        return [name for name in given if self._kinds[name].image_mode]
+        return [name for name in given if self._kinds[name].is_image]
 
     def bound(self, outputs: Mapping[str, str], kinds: Mapping[str, ColumnType]) -> Torchvision:
         """Return the same transform for the results of a loader, which have these types."""
-        images = [name for name, kind in kinds.items() if kind.image_mode]
+        images = [name for name, kind in kinds.items() if kind.is_image]
         if self.on is None:
             if len(images) != 1:
                 raise InvalidInputError(
@@ -102,7 +102,7 @@ class Torchvision:
                 code="invalid-argument",
                 hint=f"the loader returns {', '.join(outputs)}",
             )
-        if not self._takes_samples and (others := [name for name in names if not kinds[name].image_mode]):
+        if not self._takes_samples and (others := [name for name in names if not kinds[name].is_image]):
             raise InvalidInputError(
                 f"{self!r} takes one image, so `{others[0]}` cannot follow it",
                 code="invalid-argument",
@@ -110,7 +110,7 @@ class Torchvision:
             )
         made = Torchvision(self.fn, names)
         # The image comes first, because boxes need its size.
-        made._kinds = {name: kinds[name] for name in sorted(names, key=lambda name: not kinds[name].image_mode)}
+        made._kinds = {name: kinds[name] for name in sorted(names, key=lambda name: not kinds[name].is_image)}
         return made
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -118,7 +118,6 @@ class Torchvision:
 
         given: dict[str, Any] = {}
         size: tuple[int, int] | None = None
-        more: dict[str, Any] = {}
         # A transform before this one may have converted the boxes to another form.
         formats = rng.formats if isinstance(rng, SampleGenerator) else {}
         leads = [name for name, kind in self._kinds.items() if kind.is_picture]
@@ -128,18 +127,13 @@ class Torchvision:
             return {**sample, **{name: sample[name][:0] for name in follow}}
         for name, kind in self._kinds.items():
             if sample[name] is not None:
-                value = sample[name]
-                if kind.coordinates > 2:  # torchvision moves x and y; what follows them stays.
-                    value, more[name] = value[..., :2], value[..., 2:]
-                given[name] = kind.to_torchvision(value, size, formats.get(name))
+                given[name] = kind.to_torchvision(sample[name], size, formats.get(name))
                 size = sample[name].shape[:2] if kind.is_picture else size
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(rng.integers(2**63)))  # `torch.manual_seed` would also seed the generators of GPUs.
             found = self.fn(given) if self._takes_samples else given | {name: self.fn(given[name]) for name in self._images(given)}
         formats |= {name: value.format.value for name, value in found.items() if hasattr(value, "canvas_size") and hasattr(value, "format")}
-        made = {name: _from_torch(value, self._kinds.get(name)) for name, value in found.items()}
-        made |= {name: np.concatenate([made[name], rest], axis=-1) for name, rest in more.items() if name in made}
-        return {**sample, **made}
+        return {**sample, **{name: _from_torch(value, self._kinds.get(name), sample.get(name)) for name, value in found.items()}}
 
 
 def _check(transform: Any) -> None:
@@ -159,8 +153,8 @@ def _check(transform: Any) -> None:
     raise InvalidInputError(f"{name} of torchvision {wrong}", code="invalid-argument", hint=hint)
 
 
-def _from_torch(value: Any, kind: ColumnType | None) -> Any:
+def _from_torch(value: Any, kind: ColumnType | None, before: Any) -> Any:
     if not hasattr(value, "detach"):
         return value
     array = value.detach().numpy()
-    return np.ascontiguousarray(array if kind is None else kind.from_torchvision(array))
+    return np.ascontiguousarray(array if kind is None else kind.from_torchvision(array, before))

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _CODED = 1 << 20
 # A part is far from its wanted size if it differs by more than this share of all samples.
 _FAR = 0.1
-# Column types whose values can form groups.
 
 
 def sample(view: View, count: int, seed: int) -> View:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock import _core
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
-from penstock.errors import InvalidInputError, OutOfRangeError
+from penstock.errors import InvalidInputError
 from penstock.values.checks import shown, whole
 from penstock.values.dtypes import numpy_dtype
 from penstock.values.times import TIMES, one_time
@@ -399,12 +399,8 @@ class JoinedColumn(Column):
         return self._view.take(key, columns=[self.name])[self.name]
 
     def _stored(self, position: Any) -> tuple[_core.View, int]:
-        given = _one(position)
-        place, ends = given + len(self) if given < 0 else given, self._view._ends
-        if not 0 <= place < len(self):
-            raise OutOfRangeError(f"cannot read position {given}: there are {len(self)} samples", rows=[0])
-        part = int(np.searchsorted(ends, place, side="right"))
-        return self._view.parts[part]._view, place - int(ends[part - 1] if part else 0)
+        [place], [part] = self._view._found(np.array([_one(position)]), "read")
+        return self._view.parts[part]._view, int(place - self._view._begins[part])
 
     def _shapes(self, positions: npt.NDArray[np.int64]) -> Any:
         return None  # Samples are read whole, also those that one of the views stores in tiles.

@@ -47,6 +47,7 @@ class Concat(Readable):
     def __init__(self, parts: Sequence[View]) -> None:
         self.parts = tuple(parts)
         self._ends = np.cumsum([len(part) for part in self.parts])
+        self._begins = np.concatenate([[0], self._ends[:-1]])
         self._forms = self.parts[0]._forms
         self._words: dict[str, tuple[list[str], list[list[int]]]] = {}
 
@@ -93,23 +94,25 @@ class Concat(Readable):
         Cost: as for a `take` of each view that has some of them, and a copy of the values if several have.
         """
         names = self._named(columns)
-        wanted = positions_of(positions, len(self))
-        places = np.where(wanted < 0, wanted + len(self), wanted)
-        if len(bad := np.flatnonzero((places < 0) | (places >= len(self)))):
-            row = int(bad[0])
-            raise OutOfRangeError(f"cannot take position {wanted[row]}: there are {len(self)} samples", rows=[row])
-        which = np.searchsorted(self._ends, places, side="right")
+        places, which = self._found(positions_of(positions, len(self)), "take")
         used = np.unique(which).tolist() or [0]
         shares: Shares = []
         for part in used:
             rows = np.flatnonzero(which == part)
-            begin = int(self._ends[part - 1]) if part else 0
-            batch = self.parts[part].take(places[rows] - begin, columns=names, decode=decode, on_corrupt=on_corrupt)
+            batch = self.parts[part].take(places[rows] - self._begins[part], columns=names, decode=decode, on_corrupt=on_corrupt)
             shares.append((rows, self._alike(batch, part)))
         batch = shares[0][1] if len(shares) == 1 else self._together(shares, len(places))
         if "_position" in batch:
             batch["_position"] = places
         return batch
+
+    def _found(self, wanted: npt.NDArray[Any], doing: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Return positions without negative ones, and the view that each is in. Refuses those of no sample."""
+        places = np.where(wanted < 0, wanted + len(self), wanted)
+        if len(bad := np.flatnonzero((places < 0) | (places >= len(self)))):
+            row = int(bad[0])
+            raise OutOfRangeError(f"cannot {doing} position {wanted[row]}: there are {len(self)} samples", rows=[row])
+        return places, np.searchsorted(self._ends, places, side="right")
 
     def _shown(self, count: int, columns: Sequence[str] | None = None, on_corrupt: str = "raise") -> Batch:
         """Read the first samples for a preview; see `View._shown`."""
@@ -185,10 +188,7 @@ class Concat(Readable):
             wanted = positions_of(positions, len(self))
         if wanted.dtype == bool:
             return self._joined([part.select(own) for part, own in zip(self.parts, np.split(wanted, self._ends[:-1]), strict=True)])
-        places = np.where(wanted < 0, wanted + len(self), wanted)
-        if len(bad := np.flatnonzero((places < 0) | (places >= len(self)))):
-            raise OutOfRangeError(f"cannot select position {wanted[bad[0]]}: there are {len(self)} samples", rows=[int(bad[0])])
-        which = np.searchsorted(self._ends, places, side="right")
+        places, which = self._found(wanted, "select")
         cuts = np.flatnonzero(np.diff(which)) + 1
         if len(cuts) >= _RUNS:
             raise InvalidInputError(
@@ -196,15 +196,12 @@ class Concat(Readable):
             )
         runs = np.split(places, cuts) if len(places) else []
         found = [int(which[begin]) for begin in [0, *cuts]] if len(places) else []
-        return self._joined(
-            [self.parts[part].select(run - (self._ends[part - 1] if part else 0)) for part, run in zip(found, runs, strict=True)]
-        )
+        return self._joined(self.parts[part].select(run - self._begins[part]) for part, run in zip(found, runs, strict=True))
 
     def _ranges(self, chosen: range) -> Iterator[View]:
         """Select a range, view by view."""
-        begins = [0, *self._ends.tolist()]
         for part in range(len(self.parts))[:: 1 if chosen.step > 0 else -1]:
-            low, high = begins[part], begins[part + 1] - 1
+            low, high = int(self._begins[part]), int(self._ends[part]) - 1
             ends = (low, high + 1) if chosen.step > 0 else (high, low - 1)
             begin, end = (min(max(0, -((chosen.start - bound) // chosen.step)), len(chosen)) for bound in ends)
             if begin < end:

@@ -66,7 +66,7 @@ def _cell(name: str, sample: Mapping[str, Any], schema: Mapping[str, ColumnType]
         return "<i>null</i>"
     if kind.is_picture and isinstance(value, np.ndarray):
         boxes = [(its.box_format, sample[other]) for other, its in schema.items() if its.box_format and its.belongs_to == name]
-        return _picture(value, [(form, each) for form, each in boxes if each is not None], kind.has_classes_as_pixels)
+        return _picture(value, [(form, each) for form, each in boxes if each is not None], not kind.is_image)
     if name in words:
         return html.escape(named(value, words[name]))
     if isinstance(value, str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import _core
-from penstock.columns import TYPES
 from penstock.errors import InvalidInputError, NotFoundError, UnsupportedError
 from penstock.schema import Schema, from_json
 from penstock.values.checks import whole
@@ -23,7 +21,7 @@ from penstock.views.readable import EXTRAS, Batch, Readable
 @functools.lru_cache(maxsize=64)
 def _forms_of(columns: str) -> Mapping[str, str]:
     """Return the form that batches use for each column, given the schema's JSON."""
-    return {column["name"]: TYPES[column["type"]].form_of(column) for column in json.loads(columns)}
+    return {name: kind.form for name, kind in from_json(columns).items()}
 
 
 class View(Readable):

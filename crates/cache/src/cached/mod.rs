@@ -12,8 +12,9 @@ use crate::cache::{Cached, only};
 use crate::drive::now_seconds;
 use crate::drives::trust::Trust;
 use crate::evict;
+use crate::extent::pages::{extents_of, pages_of, stored_bytes};
 use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, object_of};
-use crate::fill::Fill;
+use crate::read_through::ReadThrough;
 use crate::room;
 use crate::upkeep;
 
@@ -25,25 +26,24 @@ impl Cached {
     fn whole(&self, name: &str) -> Option<Bytes> {
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
-        let extent = drive.find(&key, None).ok().flatten().filter(|extent| drive.is_usable() && extent.object_bytes() <= EXTENT_BYTES)?;
-        let table = extent.table(0..extent.pages()).ok()?;
+        let extent = drive.find_usable(&key, None).ok().flatten().filter(|extent| extent.object_bytes <= EXTENT_BYTES)?;
+        let table = extent.whole_table().ok()?;
         let mut body = vec![0; extent.data_bytes() as usize];
-        let good = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
-        good.then(|| body.into())
+        let is_sound = !table.contains(&0) && extent.read(0, &table, &mut body).ok()? == table.len();
+        is_sound.then(|| body.into())
     }
 
     /// Read a range of an object from the drives. Returns None if not all of it is cached and sound. Never asks the store.
     pub fn stored(&self, range: RangeRequest) -> Option<Bytes> {
-        Fill::new(self, &mut [(0, range)]).stored()
+        ReadThrough::new(self, &mut [(0, range)]).stored()
     }
 
     /// Return the length of an object of one extent if all of it is cached.
     fn is_whole(&self, name: &str) -> std::io::Result<Option<u64>> {
         let key = self.key(name, 0);
         let drive = self.drive_of(&key);
-        let found = if drive.is_usable() { drive.find(&key, None)? } else { None };
-        let Some(extent) = found.filter(|extent| extent.object_bytes() <= EXTENT_BYTES) else { return Ok(None) };
-        Ok(extent.is_whole(drive.now_ms())?.then(|| extent.object_bytes()))
+        let Some(extent) = drive.find_usable(&key, None)?.filter(|extent| extent.object_bytes <= EXTENT_BYTES) else { return Ok(None) };
+        Ok(extent.is_whole(drive.now_ms())?.then(|| extent.object_bytes))
     }
 
     /// Keep an object that was read whole, if it fits into one extent and no other operation is storing it.
@@ -56,11 +56,10 @@ impl Cached {
         }
         let Some(extent) = room::make(drive, &key, bytes)? else { return Ok(()) };
         let Some(flight) = drive.flight()? else { return Ok(()) };
-        if !flight.try_lock(extent.hash(), 0..extent.pages())? || !extent.is_linked() {
+        if !flight.try_lock(extent.hash, 0..extent.pages())? || !extent.is_linked() {
             return Ok(());
         }
-        let absent = extent.table(0..extent.pages())?.iter().filter(|crc| **crc == 0).count() as u64;
-        let reserved = absent * PAGE_BYTES;
+        let reserved = u64::from(extent.pages()) * PAGE_BYTES - stored_bytes(&extent.whole_table()?);
         if room::reserve(drive, &self.store, reserved)? {
             extent.write(0, body, now_seconds()).inspect_err(|_| drop(drive.usage.release(&self.store, reserved, 0)))?;
         }
@@ -120,7 +119,7 @@ impl Cached {
         let drive = self.drive_of(&key);
         let found = if drive.is_writable() { drive.find(&key, None) } else { Ok(None) };
         let written = found.and_then(|extent| extent.map_or(Ok(false), |extent| room::annotate(drive, &extent, &note)));
-        written.inspect_err(|error| drive.failed(error)).unwrap_or(false)
+        drive.succeeded(written).unwrap_or(false)
     }
 
     /// Return which version of an object is cached, in whole or in part, and its note. Cost: five calls, whatever the cache holds.
@@ -128,9 +127,9 @@ impl Cached {
         let key = self.key(object, 0);
         let (drive_number, drive) = self.numbered_drive_of(&key);
         let found = if drive.is_usable() { drive.find_any(&key) } else { Ok(None) };
-        let (extent, note) = found.inspect_err(|error| drive.failed(error)).ok()??;
+        let (extent, note) = drive.succeeded(found)??;
         let (note, is_believed) = self.trust.as_ref()?.check(drive_number, &note)?;
-        is_of(&extent, object).then(|| Noted { name: extent.key().name().to_owned(), note: note.to_vec(), is_believed })
+        is_of(&extent, object).then(|| Noted { name: extent.key.name().to_owned(), note: note.to_vec(), is_believed })
     }
 }
 
@@ -145,7 +144,7 @@ pub struct Noted {
 
 /// Return whether an extent is of some version of an object. Another object may have the same place.
 fn is_of(extent: &Extent, name: &str) -> bool {
-    object_of(extent.key().name()) == object_of(name)
+    object_of(extent.key.name()) == object_of(name)
 }
 
 impl Read for Cached {
@@ -180,9 +179,15 @@ impl Read for Cached {
     }
 
     fn access(&self, name: &str) -> Access {
-        let whole = || self.is_whole(name).ok().flatten().filter(|bytes| self.may_hold(*bytes));
         // While a plan runs, it may evict parts of the object.
-        if self.keeps(name) && self.keeps_reads() && whole().is_some() { Access::Mapped } else { Access::Ranged }
+        if self.keeps(name)
+            && self.keeps_reads()
+            && let Ok(Some(bytes)) = self.is_whole(name)
+            && self.may_hold(bytes)
+        {
+            return Access::Mapped;
+        }
+        Access::Ranged
     }
 
     fn fetch_then(&self, ranges: Vec<RangeRequest>, then: Then) -> Vec<Result<Vec<Bytes>>> {
@@ -209,7 +214,7 @@ impl Read for Cached {
                 .count();
             let (some, later) = std::mem::take(&mut rest).split_at_mut(count.max(1));
             rest = later;
-            Fill::new(self, some).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
+            ReadThrough::new(self, some).run(&mut |range, piece, answer| match (answer, &mut answers[range]) {
                 (Ok(bytes), Ok(pieces)) => {
                     then(range, piece, &bytes);
                     pieces[piece] = bytes;
@@ -232,16 +237,16 @@ impl Read for Cached {
     }
 
     fn distrust(&self, name: &str, begin: u64, bytes: u64) {
-        if !self.keeps(name) || bytes == 0 {
+        if !self.keeps(name) {
             return;
         }
-        for number in begin / EXTENT_BYTES..=(begin + bytes - 1) / EXTENT_BYTES {
-            let key = self.key(name, number as u32);
-            let (drive, base) = (self.drive_of(&key), number * EXTENT_BYTES);
-            let pages =
-                (begin.saturating_sub(base) / PAGE_BYTES) as u32..(begin + bytes - base).min(EXTENT_BYTES).div_ceil(PAGE_BYTES) as u32;
-            // Pages that another operation uses were fetched anew.
-            let _ = drive.find(&key, None).map(|found| found.map(|extent| evict::clear(drive, &extent, pages, Duration::ZERO)));
+        for (extent, bytes) in extents_of(begin..begin + bytes) {
+            let key = self.key(name, extent);
+            let drive = self.drive_of(&key);
+            if let Ok(Some(extent)) = drive.find(&key, None) {
+                // Pages that another operation uses were fetched anew.
+                let _ = evict::clear(drive, &extent, pages_of(&bytes), Duration::ZERO);
+            }
         }
     }
 }

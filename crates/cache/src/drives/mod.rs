@@ -4,9 +4,9 @@ use penstock_error::{Error, Result};
 
 use crate::drive::{Drive, Unusable};
 use crate::extent::Key;
-use crate::place::{Place, place};
+use crate::place::{WeightedPlace, place};
 use crate::room;
-use crate::spec::Spec;
+use crate::spec::{DriveSpec, Spec};
 use crate::upkeep;
 
 pub mod trust;
@@ -15,7 +15,7 @@ pub mod trust;
 #[derive(Debug)]
 pub struct Drives {
     pub drives: Vec<Drive>,
-    places: Vec<Place>,
+    places: Vec<WeightedPlace>,
     /// Drives that failed when they were opened, and why.
     pub failed: Vec<(std::path::PathBuf, std::io::Error)>,
 }
@@ -38,11 +38,8 @@ impl Drives {
                 return Err(Error::new("invalid-argument", text).hint("name each folder once"));
             }
             known.push(place);
-            match Drive::open(drive) {
-                Ok(drive) => match upkeep::count_if_needed(&drive).and_then(|()| room::shrink(&drive)) {
-                    Ok(()) => drives.push(drive),
-                    Err(error) => failed.push((drive.folder().into(), error)),
-                },
+            match open_drive(drive) {
+                Ok(drive) => drives.push(drive),
                 Err(Unusable::Refused(error)) => return Err(error),
                 Err(Unusable::Failed(error)) => failed.push((drive.folder.clone(), error)),
             }
@@ -55,4 +52,11 @@ impl Drives {
         }
         Ok(Drives { places: drives.iter().map(|drive| drive.place).collect(), drives, failed })
     }
+}
+
+fn open_drive(spec: &DriveSpec) -> std::result::Result<Drive, Unusable> {
+    let drive = Drive::open(spec)?;
+    upkeep::count_if_needed(&drive)?;
+    room::shrink(&drive)?;
+    Ok(drive)
 }

@@ -1,6 +1,6 @@
 //! An extent: a sparse file with the cached pages of up to 1 GiB of one object, at the same offsets as in the object.
 //!
-//! Behind the data are a checksum for each page (0: not cached), and the time of last use for each block. The end is described in `tail`.
+//! Behind the data are a checksum for each page (0: not cached), and the time of last use for each stretch. The end is described in `tail`.
 //! A page counts only if its checksum matches, so damage of any kind reads as "not cached". This file knows nothing of budgets and locks.
 
 use std::fs::File;
@@ -15,12 +15,13 @@ use penstock_storage::private;
 
 use crate::place::mix;
 
+pub mod pages;
 mod tail;
 
-pub use tail::{BLOCK_BYTES, EXTENT_BYTES, Key, PAGE_BYTES, object_of, store_key};
-use tail::{FOOTER_BYTES, Layout, read_tail};
-
-pub const BLOCK_PAGES: u32 = (BLOCK_BYTES / PAGE_BYTES) as u32;
+pub use pages::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES, STRETCH_PAGES, bytes_of};
+use pages::{runs_of, stored_bytes};
+use tail::{ExtentLayout, FOOTER_BYTES, read_tail};
+pub use tail::{Key, object_of, store_key};
 
 /// Times of last use are written again only after this many seconds.
 const STAMP_SECONDS: u32 = 16;
@@ -29,11 +30,11 @@ const STAMP_SECONDS: u32 = 16;
 #[derive(Debug)]
 pub struct Extent {
     file: File,
-    layout: Layout,
-    object_bytes: u64,
-    key: Key,
-    hash: u64,
-    /// The time of last use of each block, as this process wrote it last.
+    layout: ExtentLayout,
+    pub object_bytes: u64,
+    pub key: Key,
+    pub hash: u64,
+    /// The time of last use of each stretch, as this process wrote it last.
     stamped: Vec<AtomicU32>,
     /// Before this time, the extent counts as not whole.
     whole_after_ms: AtomicU64,
@@ -62,32 +63,20 @@ impl Extent {
         Ok(read_tail(&file)?.map(|tail| (Extent::with(file, tail.layout, tail.object_bytes, tail.key), tail.note)))
     }
 
-    fn with(file: File, layout: Layout, object_bytes: u64, key: Key) -> Extent {
-        let (hash, blocks) = (key.hash(), layout.data_bytes.div_ceil(BLOCK_BYTES));
-        let stamped = (0..blocks).map(|_| AtomicU32::new(0)).collect();
+    fn with(file: File, layout: ExtentLayout, object_bytes: u64, key: Key) -> Extent {
+        let (hash, stretches) = (key.hash(), layout.data_bytes.div_ceil(STRETCH_BYTES));
+        let stamped = (0..stretches).map(|_| AtomicU32::new(0)).collect();
         Extent { file, layout, object_bytes, key, hash, stamped, whole_after_ms: AtomicU64::new(0) }
     }
 
     /// Create the file of an extent, without any pages. The caller holds the extent's lock, and has reserved `overhead_bytes`.
     pub fn create(path: &Path, key: &Key, object_bytes: u64) -> io::Result<Extent> {
-        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64, 0).ok_or(io::ErrorKind::InvalidInput)?;
+        let layout = ExtentLayout::of(object_bytes, key.extent, key.identity.len() as u64, 0).ok_or(io::ErrorKind::InvalidInput)?;
         let tail = tail::tail(key, object_bytes, b"");
         let mut options = private::options();
         let file = options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         file.write_all_at(&tail, layout.identity)?;
         Ok(Extent::with(file, layout, object_bytes, key.clone()))
-    }
-
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-
-    pub fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    pub fn object_bytes(&self) -> u64 {
-        self.object_bytes
     }
 
     /// Return the number of bytes of the object that belong to this extent.
@@ -101,7 +90,7 @@ impl Extent {
 
     /// Return the bytes that a new file uses beside its pages, in whole blocks of the file system, with one for its folder.
     pub fn overhead_bytes(object_bytes: u64, key: &Key) -> u64 {
-        let layout = Layout::of(object_bytes, key.extent, key.identity.len() as u64, 0);
+        let layout = ExtentLayout::of(object_bytes, key.extent, key.identity.len() as u64, 0);
         layout.map_or(0, |layout| layout.overhead_bytes(layout.file_bytes()))
     }
 
@@ -127,7 +116,7 @@ impl Extent {
         let before = read_tail(&self.file)?.filter(|tail| tail.key == self.key).ok_or(io::ErrorKind::NotFound)?;
         let mut note = note.to_vec();
         note.resize(note.len().max(before.note.len()), b' ');
-        Layout::of(self.object_bytes, self.key.extent, self.key.identity.len() as u64, note.len() as u64)
+        ExtentLayout::of(self.object_bytes, self.key.extent, self.key.identity.len() as u64, note.len() as u64)
             .ok_or(io::ErrorKind::InvalidInput)?;
         self.file.write_all_at(&tail::tail(&self.key, self.object_bytes, &note), self.layout.identity)
     }
@@ -139,9 +128,18 @@ impl Extent {
 
     /// Return the stored checksum of each page. 0 means that the page is not cached.
     pub fn table(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
-        let mut bytes = vec![0; 4 * pages.len()];
-        self.read_at(&mut bytes, self.layout.table + 4 * u64::from(pages.start))?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect())
+        self.numbers(self.layout.table + 4 * u64::from(pages.start), pages.len())
+    }
+
+    fn numbers(&self, at: u64, count: usize) -> io::Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * count];
+        read_padded(&self.file, &mut bytes, at)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|number| u32::from_le_bytes(*number)).collect())
+    }
+
+    /// Return the stored checksums of all pages.
+    pub fn whole_table(&self) -> io::Result<Vec<u32>> {
+        self.table(0..self.pages())
     }
 
     /// Return whether all pages are stored. A negative answer is remembered for a second, because it costs a read of all checksums.
@@ -149,25 +147,44 @@ impl Extent {
         if now_ms < self.whole_after_ms.load(Relaxed) {
             return Ok(false);
         }
-        let is_whole = !self.table(0..self.pages())?.contains(&0);
+        let is_whole = !self.whole_table()?.contains(&0);
         if !is_whole {
             self.whole_after_ms.store(now_ms + 1000, Relaxed);
         }
         Ok(is_whole)
     }
 
+    /// Return how many bytes of the object are in pages, of which the last one may be short.
+    pub fn bytes_in(&self, pages: &Range<u32>) -> usize {
+        let bytes = bytes_of(pages);
+        (bytes.end.min(self.layout.data_bytes) - bytes.start) as usize
+    }
+
     /// Read pages whose stored checksums are given into `out`, which ends where the data ends. Returns how many of the first pages match
     /// their checksums.
     pub fn read(&self, first: u32, crcs: &[u32], out: &mut [u8]) -> io::Result<usize> {
-        self.read_at(out, u64::from(first) * PAGE_BYTES)?;
+        read_padded(&self.file, out, u64::from(first) * PAGE_BYTES)?;
         let pages = out.chunks(PAGE_BYTES as usize).zip(first..).zip(crcs);
         Ok(pages.take_while(|((page, number), crc)| **crc != 0 && self.crc(*number, page) == **crc).count())
+    }
+
+    /// Read the first of these pages that are all stored into `out`. Returns how many of its first bytes match their checksums, or None if the first page
+    /// is not stored.
+    pub fn read_stored(&self, pages: Range<u32>, out: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut table = self.table(pages.clone())?;
+        table.truncate(table.iter().take_while(|crc| **crc != 0).count());
+        if table.is_empty() {
+            return Ok(None);
+        }
+        let bytes = self.bytes_in(&(pages.start..pages.start + table.len() as u32));
+        let sound_pages = self.read(pages.start, &table, &mut out[..bytes])?;
+        Ok(Some((sound_pages * PAGE_BYTES as usize).min(bytes)))
     }
 
     /// Read pages into `out`, which ends where they or the data end, if the kernel has them and their checksums in memory. Returns whether
     /// all of them are stored, in memory, and match their checksums.
     pub fn read_now(&self, pages: Range<u32>, out: &mut [u8]) -> io::Result<bool> {
-        let mut table = [0; 4 * BLOCK_PAGES as usize];
+        let mut table = [0; 4 * STRETCH_PAGES as usize];
         let Some(table) = table.get_mut(..4 * pages.len()) else { return Ok(false) };
         let parts = [(&mut *table, self.layout.table + 4 * u64::from(pages.start)), (&mut *out, u64::from(pages.start) * PAGE_BYTES)];
         for (part, at) in parts {
@@ -182,34 +199,22 @@ impl Extent {
     /// Return the pages of a range that are stored but do not match their checksums. Cost: reads all of them.
     pub fn corrupt(&self, pages: Range<u32>) -> io::Result<Vec<u32>> {
         let mut found = Vec::new();
-        let mut data = vec![0; (u64::from(BLOCK_PAGES) * PAGE_BYTES) as usize];
-        for first in pages.clone().step_by(BLOCK_PAGES as usize) {
-            let group = first..pages.end.min(first + BLOCK_PAGES);
+        let mut data = vec![0; STRETCH_BYTES as usize];
+        for first in pages.clone().step_by(STRETCH_PAGES as usize) {
+            let group = first..pages.end.min(first + STRETCH_PAGES);
             let table = self.table(group.clone())?;
-            let bytes = (group.len() as u64 * PAGE_BYTES).min(self.layout.data_bytes - u64::from(first) * PAGE_BYTES) as usize;
-            self.read_at(&mut data[..bytes], u64::from(first) * PAGE_BYTES)?;
-            let each = data[..bytes].chunks(PAGE_BYTES as usize).zip(group).zip(&table);
-            found
-                .extend(each.filter(|((page, number), crc)| **crc != 0 && self.crc(*number, page) != **crc).map(|((_, number), _)| number));
+            let data = &mut data[..self.bytes_in(&group)];
+            read_padded(&self.file, data, u64::from(first) * PAGE_BYTES)?;
+            for ((page, number), crc) in data.chunks(PAGE_BYTES as usize).zip(group).zip(table) {
+                if crc != 0 && self.crc(number, page) != crc {
+                    found.push(number);
+                }
+            }
         }
         Ok(found)
     }
 
-    /// Read bytes of the file. Behind its end are zeros, because a removed extent is cut to nothing.
-    fn read_at(&self, mut out: &mut [u8], mut at: u64) -> io::Result<()> {
-        while !out.is_empty() {
-            match self.file.read_at(out, at) {
-                Ok(0) => break,
-                Ok(read) => (out, at) = (&mut out[read..], at + read as u64),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        out.fill(0);
-        Ok(())
-    }
-
-    /// Store whole pages, first the data and then the checksums, and note that their blocks are used now. Otherwise, what was just fetched would be the
+    /// Store whole pages, first the data and then the checksums, and note that their stretches are used now. Otherwise, what was just fetched would be the
     /// first to be evicted. The caller holds the lock on these pages and has reserved their bytes.
     pub fn write(&self, first: u32, data: &[u8], now_seconds: u32) -> io::Result<()> {
         self.file.write_all_at(data, u64::from(first) * PAGE_BYTES)?;
@@ -217,33 +222,25 @@ impl Extent {
         let crcs: Vec<u8> = crcs.collect();
         self.file.write_all_at(&crcs, self.layout.table + 4 * u64::from(first))?;
         let end = first + (crcs.len() / 4) as u32;
-        (first / BLOCK_PAGES..end.div_ceil(BLOCK_PAGES)).for_each(|block| self.stamp(block, now_seconds));
+        (first / STRETCH_PAGES..end.div_ceil(STRETCH_PAGES)).for_each(|stretch| self.stamp(stretch, now_seconds));
         Ok(())
     }
 
     /// Forget pages and free their space, first the checksums and then the data. The caller holds the lock on these pages.
     pub fn clear(&self, pages: Range<u32>) -> io::Result<()> {
         self.file.write_all_at(&vec![0; 4 * pages.len()], self.layout.table + 4 * u64::from(pages.start))?;
-        let begin = u64::from(pages.start) * PAGE_BYTES;
+        let bytes = bytes_of(&pages);
         // The last page may share a block of the file system with the table.
-        let end = (u64::from(pages.end) * PAGE_BYTES).min(self.layout.data_bytes / PAGE_BYTES * PAGE_BYTES);
-        if begin < end { punch(&self.file, begin, end - begin) } else { Ok(()) }
+        let end = bytes.end.min(self.layout.data_bytes / PAGE_BYTES * PAGE_BYTES);
+        if bytes.start < end { punch(&self.file, bytes.start, end - bytes.start) } else { Ok(()) }
     }
 
     /// Free the space of pages that are not stored, if the file uses more than the stored ones need. The caller keeps all other operations out.
     pub fn free_rest(&self, table: &[u32]) -> io::Result<()> {
-        let stored_bytes = table.iter().filter(|crc| **crc != 0).count() as u64 * PAGE_BYTES;
-        if self.file.metadata()?.blocks() * 512 <= stored_bytes + self.overhead_now()? {
+        if self.file.metadata()?.blocks() * 512 <= stored_bytes(table) + self.overhead_now()? {
             return Ok(());
         }
-        let mut first = 0;
-        for run in table.chunk_by(|one, next| (*one == 0) == (*next == 0)) {
-            if run[0] == 0 {
-                self.clear(first..first + run.len() as u32)?;
-            }
-            first += run.len() as u32;
-        }
-        Ok(())
+        runs_of(0, table).filter(|(_, crcs)| crcs[0] == 0).try_for_each(|(pages, _)| self.clear(pages))
     }
 
     /// Free all space. Other processes that have the file open read it as not cached.
@@ -251,21 +248,19 @@ impl Extent {
         self.file.set_len(0)
     }
 
-    /// Note that a block was used now. Costs a call only if the last note is old.
-    pub fn stamp(&self, block: u32, now_seconds: u32) {
-        let Some(stamped) = self.stamped.get(block as usize) else { return };
+    /// Note that a stretch was used now. Costs a call only if the last note is old.
+    pub fn stamp(&self, stretch: u32, now_seconds: u32) {
+        let Some(stamped) = self.stamped.get(stretch as usize) else { return };
         if now_seconds.saturating_sub(stamped.load(Relaxed)) >= STAMP_SECONDS {
             stamped.store(now_seconds, Relaxed);
-            // A lost stamp only makes the block look older.
-            let _ = self.file.write_all_at(&now_seconds.to_le_bytes(), self.layout.stamps + 4 * u64::from(block));
+            // A lost stamp only makes the stretch look older.
+            let _ = self.file.write_all_at(&now_seconds.to_le_bytes(), self.layout.stamps + 4 * u64::from(stretch));
         }
     }
 
-    /// Return the time of last use of each block, in seconds since 1970.
+    /// Return the time of last use of each stretch, in seconds since 1970.
     pub fn stamps(&self) -> io::Result<Vec<u32>> {
-        let mut bytes = vec![0; (self.layout.identity - self.layout.stamps) as usize];
-        self.read_at(&mut bytes, self.layout.stamps)?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|stamp| u32::from_le_bytes(*stamp)).collect())
+        self.numbers(self.layout.stamps, self.stamped.len())
     }
 
     /// Return the stored checksum of a page: its crc32c, changed by its place so that a page at a wrong place fails.
@@ -274,6 +269,20 @@ impl Extent {
         // 0 means that the page is not cached.
         (crc_fast::crc32_iscsi(data) ^ place).max(1)
     }
+}
+
+/// Read bytes of a file. Behind its end are zeros: a removed extent is cut to nothing.
+pub fn read_padded(file: &File, mut out: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !out.is_empty() {
+        match file.read_at(out, at) {
+            Ok(0) => break,
+            Ok(read) => (out, at) = (&mut out[read..], at + read as u64),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    out.fill(0);
+    Ok(())
 }
 
 /// Read bytes of a file that the kernel has in memory, and return how many there were. Bytes that would have to be read from the drive end

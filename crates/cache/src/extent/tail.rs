@@ -4,13 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use super::pages::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES};
 use crate::place::mix;
 
-/// The smallest piece that is fetched, kept and verified: one block of the file system, the unit in which space is freed.
-pub const PAGE_BYTES: u64 = 4096;
-/// The unit whose time of last use is known.
-pub const BLOCK_BYTES: u64 = 1 << 20;
-pub const EXTENT_BYTES: u64 = 1 << 30;
 const MAGIC: &[u8; 8] = b"PSEXT\0\0\x01";
 pub const FOOTER_BYTES: u64 = 32;
 /// Limit on an identity and a note: an S3 key has at most 1,024 bytes, and a store's root is a path or a URI.
@@ -72,7 +68,7 @@ pub fn object_of(name: &str) -> &str {
 
 /// Where the parts of an extent's file begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct ExtentLayout {
     pub data_bytes: u64,
     pub table: u64,
     pub stamps: u64,
@@ -80,13 +76,13 @@ pub struct Layout {
     pub footer: u64,
 }
 
-impl Layout {
-    pub fn of(object_bytes: u64, extent: u32, identity_bytes: u64, note_bytes: u64) -> Option<Layout> {
+impl ExtentLayout {
+    pub fn of(object_bytes: u64, extent: u32, identity_bytes: u64, note_bytes: u64) -> Option<ExtentLayout> {
         let data_bytes = object_bytes.checked_sub(u64::from(extent) * EXTENT_BYTES)?.min(EXTENT_BYTES);
         let table = data_bytes.next_multiple_of(8);
         let stamps = table + 4 * data_bytes.div_ceil(PAGE_BYTES);
-        let identity = stamps + 4 * data_bytes.div_ceil(BLOCK_BYTES);
-        let layout = Layout { data_bytes, table, stamps, identity, footer: identity + identity_bytes + note_bytes };
+        let identity = stamps + 4 * data_bytes.div_ceil(STRETCH_BYTES);
+        let layout = ExtentLayout { data_bytes, table, stamps, identity, footer: identity + identity_bytes + note_bytes };
         (data_bytes > 0 && identity_bytes + note_bytes <= MOST_TAIL_BYTES).then_some(layout)
     }
 
@@ -101,7 +97,7 @@ impl Layout {
 
 /// What the end of a file says.
 pub struct Tail {
-    pub layout: Layout,
+    pub layout: ExtentLayout,
     pub object_bytes: u64,
     pub key: Key,
     pub note: Vec<u8>,
@@ -128,10 +124,11 @@ pub fn read_tail(file: &File) -> io::Result<Option<Tail>> {
     if !is_read(file.read_exact_at(&mut footer, footer_at))? {
         return Ok(None);
     }
-    let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
-    let object_bytes = u64::from(number(8)) | u64::from(number(12)) << 32;
-    let (extent, identity_bytes, note_bytes, crc) = (number(16), u64::from(number(20)), u64::from(number(24)), number(28));
-    let layout = Layout::of(object_bytes, extent, identity_bytes, note_bytes);
+    let (words, _) = footer.as_chunks::<4>();
+    let [_, _, low, high, extent, identity_bytes, note_bytes, crc] = std::array::from_fn(|at| u32::from_le_bytes(words[at]));
+    let object_bytes = u64::from(low) | u64::from(high) << 32;
+    let (identity_bytes, note_bytes) = (u64::from(identity_bytes), u64::from(note_bytes));
+    let layout = ExtentLayout::of(object_bytes, extent, identity_bytes, note_bytes);
     let Some(layout) = layout.filter(|layout| layout.footer == footer_at) else { return Ok(None) };
     let mut identity = vec![0; (identity_bytes + note_bytes) as usize];
     if !is_read(file.read_exact_at(&mut identity, layout.identity))? || &footer[..8] != MAGIC || crc != crc_of_footer(&identity, &footer) {

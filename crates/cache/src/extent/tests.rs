@@ -35,7 +35,7 @@ fn an_extent_has_what_was_written() -> io::Result<()> {
     let again = Extent::open(&path, &key(), Some(OBJECT_BYTES))?.ok_or(io::ErrorKind::NotFound)?;
     let expected = [None, Some(body[4096..8192].to_vec()), None, Some(body[12288..].to_vec())];
     assert_eq!(pages(&again)?, expected);
-    assert_eq!((again.object_bytes(), again.key(), again.pages()), (OBJECT_BYTES, &key(), 4));
+    assert_eq!((again.object_bytes, again.key.clone(), again.pages()), (OBJECT_BYTES, key(), 4));
     // What was just stored is not the oldest.
     assert_eq!(extent.stamps()?, [500]);
     again.stamp(0, 1000);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use penstock_storage::process;
 
-use super::election::{Entry, Field};
-use super::units::Member;
+use super::election::{Field, MemberFile};
+use super::page_runs::Member;
 
 /// A loader does not wait longer than this for its plan. It then reads on its own.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
 #[derive(Debug, Default)]
-struct State {
+struct BackpressureState {
     /// All own steps below this are read, and steps that were read out of order.
     read: u64,
     read_early: BTreeSet<u64>,
@@ -36,10 +36,10 @@ struct State {
     /// What was ready when a thread lost its patience. None waits again before more is ready.
     gave_up_at: Option<u64>,
     /// Where other plans see how far the loader is.
-    entry: Option<Arc<Entry>>,
+    entry: Option<Arc<MemberFile>>,
 }
 
-impl State {
+impl BackpressureState {
     fn tell(&self, field: Field, value: u64) {
         if let Some(entry) = &self.entry {
             entry.set(field, value);
@@ -49,7 +49,7 @@ impl State {
 
 #[derive(Debug)]
 pub struct Backpressure {
-    state: Mutex<State>,
+    state: Mutex<BackpressureState>,
     changed: Condvar,
     stride: u64,
     pub stop: Arc<AtomicBool>,
@@ -57,11 +57,11 @@ pub struct Backpressure {
 
 impl Backpressure {
     pub fn new(member: Member, until: u64) -> Backpressure {
-        let state = Mutex::new(State { read: member.begin, until, ..State::default() });
+        let state = Mutex::new(BackpressureState { read: member.begin, until, ..BackpressureState::default() });
         Backpressure { state, changed: Condvar::new(), stride: member.stride.max(1), stop: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BackpressureState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,27 +75,29 @@ impl Backpressure {
         state.started || state.ended
     }
 
+    /// Return whether the loader waits for a step for which it has waited since `began`.
+    fn must_wait(&self, state: &BackpressureState, step: u64, began: Instant) -> bool {
+        state.started
+            && state.ready <= step
+            && !state.ended
+            && state.gave_up_at != Some(state.ready)
+            && !self.is_stopped()
+            && began.elapsed() < PATIENCE
+            && !process::interrupted()
+    }
+
     /// Wait until a step is ready.
     pub fn before(&self, step: u64) {
         let began = Instant::now();
         let mut state = self.lock();
-        let must_wait = |state: &State| {
-            state.started
-                && state.ready <= step
-                && !state.ended
-                && state.gave_up_at != Some(state.ready)
-                && !self.is_stopped()
-                && began.elapsed() < PATIENCE
-                && !process::interrupted()
-        };
-        if !must_wait(&state) {
+        if !self.must_wait(&state, step, began) {
             state.begun = state.begun.max(step + 1);
             return;
         }
         state.waiting += 1;
         state.tell(Field::Waits, 1);
         self.changed.notify_all(); // The plan looks at other plans more often while its loader waits.
-        while must_wait(&state) {
+        while self.must_wait(&state, step, began) {
             (state, _) = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
         }
         if began.elapsed() >= PATIENCE {
@@ -114,7 +116,7 @@ impl Backpressure {
         if state.ended {
             return;
         }
-        let State { read, read_early, .. } = &mut *state;
+        let BackpressureState { read, read_early, .. } = &mut *state;
         read_early.insert(step);
         while read_early.remove(read) {
             *read += self.stride;
@@ -145,7 +147,7 @@ impl Backpressure {
     }
 
     /// Let other plans see how far the loader is.
-    pub fn shown_in(&self, entry: Option<Arc<Entry>>) {
+    pub fn shown_in(&self, entry: Option<Arc<MemberFile>>) {
         let mut state = self.lock();
         state.entry = entry;
         state.tell(Field::Read, state.read);

@@ -1,11 +1,9 @@
 //! Makes room for the groups of a plan, in their order. Fetches run ahead of that, into memory.
 
-use std::collections::VecDeque;
-
 use super::backpressure::Backpressure;
 use super::belady::Fetch;
 use super::election::{Election, Field};
-use super::prefetch_queue::{Fate, PrefetchQueue};
+use super::prefetch_queue::{Eviction, Fate, PrefetchQueue};
 
 /// Fetches run ahead of the room for them, into memory: by so many bytes, and by so many groups.
 const AHEAD_BYTES: u64 = if cfg!(test) { 100 << 10 } else { 32 << 20 };
@@ -24,32 +22,30 @@ pub enum Ended {
 
 /// Fetches that are made together.
 #[derive(Default)]
-pub struct Group {
-    /// Units to keep.
+pub struct FetchGroup {
+    /// Runs to keep.
     pub fetches: Vec<u32>,
-    /// Units to hold in memory, until the steps below `until` are read.
+    /// Runs to hold in memory, until the steps below `until` are read.
     pub passes: Vec<u32>,
     until: u64,
-    /// The bytes of all units, and of those to hold in memory.
+    /// The bytes of all runs, and of those to hold in memory.
     pub bytes: u64,
     pass_bytes: u64,
-    pub victims: Vec<u32>,
-    /// The victims are not used after the steps below this.
-    from: u64,
+    pub eviction: Eviction,
 }
 
-impl Group {
+impl FetchGroup {
     pub fn add(&mut self, fetch: Fetch, bytes: u64) {
         self.bytes += bytes;
         if fetch.keep {
-            self.fetches.push(fetch.unit);
+            self.fetches.push(fetch.run);
         } else {
-            self.passes.push(fetch.unit);
+            self.passes.push(fetch.run);
             self.pass_bytes += bytes;
             self.until = self.until.max(fetch.needed + 1);
         }
-        self.victims.extend(fetch.victims);
-        self.from = self.from.max(fetch.from);
+        self.eviction.victims.extend(fetch.victims);
+        self.eviction.from = self.eviction.from.max(fetch.from);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -62,23 +58,14 @@ pub trait Carries {
     /// Return the step from which on no loader reads, as far as they know.
     fn until(&self) -> u64;
 
-    /// Return whether a group may have units that stay in memory.
-    fn may_pass(&self, group: &Group) -> bool;
+    /// Return whether a group may have runs that stay in memory.
+    fn may_pass(&self, group: &FetchGroup) -> bool;
 
     /// Begin to fetch a group, after which all steps below `ready` are ready.
-    fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended>;
+    fn put(&mut self, group: FetchGroup, ready: u64) -> Result<(), Ended>;
 
     /// Wait until a loader will read this step.
     fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended>;
-}
-
-/// A group that waits for room.
-struct Behind {
-    number: u64,
-    bytes: u64,
-    victims: Vec<u32>,
-    from: u64,
-    ready: u64,
 }
 
 pub struct Dispatch<'d, 'a> {
@@ -87,7 +74,6 @@ pub struct Dispatch<'d, 'a> {
     queue: &'d PrefetchQueue<'a>,
     /// The plan is at most this far ahead of the loaders.
     ahead_steps: u64,
-    behind: VecDeque<Behind>,
     /// The bytes of groups in memory, and the step below which all must be read before they go.
     passing: Vec<(u64, u64)>,
     /// All steps below this are planned.
@@ -97,31 +83,29 @@ pub struct Dispatch<'d, 'a> {
 }
 
 impl Carries for Dispatch<'_, '_> {
-    /// Return whether a group may have units that stay in memory. Other processes would not find them, and the loader reads on its own what would
-    /// be too much.
-    fn may_pass(&self, group: &Group) -> bool {
+    /// Other processes would not find what stays in memory, and the loader reads on its own what would be too much.
+    fn may_pass(&self, group: &FetchGroup) -> bool {
         let is_alone = self.election.as_ref().is_none_or(|election| election.is_alone());
         is_alone && self.passing_bytes() <= AHEAD_BYTES && group.pass_bytes <= AHEAD_BYTES
     }
 
-    /// Begin to fetch a group, after which all steps below `ready` are ready. Waits while the plan is far ahead of the loaders.
-    fn put(&mut self, group: Group, ready: u64) -> Result<(), Ended> {
-        let Group { fetches, passes, until, victims, from, bytes, pass_bytes } = group;
+    /// Waits while the plan is far ahead of the loaders.
+    fn put(&mut self, group: FetchGroup, ready: u64) -> Result<(), Ended> {
+        let FetchGroup { fetches, passes, until, pass_bytes, eviction, .. } = group;
         if !passes.is_empty() {
             self.passing.push((until, pass_bytes));
-            // What is ready after it depends on the other units.
+            // What is ready after it depends on the other runs.
             self.queue.put(passes, self.ready, Fate::Pass(until));
         }
         self.ready = ready;
-        self.look(self.behind.front().map_or(from, |group| group.from))?;
+        let waiting = self.queue.first_waiting();
+        self.look(waiting.as_ref().map_or(eviction.from, |(first, _)| first.from))?;
         // What fits needs no room. It is kept at once, under locks, so that processes with other plans do not fetch it as well.
-        let has_room = self.queue.layout.fits || self.behind.is_empty() && self.may_evict(from, ready);
-        if has_room {
-            self.evict(&victims, from);
-        }
-        let number = self.queue.put(fetches, ready, if has_room { Fate::Keep } else { Fate::KeepLater });
-        if !has_room {
-            self.behind.push_back(Behind { number, bytes: bytes - pass_bytes, victims, from, ready });
+        if self.queue.layout.fits || waiting.is_none() && self.may_evict(eviction.from, ready) {
+            self.evict(&eviction);
+            self.queue.put(fetches, ready, Fate::Keep);
+        } else {
+            self.queue.put(fetches, ready, Fate::KeepAfter(eviction.into()));
         }
         loop {
             let read = self.allow();
@@ -132,12 +116,10 @@ impl Carries for Dispatch<'_, '_> {
         }
     }
 
-    /// Return the step from which on no loader reads, as far as they know.
     fn until(&self) -> u64 {
         self.election.as_ref().map_or_else(|| self.backpressure.until(), |election| election.until())
     }
 
-    /// Wait until a loader will read this step.
     fn wait_until_wanted(&mut self, step: u64) -> Result<(), Ended> {
         loop {
             let read = self.allow();
@@ -157,7 +139,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
         begin: u64,
         ahead_steps: u64,
     ) -> Dispatch<'d, 'a> {
-        Dispatch { backpressure, election, queue, ahead_steps, behind: VecDeque::new(), passing: Vec::new(), ready: begin, released: 0 }
+        Dispatch { backpressure, election, queue, ahead_steps, passing: Vec::new(), ready: begin, released: 0 }
     }
 
     fn passing_bytes(&self) -> u64 {
@@ -170,7 +152,7 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             Some(election) => self.backpressure.pause(election.waits()),
             None => self.backpressure.wait_for(read + 1, until),
         }
-        self.look(self.behind.front().map_or(0, |group| group.from))
+        self.look(self.queue.first_waiting().map_or(0, |(eviction, _)| eviction.from))
     }
 
     /// Make room for groups in their order, as far as the loaders have read. Returns the step below which they had read everything.
@@ -181,30 +163,28 @@ impl<'d, 'a> Dispatch<'d, 'a> {
             self.queue.release(read);
             self.released = read;
         }
-        while let Some(Behind { from, ready, .. }) = self.behind.front() {
-            if !self.may_evict(*from, *ready) {
-                break;
-            }
-            let Some(Behind { number, victims, from, .. }) = self.behind.pop_front() else { break };
-            self.evict(&victims, from);
-            self.queue.allow(number);
+        while let Some((eviction, ready)) = self.queue.first_waiting()
+            && self.may_evict(eviction.from, ready)
+        {
+            self.evict(&eviction);
+            self.queue.allow();
         }
         read
     }
 
-    /// Evict units that are not used in the steps from `from` on.
-    fn evict(&self, victims: &[u32], from: u64) {
+    /// Evict the victims of a group. All loaders have read the steps below `from`.
+    fn evict(&self, Eviction { victims, from }: &Eviction) {
         if let Some(election) = &self.election {
-            election.own.set(Field::Floor, from);
+            election.own.set(Field::Floor, *from);
         }
         victims.iter().for_each(|victim| self.queue.layout.evict(*victim));
     }
 
     /// Return whether the plan must wait for the loaders, which have steps to read that are planned completely.
     fn is_far_ahead(&self) -> bool {
-        let bytes = self.passing_bytes() + self.behind.iter().map(|group| group.bytes).sum::<u64>();
-        let most_ahead = self.read() + self.ahead_steps;
-        self.ready > self.read() && (bytes > AHEAD_BYTES || self.behind.len() > AHEAD_GROUPS || self.ready > most_ahead)
+        let ((groups, bytes), read) = (self.queue.waiting(), self.read());
+        let bytes = bytes + self.passing_bytes();
+        self.ready > read && (bytes > AHEAD_BYTES || groups > AHEAD_GROUPS || self.ready > read + self.ahead_steps)
     }
 
     /// Return the step below which all loaders have read.

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::units::Member;
-use crate::drive::{Drive, now_seconds};
+use super::page_runs::Member;
+use crate::drive::{Drive, LEADERS, ORDERS, now_seconds};
 use crate::flight::Flight;
 use crate::place::mix;
 use crate::registry::{self, Registered};
@@ -85,6 +85,13 @@ impl Numbers {
         self.of(Field::Read) >= self.of(Field::Until)
     }
 
+    /// Return whether this leader is near a member that begins, and has read the steps below `read`.
+    fn is_near(&self, member: Member, read: u64) -> bool {
+        let is_new = u64::from(now_seconds()).saturating_sub(self.of(Field::Joined)) <= NEAR_SECONDS;
+        let near_steps = NEAR_STEPS.max(member.stride);
+        self.of(Field::Read).abs_diff(read) <= near_steps || is_new && self.of(Field::Begin).abs_diff(member.begin) <= near_steps
+    }
+
     fn member(&self) -> Member {
         Member { rank: self.of(Field::Rank), begin: self.of(Field::Begin), stride: self.of(Field::Stride).max(1) }
     }
@@ -92,12 +99,12 @@ impl Numbers {
 
 /// The file of this plan.
 #[derive(Debug)]
-pub struct Entry(Registered);
+pub struct MemberFile(Registered);
 
-impl Entry {
+impl MemberFile {
     /// Write a number. A failure means that the folder is lost, which the next look at it finds.
     pub fn set(&self, field: Field, value: u64) {
-        let _ = self.0.write_at(&value.to_le_bytes(), 8 * field as u64);
+        let _ = self.0.lock.file.write_all_at(&value.to_le_bytes(), 8 * field as u64);
     }
 }
 
@@ -116,7 +123,7 @@ pub struct Election {
     locks: PathBuf,
     order: u64,
     pub group: u64,
-    pub own: Arc<Entry>,
+    pub own: Arc<MemberFile>,
     leads: Option<Flight>,
     /// The members at the last look, with this one.
     members: HashMap<PathBuf, Seen>,
@@ -124,20 +131,14 @@ pub struct Election {
 
 impl Election {
     /// Join the first group, from `first` on, that has no leader or one that is near. This member has read the steps below `read`, and reads those below
-    /// `until`. A leader is near at step `read`, or if it has just begun
-    /// where this member begins.
+    /// `until`. A leader is near at step `read`, or if it has just begun where this member begins.
     pub fn join(drive: &Drive, order: u64, member: Member, (read, until): (u64, u64), first: u64) -> io::Result<Election> {
-        let (folder, locks) = (drive.orders_folder(), drive.leaders());
+        let (folder, locks) = (drive.part(ORDERS), drive.part(LEADERS));
         let mut group = first;
-        let near = |one: u64, other: u64| one.abs_diff(other) <= NEAR_STEPS.max(member.stride);
-        let is_company = |leader: &Numbers| {
-            let is_new = u64::from(now_seconds()).saturating_sub(leader.of(Field::Joined)) <= NEAR_SECONDS;
-            near(leader.of(Field::Read), read) || is_new && near(leader.of(Field::Begin), member.begin)
-        };
         loop {
             let leads = try_lead(&locks, order, group)?;
             // A leader that has not written its number yet has just begun, as this plan has.
-            if leads.is_none() && leader(&folder, order, group)?.is_some_and(|leader| !is_company(&leader)) {
+            if leads.is_none() && leader(&folder, order, group)?.is_some_and(|leader| !leader.is_near(member, read)) {
                 group += 1;
                 continue;
             }
@@ -146,7 +147,7 @@ impl Election {
             numbers[..values.len()].copy_from_slice(&values);
             numbers[Field::Joined as usize] = u64::from(now_seconds());
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-            let own = Arc::new(Entry(Registered::new(&folder, &bytes)?));
+            let own = Arc::new(MemberFile(Registered::new(&folder, &bytes)?));
             let mut election = Election { folder, locks, order, group, own, leads, members: HashMap::new() };
             election.look(0)?;
             return Ok(election);
@@ -167,10 +168,9 @@ impl Election {
     /// Return how far the leader is, or None until it plans for this member.
     pub fn led_to(&self) -> io::Result<Option<Led>> {
         let all: Vec<(PathBuf, Numbers)> = members(&self.folder, self.order, self.group)?.collect();
-        let is_known = all.iter().any(|(path, own)| path == self.own.0.path() && own.of(Field::Known) == 1);
+        let is_known = all.iter().any(|(path, own)| *path == self.own.0.path && own.of(Field::Known) == 1);
         let leader = all.iter().find(|(_, other)| is_known && other.of(Field::Leads) == 1);
-        let led = |leader: &Numbers| Led { ready: leader.of(Field::Ready), floor: leader.of(Field::Floor), pulse: leader.of(Field::Pulse) };
-        Ok(leader.map(|(_, leader)| led(leader)))
+        Ok(leader.map(|(_, leader)| Led { ready: leader.of(Field::Ready), floor: leader.of(Field::Floor), pulse: leader.of(Field::Pulse) }))
     }
 
     /// Look at all members, as the leader. Members that hold others up, which wait for them to read the steps below `wanted`, are left behind.
@@ -213,7 +213,7 @@ impl Election {
 
     /// Return whether this plan was left behind.
     pub fn is_left(&self) -> bool {
-        self.members.get(self.own.0.path()).is_none_or(|seen| seen.is_left)
+        self.members.get(&self.own.0.path).is_none_or(|seen| seen.is_left)
     }
 
     /// Return whether the loader of any member waits.

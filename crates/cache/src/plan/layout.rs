@@ -1,19 +1,18 @@
-//! What a plan covers: the units of all objects, the drive of each one, and how they are fetched and evicted.
+//! What a plan covers: the runs of all objects, the drive of each one, and how they are fetched and evicted.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::units::{Future, Member, Object, Unit, Units, Uses};
+use super::page_runs::{Future, Member, Object, PageRun, PageRuns, Uses};
 use crate::cache::Cached;
-use crate::drive::Drive;
 use crate::evict;
-use crate::extent::{BLOCK_PAGES, EXTENT_BYTES, Extent, PAGE_BYTES};
-use crate::fill::{Fill, JOINED_BYTES, Run};
+use crate::extent::{EXTENT_BYTES, Extent, Key, PAGE_BYTES, STRETCH_PAGES};
+use crate::read_through::{ExtentPages, JOINED_BYTES, ReadThrough};
 
 /// If everything fits, a fetch includes its neighbours in a window of this length, because stores send one long range faster than many short ones.
 /// Not in the first fetches, for which a batch waits.
-const WINDOW_PAGES: u32 = BLOCK_PAGES;
+const WINDOW_PAGES: u32 = STRETCH_PAGES;
 const WINDOWS_FROM_BYTES: u64 = 4 << 20;
 
 /// A page that gives way may be locked by a fetch of its neighbours.
@@ -40,83 +39,105 @@ impl Pages {
     }
 }
 
-pub struct Layout<'a> {
+pub struct PlanLayout<'a> {
     pub cached: &'a Cached,
     pub objects: Vec<Object>,
-    pub units: Units,
+    pub page_runs: PageRuns,
     pub drive_of: Vec<u16>,
-    /// Whether each unit is used at all.
+    /// Whether each run is used at all.
     pub used: Vec<bool>,
     /// Whether the drives have room for everything.
     pub fits: bool,
 }
 
-impl Layout<'_> {
-    pub fn drive_number(&self, unit: u32) -> usize {
-        usize::from(self.drive_of[unit as usize])
+impl PlanLayout<'_> {
+    pub fn new(cached: &Cached, objects: Vec<Object>, page_runs: PageRuns) -> PlanLayout<'_> {
+        let mut layout = PlanLayout { cached, objects, page_runs, drive_of: Vec::new(), used: Vec::new(), fits: false };
+        layout.drive_of = layout.page_runs.runs.iter().map(|run| cached.drives().number_of(&layout.key(run).0) as u16).collect();
+        layout.fits = layout.fits();
+        layout
+    }
+
+    /// Return the key of the extent that has a run, and the bytes of its object.
+    pub fn key(&self, run: &PageRun) -> (Key, u64) {
+        let Object { name, bytes } = &self.objects[run.object as usize];
+        (self.cached.key(name, run.extent), *bytes)
+    }
+
+    /// Return the bytes of those runs that a drive holds.
+    pub fn bytes_on(&self, drive: usize, runs: &[u32]) -> u64 {
+        runs.iter().filter(|run| self.drive_number(**run) == drive).map(|run| self.run(*run).bytes()).sum()
+    }
+
+    pub fn run(&self, run: u32) -> &PageRun {
+        &self.page_runs.runs[run as usize]
+    }
+
+    pub fn drive_number(&self, run: u32) -> usize {
+        usize::from(self.drive_of[run as usize])
     }
 
     /// Collect the uses of steps by the loaders that read them.
     pub fn uses(&self, future: &dyn Future, members: &[Member], steps: Range<u64>) -> Uses {
-        let units_of = |step| {
+        let runs_of = |step| {
             let mut ranks: Vec<u64> = members.iter().filter(|member| member.reads(step)).map(|member| member.rank).collect();
             ranks.sort_unstable();
             ranks.dedup();
-            self.units.of(ranks.into_iter().flat_map(|rank| future.samples_of(step, rank)))
+            self.page_runs.of(ranks.into_iter().flat_map(|rank| future.samples_of(step, rank)))
         };
-        Uses::new(self.units.units.len(), steps.start, steps.map(units_of))
+        Uses::new(self.page_runs.runs.len(), steps.start, steps.map(runs_of))
     }
 
     /// Return whether the drives have room for all samples.
-    pub fn fits(&self) -> bool {
+    fn fits(&self) -> bool {
         let drives = &self.cached.drives().drives;
         let mut free: Vec<i128> = drives.iter().map(|drive| i128::from(drive.room_bytes(&self.cached.store).unwrap_or(0))).collect();
         let mut last = None;
-        let is_needed = self.units.is_needed();
-        for ((unit, drive), _) in self.units.units.iter().zip(&self.drive_of).zip(is_needed).filter(|(_, is_needed)| *is_needed) {
+        let is_needed = self.page_runs.is_needed();
+        for ((run, drive), _) in self.page_runs.runs.iter().zip(&self.drive_of).zip(is_needed).filter(|(_, is_needed)| *is_needed) {
             let room = &mut free[usize::from(*drive)];
-            *room -= i128::from(unit.bytes());
-            if last.replace((unit.object, unit.extent)) != Some((unit.object, unit.extent)) {
-                let Object { name, bytes } = &self.objects[unit.object as usize];
-                *room -= i128::from(Extent::overhead_bytes(*bytes, &self.cached.key(name, unit.extent)));
+            *room -= i128::from(run.bytes());
+            if last.replace((run.object, run.extent)) != Some((run.object, run.extent)) {
+                let (key, object_bytes) = self.key(run);
+                *room -= i128::from(Extent::overhead_bytes(object_bytes, &key));
             }
         }
         free.iter().all(|room| *room >= 0)
     }
 
-    /// Fetch units, and keep them. The loader reads what could not be fetched, and reports why.
+    /// Fetch runs, and keep them. The loader reads what could not be fetched, and reports why.
     pub fn fetch(&self, fetches: Vec<u32>) {
-        let _ = Fill::warm(self.cached, self.fits, self.runs(&self.chosen(fetches)));
+        let _ = ReadThrough::warm(self.cached, self.fits, self.extent_pages(&self.chosen(fetches)));
     }
 
-    /// Return these units, with their neighbours if that is worth while.
+    /// Return these runs, with their neighbours if that is worth while.
     pub fn chosen(&self, fetches: Vec<u32>) -> Vec<u32> {
-        let bytes = self.units.bytes(&fetches);
+        let bytes = self.page_runs.bytes(&fetches);
         if self.fits && bytes >= WINDOWS_FROM_BYTES { self.with_neighbours(fetches) } else { fetches }
     }
 
-    /// Return the requests for units of which `here` has some pages, and their bytes. The others are added to `here`.
-    pub fn requests(&self, units: &[u32], here: &mut Pages) -> (u64, u64) {
+    /// Return the requests for runs of which `here` has some pages, and their bytes. The others are added to `here`.
+    pub fn requests(&self, runs: &[u32], here: &mut Pages) -> (u64, u64) {
         let gap_pages = if self.fits { self.cached.cold.features().request_cost.gap_bytes / PAGE_BYTES } else { 0 };
         let most = self.cached.cold.features().range_bytes.min(JOINED_BYTES);
-        let mut wanted: Vec<(u32, Range<u64>)> = units.iter().map(|unit| self.pages_of(*unit)).collect();
+        let mut wanted: Vec<(u32, Range<u64>)> = runs.iter().map(|run| self.pages_of(*run)).collect();
         wanted.sort_unstable_by_key(|(object, pages)| (*object, pages.start));
-        let mut runs: Vec<(u32, Range<u64>)> = Vec::new();
+        let mut joined: Vec<(u32, Range<u64>)> = Vec::new();
         for (object, pages) in wanted {
-            match runs.last_mut() {
+            match joined.last_mut() {
                 // Gaps end with the extent.
-                Some((of, run)) if *of == object && pages.start <= run.end + gap_pages * u64::from(pages.start % EXTENT_PAGES != 0) => {
-                    run.end = run.end.max(pages.end);
+                Some((of, part)) if *of == object && pages.start <= part.end + gap_pages * u64::from(pages.start % EXTENT_PAGES != 0) => {
+                    part.end = part.end.max(pages.end);
                 }
-                _ => runs.push((object, pages)),
+                _ => joined.push((object, pages)),
             }
         }
         let (mut requests, mut bytes) = (0, 0);
-        for (object, run) in runs {
+        for (object, part) in joined {
             let mut lacking = 0;
             let object_bytes = self.objects[object as usize].bytes;
-            for page in run.start..=run.end {
-                if page < run.end && here.insert(object, page) {
+            for page in part.start..=part.end {
+                if page < part.end && here.insert(object, page) {
                     lacking += PAGE_BYTES.min(object_bytes.saturating_sub(page * PAGE_BYTES));
                 } else {
                     requests += u64::div_ceil(lacking, most);
@@ -127,55 +148,54 @@ impl Layout<'_> {
         (requests, bytes)
     }
 
-    /// Return the object of a unit, and its pages in the object.
-    pub fn pages_of(&self, unit: u32) -> (u32, Range<u64>) {
-        let Unit { object, extent, pages } = &self.units.units[unit as usize];
+    /// Remove the pages of runs from a set.
+    pub fn remove(&self, runs: &[u32], set: &mut Pages) {
+        for (object, pages) in runs.iter().map(|run| self.pages_of(*run)) {
+            pages.for_each(|page| set.remove(object, page));
+        }
+    }
+
+    /// Return the object of a run, and its pages in the object.
+    pub fn pages_of(&self, run: u32) -> (u32, Range<u64>) {
+        let PageRun { object, extent, pages } = &self.run(run);
         let first = u64::from(*extent) * EXTENT_PAGES;
         (*object, first + u64::from(pages.start)..first + u64::from(pages.end))
     }
 
-    /// Fetch units into memory.
-    pub fn ahead(&self, fetches: &[u32]) -> Fill<'_> {
-        Fill::ahead(self.cached, self.runs(fetches))
+    /// Fetch runs into memory.
+    pub fn ahead(&self, fetches: &[u32]) -> ReadThrough<'_> {
+        ReadThrough::ahead(self.cached, self.extent_pages(fetches))
     }
 
-    fn runs(&self, fetches: &[u32]) -> impl Iterator<Item = Run> {
-        fetches.iter().map(|unit| {
-            let Unit { object, extent, pages } = &self.units.units[*unit as usize];
+    fn extent_pages(&self, fetches: &[u32]) -> impl Iterator<Item = ExtentPages> {
+        fetches.iter().map(|run| {
+            let PageRun { object, extent, pages } = &self.run(*run);
             let Object { name, bytes } = &self.objects[*object as usize];
             (name.clone(), *bytes, *extent, pages.clone())
         })
     }
 
-    pub fn evict(&self, unit: u32) {
-        let (drive, unit) = (self.drive(unit), &self.units.units[unit as usize]);
-        let key = self.cached.key(&self.objects[unit.object as usize].name, unit.extent);
-        let cleared = drive
-            .find(&key, None)
-            .and_then(|found| found.map_or(Ok(0), |extent| evict::clear(drive, &extent, unit.pages.clone(), PATIENCE)));
-        if let Err(error) = cleared {
-            drive.failed(&error);
+    pub fn evict(&self, run: u32) {
+        let (drive, run) = (&self.cached.drives().drives[self.drive_number(run)], self.run(run));
+        if let Some(Some(extent)) = drive.succeeded(drive.find(&self.key(run).0, None)) {
+            drive.succeeded(evict::clear(drive, &extent, run.pages.clone(), PATIENCE));
         }
     }
 
-    /// Add the units that are used in the same windows.
+    /// Add the runs that are used in the same windows.
     fn with_neighbours(&self, mut fetches: Vec<u32>) -> Vec<u32> {
-        let units = &self.units.units;
-        let window = |unit: usize| (units[unit].object, units[unit].extent, units[unit].pages.start / WINDOW_PAGES);
-        let mut windows: Vec<_> = fetches.iter().map(|unit| window(*unit as usize)).collect();
+        let runs = &self.page_runs.runs;
+        let window = |run: usize| (runs[run].object, runs[run].extent, runs[run].pages.start / WINDOW_PAGES);
+        let mut windows: Vec<_> = fetches.iter().map(|run| window(*run as usize)).collect();
         windows.sort_unstable();
         windows.dedup();
         for wanted in windows {
-            let begin = units.partition_point(|unit| (unit.object, unit.extent, unit.pages.start / WINDOW_PAGES) < wanted);
-            let inside = (begin..units.len()).take_while(|unit| window(*unit) == wanted).filter(|unit| self.used[*unit]);
-            fetches.extend(inside.map(|unit| unit as u32));
+            let begin = runs.partition_point(|run| (run.object, run.extent, run.pages.start / WINDOW_PAGES) < wanted);
+            let inside = (begin..runs.len()).take_while(|run| window(*run) == wanted).filter(|run| self.used[*run]);
+            fetches.extend(inside.map(|run| run as u32));
         }
         fetches.sort_unstable();
         fetches.dedup();
         fetches
-    }
-
-    fn drive(&self, unit: u32) -> &Drive {
-        &self.cached.drives().drives[self.drive_number(unit)]
     }
 }

@@ -8,9 +8,9 @@ pub mod belady;
 mod dispatch;
 mod election;
 mod layout;
+pub mod page_runs;
 mod planner;
 mod prefetch_queue;
-pub mod units;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -20,9 +20,9 @@ use penstock_storage::process;
 
 use crate::cache::Cached;
 use backpressure::Backpressure;
+use page_runs::Future;
 pub use planner::Foreseen;
 use planner::Planner;
-use units::Future;
 
 /// A plan that runs for a loader. It ends when this is dropped.
 pub struct Plan {

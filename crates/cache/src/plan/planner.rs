@@ -7,12 +7,13 @@ use penstock_storage::process;
 
 use super::backpressure::Backpressure;
 use super::belady::{Belady, NEVER};
-use super::dispatch::{Carries, Dispatch, Ended, Group};
+use super::dispatch::{Carries, Dispatch, Ended, FetchGroup};
 use super::election::{Election, Field};
-use super::layout::{Layout, Pages};
-use super::prefetch_queue::PrefetchQueue;
-use super::units::{Future, Member, Object, Unit, Units, Uses, order_of};
+use super::layout::{Pages, PlanLayout};
+use super::page_runs::{Future, Member, PageRuns, Uses, order_of};
+use super::prefetch_queue::{Closes, PrefetchQueue};
 use crate::cache::Cached;
+use crate::drive::PLANS;
 use crate::extent::Extent;
 use crate::registry::Registered;
 
@@ -27,14 +28,6 @@ const FETCHES: usize = 8;
 /// thirty-second if that is less. It has room for a step, or two if several jobs read the same. A loader alone gets such pages in memory.
 const PASSING_PART: u64 = 128;
 const PASSING_BYTES: u64 = 1 << 20;
-/// What an epoch would read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Foreseen {
-    pub cached_bytes: u64,
-    pub cold_bytes: u64,
-    pub requests: u64,
-}
-
 /// How long a plan waits for reads that began before it.
 const SETTLES: Duration = Duration::from_secs(2);
 
@@ -43,9 +36,17 @@ const PULSE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 1000 
 /// Longer than a leader waits for a member that does not read.
 const LEADER_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 700 } else { 10_000 });
 
+/// What an epoch would read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Foreseen {
+    pub cached_bytes: u64,
+    pub cold_bytes: u64,
+    pub requests: u64,
+}
+
 /// The plan of one loader while it runs.
 pub struct Planner<'a> {
-    layout: Layout<'a>,
+    layout: PlanLayout<'a>,
     /// For each drive, what it will hold.
     caches: Vec<Belady>,
     /// The plan is at most this far ahead of the loader: an epoch.
@@ -55,11 +56,8 @@ pub struct Planner<'a> {
 impl Planner<'_> {
     fn new<'a>(cached: &'a Cached, future: &dyn Future) -> Result<Planner<'a>> {
         let (objects, needs) = future.needs()?;
-        let units = Units::new(future.samples(), needs);
-        let key = |unit: &Unit| cached.key(&objects[unit.object as usize].name, unit.extent);
-        let drive_of = units.units.iter().map(|unit| cached.drives().number_of(&key(unit)) as u16).collect();
-        let mut layout = Layout { cached, objects, units, drive_of, used: Vec::new(), fits: false };
-        layout.fits = layout.fits();
+        let page_runs = PageRuns::new(future.samples(), needs);
+        let layout = PlanLayout::new(cached, objects, page_runs);
         Ok(Planner { layout, caches: Vec::new(), steps_ahead: future.epoch_steps().max(1) })
     }
 
@@ -71,14 +69,14 @@ impl Planner<'_> {
         let (current, later) = planner.uses(future, &members, begin, begin + planner.steps_ahead);
         let _ = planner.find_cached(&current, &later, 0);
         let Planner { layout, mut caches, .. } = planner;
-        let is_cached = |unit: u32| caches[layout.drive_number(unit)].holds(unit);
-        let cached = (0..layout.units.units.len() as u32).filter(|unit| is_cached(*unit));
+        let is_cached = |run: u32| caches[layout.drive_number(run)].holds(run);
+        let cached = (0..layout.page_runs.runs.len() as u32).filter(|run| is_cached(*run));
         let mut here = Pages::default();
-        for (object, pages) in cached.map(|unit| layout.pages_of(unit)) {
+        for (object, pages) in cached.map(|run| layout.pages_of(run)) {
             pages.for_each(|page| _ = here.insert(object, page));
         }
         let used = current.first_use.iter().enumerate().filter(|(_, first_use)| **first_use != NEVER);
-        let cached_bytes = used.filter(|(unit, _)| is_cached(*unit as u32)).map(|(unit, _)| layout.units.units[unit].bytes()).sum();
+        let cached_bytes = used.filter(|(run, _)| is_cached(*run as u32)).map(|(run, _)| layout.page_runs.runs[run].bytes()).sum();
         let foreseen = Foreseen { cached_bytes, ..Foreseen::default() };
         let mut counted = Counted { layout: &layout, until: current.steps().end, here, foreseen };
         // The count ends where the epoch does.
@@ -92,7 +90,7 @@ impl Planner<'_> {
         let drives = &cached.drives().drives;
         let plans = drives
             .iter()
-            .map(|drive| Registered::new(&drive.plans_folder(), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
+            .map(|drive| Registered::new(&drive.part(PLANS), cached.store.as_bytes()).inspect_err(|error| drive.failed(error)));
         let _registered: Vec<Registered> = plans.filter_map(std::io::Result::ok).collect();
         if planner.layout.fits {
             // Nothing is evicted, and reads may keep what they fetch beside the plan.
@@ -100,7 +98,8 @@ impl Planner<'_> {
         }
         let _planned = cached.planned();
         let folders: Vec<String> = drives.iter().map(|drive| drive.folder().display().to_string()).collect();
-        let order = order_of(future, &planner.layout.objects, &planner.layout.units, &format!("{} {}", cached.store, folders.join(" ")));
+        let order =
+            order_of(future, &planner.layout.objects, &planner.layout.page_runs, &format!("{} {}", cached.store, folders.join(" ")));
         let mut first = 0;
         loop {
             let joined = drives
@@ -149,8 +148,8 @@ impl Planner<'_> {
         let (current, later) = self.uses(future, &members, begin, (begin + 1).next_multiple_of(steps));
         let is_shared = members.iter().enumerate().any(|(at, one)| members[..at].iter().any(|other| other.rank == one.rank));
         let passing_steps = if members.len() == 1 { 0 } else { 1 + u64::from(is_shared) };
-        for unit in self.find_cached(&current, &later, passing_steps) {
-            self.layout.evict(unit);
+        for run in self.find_cached(&current, &later, passing_steps) {
+            self.layout.evict(run);
         }
         if election.as_ref().is_some_and(|election| election.include_all(begin).is_err()) {
             return Ok(Ended::Left);
@@ -175,12 +174,12 @@ impl Planner<'_> {
             if let Some(own) = &own {
                 scope.spawn(|| queue.each(PULSE, |count| own.set(Field::Pulse, count)));
             }
-            let _closes = queue.closes();
+            let _closes = Closes(&queue);
             let mut dispatch = Dispatch::new(backpressure, election, &queue, begin, steps);
             let mut later_of = |begin| layout.uses(future, &members, begin..begin + steps);
             plan(layout, caches, current, later, &mut later_of, &mut dispatch).err().unwrap_or_else(|| {
                 // Everything is cached, and stays so while the plan is registered. There is nothing left to plan.
-                queue.wait_until_done();
+                queue.wait_until_ready();
                 backpressure.end();
                 backpressure.wait_for(u64::MAX, u64::MAX);
                 Ended::Stopped
@@ -192,60 +191,55 @@ impl Planner<'_> {
 
     /// Return the uses in the steps from `begin` to `end`, and in the epoch that follows.
     fn uses(&self, future: &dyn Future, members: &[Member], begin: u64, end: u64) -> (Uses, Uses) {
-        let uses = |steps| self.layout.uses(future, members, steps);
-        (uses(begin..end), uses(end..end + self.steps_ahead))
+        let layout = &self.layout;
+        (layout.uses(future, members, begin..end), layout.uses(future, members, end..end + self.steps_ahead))
     }
 
-    /// Begin with the units that are cached already, and with the room that the drives have. There must be room for `passing_steps` besides what is
-    /// worth keeping. Returns the cached units that do not fit.
+    /// Begin with the runs that are cached already, and with the room that the drives have. There must be room for `passing_steps` besides what is
+    /// worth keeping. Returns the cached runs that do not fit.
     fn find_cached(&mut self, current: &Uses, later: &Uses, passing_steps: u64) -> Vec<u32> {
         let layout = &mut self.layout;
         let drives = &layout.cached.drives().drives;
         layout.used = current.first_use.iter().zip(&later.first_use).map(|(one, other)| *one.min(other) != NEVER).collect();
-        let (mut known, mut cached): (Option<Known>, Vec<(u64, u32)>) = (None, Vec::new());
         let store = &layout.cached.store;
         let mut room_bytes: Vec<u64> = drives.iter().map(|drive| drive.room_bytes(store).unwrap_or(0)).collect();
-        // What the store has beside the units, such as pages of lists of files.
+        // What the store has beside the runs, such as pages of lists of files.
         let mut other_bytes: Vec<u64> = drives.iter().map(|drive| drive.store_bytes(store).unwrap_or(0)).collect();
-        for (index, unit) in layout.units.units.iter().enumerate() {
-            let number = usize::from(layout.drive_of[index]);
-            if known.as_ref().is_none_or(|known| (known.object, known.extent) != (unit.object, unit.extent)) {
-                let Object { name, bytes } = &layout.objects[unit.object as usize];
-                let key = layout.cached.key(name, unit.extent);
-                let found = drives[number].find(&key, Some(*bytes)).ok().flatten();
-                let overhead_bytes = Extent::overhead_bytes(*bytes, &key);
-                room_bytes[number] = room_bytes[number].saturating_sub(overhead_bytes);
-                other_bytes[number] = other_bytes[number].saturating_sub(if found.is_some() { overhead_bytes } else { 0 });
-                let table = found.and_then(|found| found.table(0..found.pages()).ok()).unwrap_or_default();
-                known = Some(Known { object: unit.object, extent: unit.extent, table });
-            }
-            let table = known.as_ref().and_then(|known| known.table.get(unit.pages.start as usize..unit.pages.end as usize));
-            if table.is_some_and(|table| !table.is_empty() && !table.contains(&0)) {
-                other_bytes[number] = other_bytes[number].saturating_sub(unit.bytes());
-                cached.push((current.first_use[index].min(later.first_use[index]), index as u32));
+        let mut cached: Vec<(u64, u32)> = Vec::new();
+        let mut index = 0;
+        for of_extent in layout.page_runs.runs.chunk_by(|one, next| (one.object, one.extent) == (next.object, next.extent)) {
+            let number = layout.drive_number(index as u32);
+            let (key, object_bytes) = layout.key(&of_extent[0]);
+            let found = drives[number].find(&key, Some(object_bytes)).ok().flatten();
+            let overhead_bytes = Extent::overhead_bytes(object_bytes, &key);
+            room_bytes[number] = room_bytes[number].saturating_sub(overhead_bytes);
+            other_bytes[number] = other_bytes[number].saturating_sub(if found.is_some() { overhead_bytes } else { 0 });
+            let table = found.and_then(|found| found.whole_table().ok()).unwrap_or_default();
+            for run in of_extent {
+                let crcs = table.get(run.pages.start as usize..run.pages.end as usize).unwrap_or_default();
+                if !crcs.is_empty() && !crcs.contains(&0) {
+                    other_bytes[number] = other_bytes[number].saturating_sub(run.bytes());
+                    cached.push((current.first_use[index].min(later.first_use[index]), index as u32));
+                }
+                index += 1;
             }
         }
-        // What a step of several loaders reads must be there all at once.
-        let step_bytes = |number: usize| {
-            let bytes = |unit: &&u32| layout.drive_number(**unit) == number;
-            let of_step = |step| current.of(step).iter().filter(bytes).map(|unit| layout.units.units[*unit as usize].bytes()).sum();
-            current.steps().map(of_step).max().unwrap_or(0u64)
-        };
-        let on = |(number, room_bytes): (usize, u64)| {
-            let least = PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes(number));
+        self.caches.clear();
+        for (number, (mut room_bytes, other_bytes)) in room_bytes.into_iter().zip(other_bytes).enumerate() {
+            // If everything fits, nothing may give way, whatever other processes that fetch the same have reserved at this moment.
+            room_bytes = if layout.fits { u64::MAX / 2 } else { room_bytes.saturating_sub(other_bytes) };
+            // What a step of several loaders reads must be there all at once.
+            let step_bytes = current.steps().map(|step| layout.bytes_on(number, current.of(step))).max().unwrap_or(0);
+            let least = PASSING_BYTES.min(room_bytes / 32).max(room_bytes / PASSING_PART).max(passing_steps * step_bytes);
             let reserve = if layout.fits || passing_steps == 0 { 0 } else { least.min(room_bytes / 2) };
-            let sizes = layout.units.units.iter().zip(&layout.drive_of);
-            let sizes = sizes.map(|(unit, on)| if usize::from(*on) == number { unit.bytes() } else { 0 });
-            Belady::new(sizes, room_bytes, reserve)
-        };
-        // If everything fits, nothing may give way, whatever other processes that fetch the same have reserved at this moment.
-        let room = |(room_bytes, other_bytes): (u64, u64)| if layout.fits { u64::MAX / 2 } else { room_bytes.saturating_sub(other_bytes) };
-        self.caches = room_bytes.into_iter().zip(other_bytes).map(room).enumerate().map(on).collect();
-        self.caches.iter_mut().for_each(|cache| cache.look_ahead(later.begin, &later.first_use));
+            let sizes = (0..layout.drive_of.len() as u32).map(|run| layout.bytes_on(number, &[run]));
+            let mut cache = Belady::new(sizes, room_bytes, reserve);
+            cache.look_ahead(later.begin, &later.first_use);
+            self.caches.push(cache);
+        }
         cached.sort_unstable();
-        let Planner { layout, caches, .. } = self;
-        let mut has = |(next_use, unit): (u64, u32)| caches[layout.drive_number(unit)].has(unit, next_use);
-        cached.into_iter().filter_map(|cached| (!has(cached)).then_some(cached.1)).collect()
+        cached.retain(|(next_use, run)| !self.caches[layout.drive_number(*run)].has(*run, *next_use));
+        cached.into_iter().map(|(_, run)| run).collect()
     }
 }
 
@@ -255,7 +249,7 @@ fn room_bytes(caches: &[Belady]) -> u64 {
 
 /// Counts what a plan fetches until a step, instead of fetching it.
 struct Counted<'a> {
-    layout: &'a Layout<'a>,
+    layout: &'a PlanLayout<'a>,
     until: u64,
     /// The pages that are cached.
     here: Pages,
@@ -267,25 +261,20 @@ impl Carries for Counted<'_> {
         self.until
     }
 
-    fn may_pass(&self, _: &Group) -> bool {
+    fn may_pass(&self, _: &FetchGroup) -> bool {
         true
     }
 
-    fn put(&mut self, group: Group, _: u64) -> std::result::Result<(), Ended> {
-        let Group { fetches, passes, victims, .. } = group;
+    fn put(&mut self, group: FetchGroup, _: u64) -> std::result::Result<(), Ended> {
+        let FetchGroup { fetches, passes, eviction, .. } = group;
         let layout = self.layout;
-        let gone = |units: &[u32], here: &mut Pages| {
-            for (object, pages) in units.iter().map(|unit| layout.pages_of(*unit)) {
-                pages.for_each(|page| here.remove(object, page));
-            }
-        };
-        gone(&victims, &mut self.here);
-        for units in [&layout.chosen(fetches), &passes] {
-            let (requests, bytes) = layout.requests(units, &mut self.here);
+        layout.remove(&eviction.victims, &mut self.here);
+        for runs in [&layout.chosen(fetches), &passes] {
+            let (requests, bytes) = layout.requests(runs, &mut self.here);
             self.foreseen.requests += requests;
             self.foreseen.cold_bytes += bytes;
         }
-        gone(&passes, &mut self.here);
+        layout.remove(&passes, &mut self.here);
         Ok(())
     }
 
@@ -297,7 +286,7 @@ impl Carries for Counted<'_> {
 /// Plan one epoch after the other, and give each group of fetches to `dispatch`, with the step below which all is ready after it. Returns when
 /// there is nothing left to plan.
 fn plan(
-    layout: &Layout,
+    layout: &PlanLayout,
     caches: &mut [Belady],
     mut current: Uses,
     mut later: Uses,
@@ -310,22 +299,22 @@ fn plan(
     loop {
         let next_uses = current.next_uses(&later.first_use);
         let mut next_uses = next_uses.iter();
-        let (mut group, mut has_fetched) = (Group::default(), false);
+        let (mut group, mut has_fetched) = (FetchGroup::default(), false);
         for step in current.steps() {
             if step >= dispatch.until() {
                 dispatch.put(std::mem::take(&mut group), step)?;
                 dispatch.wait_until_wanted(step)?;
                 ready = step;
             }
-            for (unit, next_use) in by_worth(layout, caches, current.of(step), &mut next_uses) {
-                let fetch = caches[layout.drive_number(unit)].access(unit, step, next_use);
+            for (run, next_use) in by_worth(layout, caches, current.of(step), &mut next_uses) {
+                let fetch = caches[layout.drive_number(run)].access(run, step, next_use);
                 let Some(fetch) = fetch.filter(|fetch| fetch.keep || dispatch.may_pass(&group)) else { continue };
                 // The loader must be able to read the steps that this fetch waits for, and a large step needs several groups.
                 if fetch.from > ready || group.bytes >= bytes {
                     dispatch.put(std::mem::take(&mut group), step)?;
                     (bytes, ready) = ((2 * bytes).min(most), step);
                 }
-                group.add(fetch, layout.units.units[unit as usize].bytes());
+                group.add(fetch, layout.run(run).bytes());
                 has_fetched = true;
             }
             // A step whose pages are ready must not wait for a group to fill.
@@ -343,10 +332,10 @@ fn plan(
     }
 }
 
-/// Return the units of a step and their next uses, those first that are worth keeping: the others have the room that is left.
-fn by_worth<'u>(layout: &Layout, caches: &[Belady], units: &[u32], next_uses: &mut impl Iterator<Item = &'u u64>) -> Vec<(u32, u64)> {
-    let mut uses: Vec<(u32, u64)> = units.iter().copied().zip(next_uses.copied()).collect();
-    uses.sort_by_key(|(unit, next_use)| !caches[layout.drive_number(*unit)].is_worth(*unit, *next_use));
+/// Return the runs of a step and their next uses, those first that are worth keeping: the others have the room that is left.
+fn by_worth<'u>(layout: &PlanLayout, caches: &[Belady], runs: &[u32], next_uses: &mut impl Iterator<Item = &'u u64>) -> Vec<(u32, u64)> {
+    let mut uses: Vec<(u32, u64)> = runs.iter().copied().zip(next_uses.copied()).collect();
+    uses.sort_by_key(|(run, next_use)| !caches[layout.drive_number(*run)].is_worth(*run, *next_use));
     uses
 }
 
@@ -374,11 +363,4 @@ fn follow(backpressure: &Backpressure, election: &mut Election) -> Ended {
         }
         backpressure.pause(false);
     }
-}
-
-/// The checksums of an extent's pages.
-struct Known {
-    object: u32,
-    extent: u32,
-    table: Vec<u32>,
 }

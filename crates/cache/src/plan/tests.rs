@@ -6,7 +6,7 @@ use std::path::Path;
 use penstock_storage::{Memory, RangeRequest, Read};
 
 use super::belady::{Belady, NEVER};
-use super::units::{Future, Member, Need, Object};
+use super::page_runs::{Future, Member, Need, Object};
 use super::*;
 use crate::cache::Policy;
 use crate::drives::Drives;
@@ -138,13 +138,9 @@ fn part_of_all(part: u64) -> u64 {
     u64::from(SAMPLES) * part / 100 * SAMPLE_BYTES + overhead
 }
 
-fn folder() -> Result<tempfile::TempDir> {
-    tempfile::tempdir().map_err(|error| Error::new("internal", error.to_string()))
-}
-
 #[test]
 fn a_cache_that_holds_everything_is_filled_once() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let cached = cache(folder.path(), 4_000_000)?;
     let cold = epochs(&cached, 3)?;
     assert_eq!(cold.iter().sum::<u64>(), u64::from(SAMPLES) * SAMPLE_BYTES);
@@ -158,7 +154,7 @@ fn a_cache_that_holds_everything_is_filled_once() -> Result<()> {
 #[test]
 fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
     for part in [10, 20, 50] {
-        let folder = folder()?;
+        let folder = tempfile::tempdir().unwrap();
         let budget_bytes = part_of_all(part);
         let cached = cache(folder.path(), budget_bytes)?;
         let epoch_count = 6;
@@ -186,7 +182,7 @@ fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
 fn nothing_is_fetched_for_steps_that_are_not_read() -> Result<()> {
     let all = u64::from(SAMPLES) * SAMPLE_BYTES;
     for part in [10, 50, 90] {
-        let folder = folder()?;
+        let folder = tempfile::tempdir().unwrap();
         let cached = cache(folder.path(), part_of_all(part))?;
         let future = Shuffled { end: EPOCH_STEPS, ..ALONE };
         let plan = started(&cached, future)?;
@@ -210,14 +206,14 @@ fn nothing_is_fetched_for_steps_that_are_not_read() -> Result<()> {
 
 #[test]
 fn a_job_that_has_read_all_holds_up_no_other_one() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let (one, other) = (Shuffled { end: EPOCH_STEPS, ..ALONE }, Shuffled { end: 3 * EPOCH_STEPS, ..ALONE });
     let [ends, continues] = [cache(folder.path(), part_of_all(20))?, cache(folder.path(), part_of_all(20))?];
     let plans = (started(&ends, one)?, started(&continues, other)?);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| read(&ends, &plans.0, one, 0, one.end));
         let second = read(&continues, &plans.1, other, 0, one.end);
-        first.join().unwrap_or_else(|_| Err(Error::new("internal", "a job panicked"))).and(second)
+        first.join().unwrap().and(second)
     })?;
     let before = cold_bytes(&ends) + cold_bytes(&continues);
     // The first one stays open.
@@ -231,7 +227,7 @@ fn a_job_that_has_read_all_holds_up_no_other_one() -> Result<()> {
 
 #[test]
 fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let cached = cache(folder.path(), 300_000)?;
     for steps in 0..20 {
         let plan = if steps % 2 == 0 { started(&cached, ALONE)? } else { Plan::start(cached.clone(), Arc::new(ALONE), ALONE.end)? };
@@ -247,7 +243,7 @@ fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
 
 #[test]
 fn a_plan_waits_for_reads_that_keep_what_they_fetch() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let cached = cache(folder.path(), 300_000)?;
     let (read, has_ended) = (cached.may_keep(), std::sync::atomic::AtomicBool::new(false));
     assert!(read.is_some());
@@ -272,7 +268,7 @@ fn a_plan_waits_for_reads_that_keep_what_they_fetch() -> Result<()> {
 
 #[test]
 fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let budget_bytes = u64::from(SAMPLES) * SAMPLE_BYTES + 100_000;
     let cached = cache(folder.path(), budget_bytes)?;
     let plan = started(&cached, ALONE)?;
@@ -297,7 +293,7 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
     drop(plan);
     // Without a running plan, the older pages give way.
     assert_eq!(other.fetch(vec![whole]).remove(0)?[0].len(), 1_000_000);
-    let counts = other.drives().drives[0].usage.total().map_err(|error| Error::new("internal", error.to_string()))?;
+    let counts = other.drives().drives[0].usage.total().unwrap();
     assert!(counts.evicted_bytes > 0 && counts.bytes <= counts.budget_bytes);
     Ok(())
 }
@@ -316,14 +312,14 @@ fn together(folder: &Path, part: u64, loaders: &[Shuffled], epoch_count: u64) ->
             })
         };
         let threads: Vec<_> = jobs.into_iter().zip(plans).map(work).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a job panicked")))).sum()
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     })
 }
 
 #[test]
 fn jobs_of_one_order_read_each_byte_once() -> Result<()> {
     for part in [10, 20, 50] {
-        let (alone, shared) = (folder()?, folder()?);
+        let (alone, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let one = together(alone.path(), part, &[ALONE], 6)?;
         let two = together(shared.path(), part, &[ALONE, ALONE], 6)?;
         // Two steps of the cache, an eighth of it at 50 %, are for what passes.
@@ -335,7 +331,7 @@ fn jobs_of_one_order_read_each_byte_once() -> Result<()> {
 
 #[test]
 fn ranks_and_workers_share_one_plan() -> Result<()> {
-    let (alone, shared) = (folder()?, folder()?);
+    let (alone, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     // What passes takes a step of the cache, a sixteenth of the data. A loader alone gets it in memory.
     let one = together(alone.path(), 44, &[ALONE], 6)?;
     // Two ranks, each with two workers that read every other step.
@@ -350,7 +346,7 @@ fn ranks_and_workers_share_one_plan() -> Result<()> {
 #[test]
 fn jobs_go_on_when_the_leader_ends_or_stands_still() -> Result<()> {
     for is_dropped in [true, false] {
-        let folder = folder()?;
+        let folder = tempfile::tempdir().unwrap();
         let (one, two) = (cache(folder.path(), part_of_all(20))?, cache(folder.path(), part_of_all(20))?);
         let leads = started(&one, ALONE)?;
         let follows = started(&two, ALONE)?;
@@ -358,7 +354,7 @@ fn jobs_go_on_when_the_leader_ends_or_stands_still() -> Result<()> {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| read(&one, &leads, ALONE, 0, 3));
             read(&two, &follows, ALONE, 0, 3)?;
-            thread.join().unwrap_or_else(|_| Err(Error::new("internal", "a job panicked")))
+            thread.join().unwrap()
         })?;
         let kept = if is_dropped {
             drop(leads);
@@ -379,7 +375,7 @@ fn jobs_go_on_when_the_leader_ends_or_stands_still() -> Result<()> {
 
 #[test]
 fn jobs_that_are_far_apart_do_not_wait_for_each_other() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let later = Shuffled { member: Member { begin: 40 * EPOCH_STEPS, ..ALONE.member }, ..ALONE };
     let (one, two) = (cache(folder.path(), part_of_all(20))?, cache(folder.path(), part_of_all(20))?);
     let first = started(&one, ALONE)?;
@@ -411,7 +407,7 @@ fn passes(cached: &Cached) -> usize {
 
 #[test]
 fn fetches_run_ahead_of_the_room_for_them() -> Result<()> {
-    let folder = folder()?;
+    let folder = tempfile::tempdir().unwrap();
     let budget_bytes = part_of_all(10);
     let cached = cache(folder.path(), budget_bytes)?;
     let plan = started(&cached, ALONE)?;
@@ -428,7 +424,7 @@ fn fetches_run_ahead_of_the_room_for_them() -> Result<()> {
 #[test]
 fn a_cache_smaller_than_a_step_passes_it_through_memory() -> Result<()> {
     for budget_bytes in [40_000, part_of_all(2), part_of_all(5)] {
-        let folder = folder()?;
+        let folder = tempfile::tempdir().unwrap();
         let cached = cache(folder.path(), budget_bytes)?;
         let future = Shuffled { end: 3 * EPOCH_STEPS, ..ALONE };
         let plan = started(&cached, future)?;

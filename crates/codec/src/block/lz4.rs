@@ -2,7 +2,7 @@
 
 use penstock_error::Result;
 
-use super::checked::{exact, undecodable};
+use super::{exact, undecodable};
 
 /// Compress with lz4 in the block format, without a length prefix. Source: lz4_Block_format.md.
 pub fn encode(raw: &[u8]) -> Vec<u8> {

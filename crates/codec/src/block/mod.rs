@@ -1,14 +1,22 @@
 //! Block codecs, one per file. Lengths come from the tail index, never from the data. CONTRIBUTING.md lists the changes that a
 //! new codec needs.
 
-mod checked;
 pub mod lz4;
 pub mod zstd;
 
+use penstock_error::{Error, Result};
+
+/// Check that a decoder returned as many bytes as the tail index says.
+fn exact(count: usize, out: Vec<u8>, codec: &str) -> Result<Vec<u8>> {
+    if count == out.len() { Ok(out) } else { Err(undecodable(codec, format!("{count} bytes, expected {}", out.len()))) }
+}
+
+fn undecodable(codec: &str, error: impl std::fmt::Display) -> Error {
+    Error::new("object-malformed", format!("cannot decode {codec} block: {error}")).hint("run `penstock verify`")
+}
+
 #[cfg(test)]
 mod tests {
-    use penstock_error::Result;
-
     use super::*;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use penstock_error::{Error, Result};
 
-use super::checked::{exact, undecodable};
+use super::{exact, undecodable};
 
 /// zstd's default level.
 const LEVEL: i32 = 3;

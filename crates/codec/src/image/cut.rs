@@ -90,10 +90,11 @@ impl Convert {
     /// Extend the conversion with (value - mean) / std.
     pub fn normalise(&mut self, mean: &[f32], std: &[f32]) {
         let channels = self.scale.len().max(mean.len()).max(std.len());
-        let of = |list: &[f32], channel: usize| list[channel % list.len()];
-        let scale = (0..channels).map(|channel| of(&self.scale, channel) / of(std, channel)).collect();
-        self.bias = (0..channels).map(|channel| (of(&self.bias, channel) - of(mean, channel)) / of(std, channel)).collect();
-        self.scale = scale;
+        // A list of one number is that of all channels.
+        let repeated = |list: &[f32]| list.iter().copied().cycle().take(channels).collect::<Vec<f32>>();
+        let (mean, std) = (repeated(mean), repeated(std));
+        self.scale = repeated(&self.scale).iter().zip(&std).map(|(scale, std)| scale / std).collect();
+        self.bias = repeated(&self.bias).iter().zip(&mean).zip(&std).map(|((bias, mean), std)| (bias - mean) / std).collect();
     }
 
     fn is_plain(&self) -> bool {

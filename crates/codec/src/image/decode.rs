@@ -99,8 +99,3 @@ pub fn decode_mask(bytes: &[u8], limits: Limits) -> Result<Picture> {
     }
     Ok(picture)
 }
-
-/// Encode pixels as PNG, losslessly. `data` has shape (height, width, channels) and native byte order.
-pub fn encode_png(height: usize, width: usize, channels: usize, bits: u8, data: &[u8]) -> Result<Vec<u8>> {
-    png::encode(height, width, channels, bits, data)
-}

@@ -327,7 +327,7 @@ impl Bits {
 }
 
 /// The decoder's state within a scan. `tables` are indexes into `Entropy::tables`.
-struct Place {
+struct ScanState {
     bits: Bits,
     dc: [i32; 4],
     blocks: usize,
@@ -342,7 +342,7 @@ pub struct Entropy {
     tables: Vec<Table>,
     /// Huffman codes of the previous image, if it was too small to justify building tables.
     before: Vec<(Codes, bool)>,
-    place: Option<Place>,
+    place: Option<ScanState>,
 }
 
 impl Entropy {
@@ -359,7 +359,8 @@ impl Entropy {
         }
         let blocks = usize::try_from(scan.blocks).ok()?;
         let members = scan.members.get(..blocks)?;
-        let mut place = Place { bits: Bits::default(), dc: [0; 4], blocks, component: [0; 10], flat: [false; 10], tables: [[0; 2]; 10] };
+        let mut place =
+            ScanState { bits: Bits::default(), dc: [0; 4], blocks, component: [0; 10], flat: [false; 10], tables: [[0; 2]; 10] };
         let before = std::mem::take(&mut self.before);
         for (number, member) in members.iter().enumerate() {
             place.component[number] = usize::try_from(member.component).ok().filter(|component| *component < 4)?;

@@ -15,7 +15,8 @@ pub mod region;
 pub mod resize;
 mod webp;
 
-pub use decode::{decode, decode_mask, encode_png, outline, probe, probe_mask};
+pub use decode::{decode, decode_mask, outline, probe, probe_mask};
 pub use exif::Orientation;
 pub use mode::{Mode, decode_in};
 pub use picture::{Format, Header, Limits, Outline, Picture};
+pub use png::encode as encode_png;

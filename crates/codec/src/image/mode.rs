@@ -72,18 +72,18 @@ pub fn decode_in(bytes: &[u8], limits: Limits, orientation: Orientation, mode: M
 /// formula, as in Pillow. 8-bit grey is multiplied by 257 to get 16-bit grey, so that white stays white.
 pub fn in_mode(picture: Picture, mode: Mode) -> Result<Picture> {
     mode.check(picture.channels, picture.bits)?;
-    let of = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });
+    let with_form = |channels: usize, bits: u8, data: Vec<u8>| Ok(Picture { channels, bits, data, ..picture });
     let data = &picture.data;
     match (mode, picture.channels, picture.bits) {
         (Mode::Stored, ..) => Ok(picture),
         (Mode::Deep, 1, 16) | (Mode::Rgb, 3, 8) | (Mode::Grey, 1, 8) | (Mode::Rgba, 4, 8) => Ok(picture),
-        (Mode::Deep, 1, _) => of(1, 16, converted(data, |[grey]: &[u8; 1]| (u16::from(*grey) * 257).to_ne_bytes())),
-        (Mode::Rgb, 1, 8) => of(3, 8, converted(data, |[grey]: &[u8; 1]| [*grey; 3])),
-        (Mode::Rgb, 4, 8) => of(3, 8, converted(data, on_white)),
-        (Mode::Rgba, 1, 8) => of(4, 8, converted(data, |[grey]: &[u8; 1]| [*grey, *grey, *grey, 255])),
-        (Mode::Rgba, 3, 8) => of(4, 8, converted(data, |[red, green, blue]: &[u8; 3]| [*red, *green, *blue, 255])),
-        (Mode::Grey, 3, 8) => of(1, 8, converted(data, |pixel: &[u8; 3]| [luma(*pixel)])),
-        (Mode::Grey, 4, 8) => of(1, 8, converted(data, |pixel: &[u8; 4]| [luma(on_white(pixel))])),
+        (Mode::Deep, 1, _) => with_form(1, 16, converted(data, |[grey]: &[u8; 1]| (u16::from(*grey) * 257).to_ne_bytes())),
+        (Mode::Rgb, 1, 8) => with_form(3, 8, converted(data, |[grey]: &[u8; 1]| [*grey; 3])),
+        (Mode::Rgb, 4, 8) => with_form(3, 8, converted(data, on_white)),
+        (Mode::Rgba, 1, 8) => with_form(4, 8, converted(data, |[grey]: &[u8; 1]| [*grey, *grey, *grey, 255])),
+        (Mode::Rgba, 3, 8) => with_form(4, 8, converted(data, |[red, green, blue]: &[u8; 3]| [*red, *green, *blue, 255])),
+        (Mode::Grey, 3, 8) => with_form(1, 8, converted(data, |pixel: &[u8; 3]| [luma(*pixel)])),
+        (Mode::Grey, 4, 8) => with_form(1, 8, converted(data, |pixel: &[u8; 4]| [luma(on_white(pixel))])),
         (_, channels, bits) => {
             Err(Error::new("unsupported-format", format!("cannot convert {channels} channels of {bits} bits to {}", mode.name())))
         }

@@ -121,6 +121,7 @@ fn grey_alpha_to_rgba(picture: Picture) -> Picture {
     Picture { channels: 4, data, ..picture }
 }
 
+/// Encode pixels as PNG, losslessly. `data` has shape (height, width, channels) and native byte order.
 pub fn encode(height: usize, width: usize, channels: usize, bits: u8, data: &[u8]) -> Result<Vec<u8>> {
     let invalid = |text: String| Error::new("invalid-value", format!("cannot store the array as PNG: {text}"));
     let color = match channels {

@@ -71,7 +71,7 @@ fn put_first(here: &Context, at: &Snapshot, lineage: u64, (name, author): (&str,
     let is_used = at.record().lineage >= lineage || storage.exists(&record_name(lineage, 1))?;
     // A listing may be older than the snapshot, which then may have row ids of this lineage already: those of a branch that was named and merged since.
     if storage.exists(&numbered(NAMES_FOLDER, lineage - 1))? {
-        return Err(Error::new("conflict", "another writer was first"));
+        return Err(Error::new("conflict", "another writer was faster"));
     }
     if is_used {
         let text = format!("cannot create a branch of `{}`: `refs` has fewer records than there are branches", storage.uri());

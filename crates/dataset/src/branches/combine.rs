@@ -16,13 +16,13 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::commit::manifest::objects::{INLINE_BYTES, write_pages, write_rows, write_words};
 use crate::commit::manifest::overlays::write_values;
-use crate::commit::manifest::rewrite::{At, Rewritten, rewritten};
+use crate::commit::manifest::rewrite::{PlacedRun, Rewritten, rewritten};
 use crate::commit::manifest::root::copy_to_fragments;
 use crate::commit::manifest::stored::WordList;
 use crate::config::Config;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
-use crate::read::scan::Group;
+use crate::read::scan::GroupSize;
 use crate::snapshot::Snapshot;
 use crate::snapshot::attachments::note_changed;
 use crate::snapshot::live::ManifestPart;
@@ -204,7 +204,7 @@ pub fn copied_samples(theirs: &Arc<Snapshot>, columns: &HashSet<u64>, ids: &RowI
         specs.sort_by_key(|spec| spec.id);
         let ids: Vec<u64> = rows.iter().collect();
         let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
-        let at: Vec<At> = ids.into_iter().zip(positions).map(|(first, position)| (Run { first, count: 1 }, position)).collect();
+        let at: Vec<PlacedRun> = ids.into_iter().zip(positions).map(|(first, position)| (Run { first, count: 1 }, position)).collect();
         let Rewritten { fragments, features, .. } = rewritten(theirs, &specs, &at, &HashMap::new(), puts)?;
         all.fragments.extend(fragments);
         all.features |= features;
@@ -248,7 +248,7 @@ pub fn copied_values(theirs: &Arc<Snapshot>, values: &[(ColumnSpec, RowIds)], pu
             features |= used;
             Ok(())
         };
-        let (mut from, mut group) = (0, Group::default());
+        let (mut from, mut group) = (0, GroupSize::default());
         while let Some(ids) = rows.next_group(&mut from, group.samples) {
             let positions = theirs.positions_of(&ids.iter().map(|id| id.cast_signed()).collect::<Vec<i64>>())?;
             let mut reader = Reader::new(theirs.clone(), positions, OnCorrupt::Raise)?;

@@ -16,7 +16,7 @@ use super::policy::Policies;
 use super::reset::state_of;
 use super::schemas::{Compared, check_leftover, compared};
 use super::three_way::{Comparison, Decided, MergedSamples, MergedValues, Sides, Taken};
-use crate::commit::changes::{Proposal, State, Theirs, schema_change};
+use crate::commit::changes::{Proposal, RootState, Theirs, schema_change};
 use crate::commit::manifest::objects::write_rows;
 use crate::commit::manifest::overlays::summary;
 use crate::commit::manifest::root::{copy_to_overlays, write_root};
@@ -102,7 +102,7 @@ fn fast_forward(written: &mut Written, theirs: &LogEntry, texts: Texts) -> Resul
         // The branch keeps the places of its classes.
         Some(schema) => {
             let (root, _) = write_root(&sides.theirs.with_schema(Arc::new(schema), &[]), &mut written.puts)?;
-            State { root, samples: sides.theirs.record().samples, live: sides.theirs.record().live }
+            RootState { root, samples: sides.theirs.record().samples, live: sides.theirs.record().live }
         }
     };
     proposal.theirs = Theirs { parent: None, physical: None, state: Some(state) };
@@ -185,7 +185,7 @@ fn three_way(
             let (root, listed) = write_root(&whole, puts)?;
             written.delete_joined((&root, &listed), fragments.iter(), &proposal.own.changes);
             let record = whole.record();
-            proposal.theirs.state = Some(State { root, samples: record.samples, live: record.live });
+            proposal.theirs.state = Some(RootState { root, samples: record.samples, live: record.live });
         }
     }
     Ok((proposal, added.or(&revived)))

@@ -8,7 +8,7 @@ use penstock_format::ids::ObjectRef;
 use penstock_format::record::{Change, ChangeKind, RecordKind};
 use penstock_format::rows::RowSet;
 
-use crate::commit::changes::{State, Theirs};
+use crate::commit::changes::{RootState, Theirs};
 use crate::commit::manifest::root::write_root;
 use crate::commit::written::{Texts, Written};
 use crate::log::records;
@@ -38,8 +38,8 @@ pub fn reset(handle: &Arc<Snapshot>, target: &SnapshotId, texts: Texts) -> Resul
 }
 
 /// Return the state of a snapshot without deltas. Cost: writes a root if there are deltas.
-pub fn state_of(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<State> {
+pub fn state_of(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<RootState> {
     let record = snapshot.record();
     let root: ObjectRef = if record.deltas.is_empty() { record.root } else { write_root(snapshot, puts)?.0 };
-    Ok(State { root, samples: record.samples, live: record.live })
+    Ok(RootState { root, samples: record.samples, live: record.live })
 }

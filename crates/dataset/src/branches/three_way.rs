@@ -11,7 +11,7 @@ use penstock_format::schema::{ColumnSpec, Schema};
 
 use super::clashes::{ByPolicy, Clash, Clashing, error};
 use super::policy::{Policies, Policy};
-use crate::commit::changes::{NO_COLUMN, Read};
+use crate::commit::changes::{NO_COLUMN, RowsRead};
 use crate::snapshot::Snapshot;
 use crate::upkeep::diff::{Unshared, changed_rows, changed_values, moved_rows};
 
@@ -55,11 +55,11 @@ pub struct Decided {
     pub values: MergedValues,
     /// What `ours` did that keeps the merge from doing something: the same as `theirs`, or values for which a policy decides. If `ours` changes it before
     /// the merge is committed, the merge decides again.
-    pub reads: Vec<Read>,
+    pub reads: Vec<RowsRead>,
 }
 
 /// The same as `Decided`, with values that are copied by sample.
-type BySample = (MergedSamples, Vec<(ColumnSpec, RowIds)>, Vec<Read>);
+type BySample = (MergedSamples, Vec<(ColumnSpec, RowIds)>, Vec<RowsRead>);
 
 /// What both sides did to samples and to values since the ancestor.
 pub struct Comparison<'a> {
@@ -244,7 +244,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// Return the samples that `ours` deleted, and that `theirs` deleted or may have changed, as a read of their existence.
-    fn read_as_removed(&self) -> Vec<Read> {
+    fn read_as_removed(&self) -> Vec<RowsRead> {
         let rows = self.ours.removed.and(&self.theirs.removed.or(&self.changed().1));
         read_of(NO_COLUMN, &rows).into_iter().collect()
     }
@@ -417,8 +417,8 @@ impl<'a> Comparison<'a> {
 }
 
 /// Return the read of these samples in a column. None if there are none.
-fn read_of(column: u64, rows: &RowIds) -> Option<Read> {
-    (!rows.is_empty()).then(|| Read { columns: vec![column], rows: Some(Arc::new(rows.clone())) })
+fn read_of(column: u64, rows: &RowIds) -> Option<RowsRead> {
+    (!rows.is_empty()).then(|| RowsRead { columns: vec![column], rows: Some(Arc::new(rows.clone())) })
 }
 
 /// Return the samples whose value may differ between both sides. `theirs` has no values of a column that only `ours` added.

@@ -1,78 +1,30 @@
 //! The change set of a transaction: its writes, and the reads on which it depends.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::ids::{ObjectRef, PROVISIONAL, Run};
-use penstock_format::record::{Change, ChangeKind, Delta, Parent, Properties, Record, RecordKind, Transaction};
+use penstock_format::ids::{ObjectRef, Run};
+use penstock_format::record::{Change, ChangeKind, Delta, Parent, Record, RecordKind, Transaction};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
 
 use super::manifest::layout::Layout;
-pub use super::manifest::objects::Known;
+pub use super::manifest::objects::KnownRowIds;
+use crate::snapshot::Snapshot;
 
 /// Samples and columns that a transaction read. If another commit changes them, there is a conflict.
 #[derive(Debug, Clone)]
-pub struct Read {
+pub struct RowsRead {
     /// An empty list means all columns.
     pub columns: Vec<u64>,
     /// None for all rows, as read by a scan or a predicate. Such a read also conflicts with appends.
     pub rows: Option<Arc<RowIds>>,
 }
 
-/// The reads of a transaction so far: row ids by columns, or None for all rows.
-#[derive(Default)]
-pub struct ReadSet(HashMap<Vec<u64>, Option<Rows>>);
-
-struct Rows {
-    ids: Vec<u64>,
-    /// Repeated row ids are removed when there are this many.
-    limit: usize,
-}
-
 /// Column ids begin at 1. A read of this column is a read of no values.
 pub const NO_COLUMN: u64 = 0;
-
-/// The first limit of the row ids of reads.
-const READS: usize = 1 << 18;
-
-impl ReadSet {
-    /// Add rows of columns, or all rows. Without columns, only the existence of the rows was read.
-    pub fn note(&mut self, mut columns: Vec<u64>, row_ids: Option<Vec<u64>>) {
-        columns.sort_unstable();
-        if columns.is_empty() {
-            columns.push(NO_COLUMN);
-        }
-        match (self.0.entry(columns), row_ids) {
-            (Entry::Occupied(mut known), None) => drop(known.insert(None)),
-            (Entry::Vacant(free), row_ids) => drop(free.insert(row_ids.map(|ids| Rows { ids, limit: READS }))),
-            (Entry::Occupied(mut known), Some(row_ids)) => {
-                if let Some(Rows { ids, limit }) = known.get_mut() {
-                    ids.extend(row_ids);
-                    if ids.len() > *limit {
-                        ids.sort_unstable();
-                        ids.dedup();
-                        *limit = READS.max(2 * ids.len());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Return all reads so far.
-    pub fn all(&self) -> Vec<(Vec<u64>, Option<Vec<u64>>)> {
-        self.0.iter().map(|(columns, rows)| (columns.clone(), rows.as_ref().map(|rows| rows.ids.clone()))).collect()
-    }
-
-    /// Return the reads, without those of samples that the transaction appended.
-    pub fn existing(&self) -> Vec<Read> {
-        let existing = |rows: &Rows| Arc::new(rows.ids.iter().copied().filter(|row_id| row_id & PROVISIONAL == 0).collect::<RowIds>());
-        self.0.iter().map(|(columns, rows)| Read { columns: columns.clone(), rows: rows.as_ref().map(existing) }).collect()
-    }
-}
 
 /// The writes and reads of a transaction. An empty column list in a `Change` means all columns.
 #[derive(Debug, Clone, Default)]
@@ -80,7 +32,7 @@ pub struct ChangeSet {
     /// Rows may be provisional.
     pub writes: Vec<Change>,
     /// Snapshot isolation leaves these out.
-    pub reads: Vec<Read>,
+    pub reads: Vec<RowsRead>,
     /// Columns in which the transaction added unique keys. The samples of other commits must not have them.
     pub keys: Vec<u64>,
     /// Those of `keys` that have a fill value, which all samples have that are appended without the column.
@@ -127,11 +79,7 @@ impl ChangeSet {
 
     /// Return whether another commit's properties have what only one commit may have.
     pub fn is_repeated_by(&self, theirs: &Record) -> bool {
-        let has = |once: &str, transaction: &Transaction| match &transaction.properties {
-            Properties::Inline(json) => json.contains(once),
-            Properties::Object(_) => false, // An import has few properties.
-        };
-        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| has(once, transaction)))
+        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| transaction.properties.contains(once)))
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append without rows.
@@ -161,7 +109,7 @@ pub struct Proposal {
     /// Later transactions that share the record. They do not depend on each other.
     pub others: Vec<Member>,
     /// The row ids in objects of the change set.
-    pub row_ids: Known,
+    pub row_ids: KnownRowIds,
     /// The names of the changed columns, for errors.
     pub columns: Vec<(u64, String)>,
     /// Feature bits that readers of the deltas need.
@@ -207,18 +155,37 @@ pub struct Theirs {
     /// at the commit.
     pub physical: Option<i64>,
     /// The state that replaces the parent's state. The commit then fails if its parent is not the base.
-    pub state: Option<State>,
+    pub state: Option<RootState>,
 }
 
 /// A complete state: a root without deltas, and its numbers of samples.
 #[derive(Debug, Clone)]
-pub struct State {
+pub struct RootState {
     pub root: ObjectRef,
     pub samples: u64,
     pub live: u64,
 }
 
 impl Proposal {
+    /// Make a proposal of one transaction that began at `base`.
+    pub fn new(kind: RecordKind, own: Member, base: &Snapshot) -> Proposal {
+        Proposal {
+            kind,
+            own,
+            others: Vec::new(),
+            row_ids: KnownRowIds::new(),
+            columns: base.schema.columns.iter().map(|spec| (spec.id, spec.name.clone())).collect(),
+            features: 0,
+            base: base.id().number,
+            gc_epoch: base.record().gc_epoch,
+            fence_epoch: 0,
+            schema: None,
+            layout: None,
+            theirs: Theirs::default(),
+            may_exist: false,
+        }
+    }
+
     pub fn uuid(&self) -> Id {
         self.own.transaction.uuid
     }

@@ -10,7 +10,7 @@ use penstock_error::Error;
 use penstock_format::record::{Change, ChangeKind, Record};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
-use super::changes::{ChangeSet, Known, NO_COLUMN, Read};
+use super::changes::{ChangeSet, KnownRowIds, NO_COLUMN, RowsRead};
 
 /// The conflicting change in another commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub const AGAIN: &str = "refresh the handle (ds.refresh()), and run the transact
 const NAMED: usize = 10;
 
 /// Decide whether `ours` may follow a commit that made the changes `theirs`.
-pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &Known) -> Verdict {
+pub fn judge(ours: &ChangeSet, theirs: &[Change], known: &KnownRowIds) -> Verdict {
     let mut missing = Vec::new();
     for change in theirs {
         let writes = ours.writes.iter().map(|own| (own.kind == ChangeKind::Schema, writes_meet(own, ours.detaches, change, known)));
@@ -123,7 +123,7 @@ fn always(meets: bool) -> Meets {
     if meets { Meets::Yes(Vec::new()) } else { Meets::No }
 }
 
-fn writes_meet(ours: &Change, detaches: bool, theirs: &Change, known: &Known) -> Meets {
+fn writes_meet(ours: &Change, detaches: bool, theirs: &Change, known: &KnownRowIds) -> Meets {
     use ChangeKind::*;
     match (ours.kind, theirs.kind) {
         (Reset, _) | (_, Reset) | (Schema, Schema) => always(true),
@@ -143,7 +143,7 @@ fn writes_meet(ours: &Change, detaches: bool, theirs: &Change, known: &Known) ->
     }
 }
 
-fn read_meets(Read { columns, rows }: &Read, theirs: &Change, known: &Known) -> Meets {
+fn read_meets(RowsRead { columns, rows }: &RowsRead, theirs: &Change, known: &KnownRowIds) -> Meets {
     use ChangeKind::*;
     match (rows, theirs.kind) {
         (_, Layout | Classes | Attachment) => Meets::No,
@@ -163,7 +163,7 @@ pub fn columns_meet(ours: &[u64], theirs: &[u64]) -> bool {
     !names_none(ours) && !names_none(theirs) && in_both()
 }
 
-fn rows_meet(ours: &RowSet, theirs: &RowSet, known: &Known) -> Meets {
+fn rows_meet(ours: &RowSet, theirs: &RowSet, known: &KnownRowIds) -> Meets {
     let (one, other) = (ours.range(), theirs.range());
     if one.is_empty() || other.is_empty() || one.end <= other.start || other.end <= one.start {
         return Meets::No;
@@ -174,7 +174,7 @@ fn rows_meet(ours: &RowSet, theirs: &RowSet, known: &Known) -> Meets {
     }
 }
 
-fn ids_meet(ours: &RowIds, theirs: &RowSet, known: &Known) -> Meets {
+fn ids_meet(ours: &RowIds, theirs: &RowSet, known: &KnownRowIds) -> Meets {
     if ours.count_in(theirs.range()) == 0 {
         return Meets::No;
     }
@@ -182,7 +182,7 @@ fn ids_meet(ours: &RowIds, theirs: &RowSet, known: &Known) -> Meets {
 }
 
 /// Return the row ids of a set, or the reference to them if they are not known.
-fn found(set: &RowSet, known: &Known) -> Result<Arc<RowIds>, RowIdsRef> {
+fn found(set: &RowSet, known: &KnownRowIds) -> Result<Arc<RowIds>, RowIdsRef> {
     match set {
         RowSet::Runs(runs) => Ok(Arc::new(RowIds::Runs(runs.clone()))),
         RowSet::Object(rows) => known.get(rows).cloned().ok_or(*rows),
@@ -221,8 +221,8 @@ mod tests {
         Change { kind, columns: columns.to_vec(), rows: ten(first) }
     }
 
-    fn conflict(writes: Vec<Change>, reads: Vec<Read>, theirs: Change) -> Option<Conflict> {
-        match judge(&ChangeSet { writes, reads, ..ChangeSet::default() }, &[theirs], &Known::new()) {
+    fn conflict(writes: Vec<Change>, reads: Vec<RowsRead>, theirs: Change) -> Option<Conflict> {
+        match judge(&ChangeSet { writes, reads, ..ChangeSet::default() }, &[theirs], &KnownRowIds::new()) {
             Verdict::Follows => None,
             Verdict::Conflict(found) => Some(found),
             Verdict::Depends(_) => panic!("runs are known"),
@@ -264,9 +264,9 @@ mod tests {
     #[test]
     fn what_was_read_counts_as_well() {
         use ChangeKind::*;
-        let reads = |read: Read, theirs: Change| conflict(Vec::new(), vec![read], theirs).map(|found| found.kind);
-        let rows = || Read { columns: vec![1], rows: Some(Arc::new((0..10).collect())) };
-        let all = || Read { columns: vec![1], rows: None };
+        let reads = |read: RowsRead, theirs: Change| conflict(Vec::new(), vec![read], theirs).map(|found| found.kind);
+        let rows = || RowsRead { columns: vec![1], rows: Some(Arc::new((0..10).collect())) };
+        let all = || RowsRead { columns: vec![1], rows: None };
         assert_eq!(reads(rows(), change(Append, &[], 100)), None, "new samples do not change rows that were read");
         assert_eq!(reads(rows(), change(Append, &[], 5)), Some(Append), "samples that did not exist were looked for");
         assert_eq!(reads(all(), change(Append, &[], 100)), Some(Append), "a predicate may be true for new samples");
@@ -281,7 +281,7 @@ mod tests {
     fn a_change_of_no_column_meets_no_column() {
         use ChangeKind::*;
         for rows in [None, Some(Arc::new((0..10).collect()))] {
-            let counted = Read { columns: vec![NO_COLUMN], rows };
+            let counted = RowsRead { columns: vec![NO_COLUMN], rows };
             for columns in [&[][..], &[1], &[NO_COLUMN]] {
                 for kind in [Value, Schema] {
                     assert_eq!(conflict(Vec::new(), vec![counted.clone()], change(kind, columns, 0)), None, "{kind:?} {columns:?}");
@@ -310,8 +310,8 @@ mod tests {
         };
         let delete = |rows| Change { kind: ChangeKind::Delete, columns: Vec::new(), rows };
         let ours = |rows| ChangeSet { writes: vec![delete(rows)], ..ChangeSet::default() };
-        let mut known = Known::new();
-        let verdict = |known: &Known, ours: &ChangeSet, rows| judge(ours, &[delete(rows)], known);
+        let mut known = KnownRowIds::new();
+        let verdict = |known: &KnownRowIds, ours: &ChangeSet, rows| judge(ours, &[delete(rows)], known);
         let (far, odd_run) = (RowSet::Runs(vec![Run { first: 99, count: 9 }]), RowSet::Runs(vec![Run { first: 33, count: 1 }]));
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), far), Verdict::Follows, "the ranges are disjoint");
         assert_eq!(verdict(&known, &ours(RowSet::Object(even)), odd_run.clone()), Verdict::Depends(vec![even]));

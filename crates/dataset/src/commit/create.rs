@@ -52,7 +52,6 @@ pub fn create(tiered: impl Into<Tiered>, columns: Vec<ColumnSpec>, message: &str
         number: 0,
         features_read: 0,
         features_write: 0,
-        features_ignorable: 0,
         time_us: now_us(),
         gc_epoch: 0,
         landmark: 0,

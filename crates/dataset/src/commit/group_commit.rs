@@ -39,7 +39,7 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Wake the thread. The caller has locked the lines, so that the thread is either waiting or has not looked yet.
+    /// Wake the thread. The caller has locked the queues, so that the thread is either waiting or has not looked yet.
     fn settle(&self, outcome: Outcome) {
         *lock(&self.outcome) = Some(outcome);
         self.settled.notify_one();
@@ -54,14 +54,14 @@ struct Waiting {
 
 /// The threads that commit to one log.
 #[derive(Default)]
-struct Line {
+struct CommitQueue {
     /// Whether a thread has its turn.
     led: bool,
     waiting: VecDeque<Waiting>,
 }
 
-/// The lines of this process. A log to which no thread commits has none.
-static LINES: PerProcess<Mutex<HashMap<LogKey, Line>>> = PerProcess::new(Mutex::default);
+/// The queues of this process. A log to which no thread commits has none.
+static QUEUES: PerProcess<Mutex<HashMap<LogKey, CommitQueue>>> = PerProcess::new(Mutex::default);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,7 +76,7 @@ pub fn commit(base: &Snapshot, proposal: Proposal, mut alone: impl FnMut(Proposa
         Outcome::Failed(error) => return Err(error),
         Outcome::Alone => return alone(proposal),
     }
-    let mut turn = Turn { key, others: Vec::new() };
+    let mut turn = CommitTurn { key, others: Vec::new() };
     let Some(joint) = turn.take_along(&proposal) else { return alone(proposal) };
     match alone(joint) {
         Ok(snapshot) => {
@@ -97,14 +97,14 @@ pub fn commit(base: &Snapshot, proposal: Proposal, mut alone: impl FnMut(Proposa
 
 /// Wait until it is this thread's turn, or another one has settled its commit.
 fn wait_for_turn(key: &LogKey, proposal: &Proposal) -> Outcome {
-    let mut lines = lock(LINES.get());
-    let line = lines.entry(key.clone()).or_default();
-    if !line.led {
-        line.led = true;
+    let mut queues = lock(QUEUES.get());
+    let queue = queues.entry(key.clone()).or_default();
+    if !queue.led {
+        queue.led = true;
         return Outcome::Lead;
     }
     let waiter = Arc::new(Waiter::default());
-    line.waiting.push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), waiter: waiter.clone() });
+    queue.waiting.push_back(Waiting { proposal: may_share(proposal).then(|| proposal.clone()), waiter: waiter.clone() });
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(outcome) = lock(&waiter.outcome).take() {
@@ -112,36 +112,36 @@ fn wait_for_turn(key: &LogKey, proposal: &Proposal) -> Outcome {
         }
         let left = until.saturating_duration_since(Instant::now());
         let own = |waiting: &Waiting| Arc::ptr_eq(&waiting.waiter, &waiter);
-        // A thread that was taken along is not in the line, and must wait for the outcome.
-        let line = lines.get_mut(key);
-        let place = line.and_then(|line| line.waiting.iter().position(own).map(|place| (line, place)));
-        lines = match place {
-            Some((line, place)) if left.is_zero() => {
-                line.waiting.remove(place);
+        // A thread that was taken along is not in the queue, and must wait for the outcome.
+        let queue = queues.get_mut(key);
+        let place = queue.and_then(|queue| queue.waiting.iter().position(own).map(|place| (queue, place)));
+        queues = match place {
+            Some((queue, place)) if left.is_zero() => {
+                queue.waiting.remove(place);
                 return Outcome::Alone;
             }
-            Some(_) => waiter.settled.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0,
-            None => waiter.settled.wait(lines).unwrap_or_else(PoisonError::into_inner),
+            Some(_) => waiter.settled.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => waiter.settled.wait(queues).unwrap_or_else(PoisonError::into_inner),
         };
     }
 }
 
-/// A thread's turn. When it ends, the next thread in line has its turn.
-struct Turn {
+/// A thread's turn. When it ends, the next thread in the queue has its turn.
+struct CommitTurn {
     key: LogKey,
     /// The threads that were taken along and wait for the outcome.
     others: Vec<Arc<Waiter>>,
 }
 
-impl Turn {
-    /// Return the proposal with those commits of the line that fit into its record and do not depend on the others there. Returns None if
+impl CommitTurn {
+    /// Return the proposal with those commits of the queue that fit into its record and do not depend on the others there. Returns None if
     /// there are none.
     fn take_along(&mut self, proposal: &Proposal) -> Option<Proposal> {
-        let mut lines = lock(LINES.get());
-        let line = lines.get_mut(&self.key).filter(|line| may_share(proposal) && !line.waiting.is_empty())?;
+        let mut queues = lock(QUEUES.get());
+        let queue = queues.get_mut(&self.key).filter(|queue| may_share(proposal) && !queue.waiting.is_empty())?;
         let mut joint = proposal.clone();
-        let mut room = Room::after(&joint.own)?;
-        for Waiting { proposal, waiter } in std::mem::take(&mut line.waiting) {
+        let mut room = RecordRoom::after(&joint.own)?;
+        for Waiting { proposal, waiter } in std::mem::take(&mut queue.waiting) {
             match proposal {
                 Some(other) if are_apart(&joint, &other) && room.take(&other.own) => {
                     joint.row_ids.extend(other.row_ids);
@@ -152,7 +152,7 @@ impl Turn {
                     joint.others.push(other.own);
                     self.others.push(waiter);
                 }
-                proposal => line.waiting.push_back(Waiting { proposal, waiter }),
+                proposal => queue.waiting.push_back(Waiting { proposal, waiter }),
             }
         }
         (!self.others.is_empty()).then_some(joint)
@@ -160,35 +160,35 @@ impl Turn {
 
     /// Pass the outcome to the threads that were taken along.
     fn settle(&mut self, mut outcome: impl FnMut() -> Outcome) {
-        let _lines = lock(LINES.get());
+        let _queues = lock(QUEUES.get());
         self.others.drain(..).for_each(|other| other.settle(outcome()));
     }
 }
 
-impl Drop for Turn {
+impl Drop for CommitTurn {
     fn drop(&mut self) {
         // Threads are left here only if this one panicked, perhaps after the put.
         let unknown =
             || Error::new("commit-state-unknown", "cannot determine whether the commit succeeded: the thread that made it failed");
         self.settle(|| Outcome::Failed(unknown()));
-        let mut lines = lock(LINES.get());
-        let Some(line) = lines.get_mut(&self.key) else { return };
-        match line.waiting.pop_front() {
+        let mut queues = lock(QUEUES.get());
+        let Some(queue) = queues.get_mut(&self.key) else { return };
+        match queue.waiting.pop_front() {
             Some(next) => next.waiter.settle(Outcome::Lead),
-            None => drop(lines.remove(&self.key)),
+            None => drop(queues.remove(&self.key)),
         }
     }
 }
 
 /// The room that is left in a record.
-struct Room {
+struct RecordRoom {
     bytes: usize,
     deltas: usize,
 }
 
-impl Room {
-    fn after(first: &Member) -> Option<Room> {
-        let mut room = Room { bytes: RECORD_BYTES - FIXED_BYTES, deltas: RECORD_DELTAS };
+impl RecordRoom {
+    fn after(first: &Member) -> Option<RecordRoom> {
+        let mut room = RecordRoom { bytes: RECORD_BYTES - FIXED_BYTES, deltas: RECORD_DELTAS };
         room.take(first).then_some(room)
     }
 

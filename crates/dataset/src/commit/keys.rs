@@ -56,7 +56,7 @@ impl Keys {
     /// sample are left out. Cost: reads the key column of the samples.
     pub fn other_with_key(&self, snapshot: &Arc<Snapshot>, row_ids: &RowIds) -> Result<Option<(u64, String)>> {
         let (column, mut found) = (&self.column, None);
-        let Some(now) = snapshot.schema.columns.iter().find(|spec| spec.id == column.id) else {
+        let Some(now) = snapshot.schema.column_by_id(column.id) else {
             return self.other_with_fill(snapshot, row_ids);
         };
         let dtype = |spec: &ColumnSpec| spec.kind.stored().ok().map(|(dtype, _)| dtype);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run, row_id};
-use penstock_format::record::{Change, ChangeKind, Delta, Properties, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
+use penstock_format::record::{Change, ChangeKind, Delta, RECORD_BYTES, RECORD_DELTAS, Record, Transaction};
 use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 
 use super::changes::Proposal;
@@ -358,7 +358,6 @@ impl Machine {
             number,
             features_read: before.features_read | proposal.features,
             features_write: before.features_write | proposal.features,
-            features_ignorable: before.features_ignorable,
             time_us: self.now_us.max(earlier + 1),
             gc_epoch: before.gc_epoch.max(proposal.fence_epoch),
             landmark: before.next_landmark(),
@@ -402,7 +401,7 @@ pub fn entry(uuid: Id, message: &str, author: &str, properties: &str, (samples_a
         uuid,
         message: message.into(),
         author: author.into(),
-        properties: Properties::Inline(properties.into()),
+        properties: properties.into(),
         first_counter: 0,
         assigned: samples_added,
         samples_added,

@@ -9,7 +9,7 @@ use penstock_format::manifest::{Fragment, Root};
 use penstock_format::record::{RecordKind, Transaction};
 use penstock_format::rows::RowSet;
 
-use crate::commit::changes::{ChangeSet, Known, Member, Proposal, Theirs};
+use crate::commit::changes::{ChangeSet, Member, Proposal};
 use crate::commit::manifest::objects::folders_of;
 use crate::commit::{drive, machine};
 use crate::snapshot::Snapshot;
@@ -43,26 +43,9 @@ impl Written {
     pub fn proposal(&self, kind: RecordKind, texts: Texts, samples: (u64, u64)) -> Result<Proposal> {
         let Texts { message, author, properties } = texts;
         let entry = machine::entry(self.base.context.new_id()?, message, author, properties, samples)?;
-        Ok(Proposal {
-            kind,
-            own: Member {
-                // Added samples have row ids of other branches.
-                transaction: Transaction { assigned: 0, ..entry },
-                deltas: Vec::new(),
-                changes: ChangeSet::default(),
-            },
-            others: Vec::new(),
-            row_ids: Known::new(),
-            columns: self.base.schema.columns.iter().map(|spec| (spec.id, spec.name.clone())).collect(),
-            features: 0,
-            base: self.base.id().number,
-            gc_epoch: self.base.record().gc_epoch,
-            schema: None,
-            fence_epoch: 0,
-            layout: None,
-            theirs: Theirs::default(),
-            may_exist: false,
-        })
+        let transaction = Transaction { assigned: 0, ..entry }; // Added samples have row ids of other branches.
+        let own = Member { transaction, deltas: Vec::new(), changes: ChangeSet::default() };
+        Ok(Proposal::new(kind, own, &self.base))
     }
 
     /// Delete the objects that were written for this commit and that the root joins: its root, its new fragments and its changes do not name them. Cost:

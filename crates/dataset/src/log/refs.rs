@@ -183,7 +183,7 @@ fn check_apart(context: &Context, name: &str) -> Result<()> {
     let is_id = name.strip_prefix(&beginning).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     match is_id && context.storage.exists(&record_name(branch, 0))? {
         false => Ok(()),
-        true => Err(Error::new("invalid-argument", format!("`{name}` is the beginning of a snapshot id, and would mean two things"))
+        true => Err(Error::new("invalid-argument", format!("`{name}` is the beginning of a snapshot id, and would be ambiguous"))
             .hint("use a name of another form, such as v1")),
     }
 }

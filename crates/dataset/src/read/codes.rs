@@ -4,7 +4,7 @@ use penstock_error::{Error, Result};
 use penstock_format::classes::Classes;
 use penstock_format::cursor::{Strings, malformed};
 use penstock_format::ints::unpack;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 
 use super::fixed::put_own;
 use super::reader::{Nulls, OnCorrupt, Reader, set_null};
@@ -25,7 +25,8 @@ impl Reader {
         let mut stored = vec![0u8; self.plan.len() * dtype.size()];
         let mut nulls = self.stored_fixed(column, &mut stored, &[])?;
         let own = self.own_values(column);
-        if let ColumnKind::Label(_) = column.kind {
+        let classes = column.kind.classes();
+        if classes.is_some() {
             put_own(&own, self.plan.len(), &mut stored, &mut nulls);
         }
         let all = out.iter_mut().enumerate();
@@ -34,40 +35,42 @@ impl Reader {
             1 => all.for_each(|(place, code)| *code = stored[place].into()),
             width => all.for_each(|(place, code)| *code = unpack(&stored, width as u8, place) as i64),
         }
-        match &column.kind {
-            ColumnKind::Label(classes) => {
-                // A null has code 0, even in a column without classes.
-                let (limit, places) = (classes.names.len().max(1) as i64, classes.places());
-                for (place, code) in out.iter_mut().enumerate().filter(|(_, code)| **code >= limit || classes.has_codes()) {
-                    if let Some(found) = places.of(code.cast_unsigned()) {
-                        *code = found as i64;
-                    } else if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
-                        *code = 0;
-                    } else {
-                        let why = no_class(code.cast_unsigned(), classes);
-                        *code =
-                            self.null_instead(why, place as u32, &mut nulls).map_err(|(error, place)| self.locate(error, column, place))?;
-                    }
+        if let Some(classes) = classes {
+            self.find_classes(column, classes, out, &mut nulls)?;
+            return Ok(nulls);
+        }
+        self.globalise(column, out, &mut nulls)?;
+        // The codes of a transaction are those of its vocabulary, which is also that of its reads.
+        for (place, value) in own {
+            match value.bytes {
+                None => {
+                    set_null(&mut nulls, self.plan.len(), place as u32, &mut []);
+                    out[place] = 0;
                 }
-            }
-            _ => {
-                self.globalise(column, out, &mut nulls)?;
-                // The codes of a transaction are those of its vocabulary, which is also that of its reads.
-                for (place, value) in own {
-                    match value.bytes {
-                        None => {
-                            set_null(&mut nulls, self.plan.len(), place as u32, &mut []);
-                            out[place] = 0;
-                        }
-                        Some(code) => {
-                            out[place] = unpack(code, dtype.size() as u8, 0) as i64;
-                            nulls.iter_mut().for_each(|nulls| nulls[place] = false);
-                        }
-                    }
+                Some(code) => {
+                    out[place] = unpack(code, dtype.size() as u8, 0) as i64;
+                    nulls.iter_mut().for_each(|nulls| nulls[place] = false);
                 }
             }
         }
         Ok(nulls)
+    }
+
+    /// Map the stored codes of labels to places in the list of names.
+    fn find_classes(&self, column: &ColumnSpec, classes: &Classes, codes: &mut [i64], nulls: &mut Nulls) -> Result<()> {
+        // A null has code 0, even in a column without classes.
+        let (limit, places) = (classes.names.len().max(1) as i64, classes.places());
+        for (place, code) in codes.iter_mut().enumerate().filter(|(_, code)| **code >= limit || classes.has_codes()) {
+            if let Some(found) = places.of(code.cast_unsigned()) {
+                *code = found as i64;
+            } else if nulls.as_ref().is_some_and(|nulls| nulls[place]) {
+                *code = 0;
+            } else {
+                let why = no_class(code.cast_unsigned(), classes);
+                *code = self.null_instead(why, place as u32, nulls).map_err(|(error, place)| self.locate(error, column, place))?;
+            }
+        }
+        Ok(())
     }
 
     /// Map a category column's file-local codes to codes in the vocabulary.

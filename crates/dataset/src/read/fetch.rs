@@ -12,12 +12,12 @@ use penstock_format::files::FileRef;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::RangeRequest;
 
-use super::blocks::fill::Cache;
+use super::blocks::fill::BlockCaching;
 use super::blocks::lent::BlockAt;
 use super::blocks::ranges::plan_ranges;
 use super::blocks::share::{share_out, span_bytes, with_neighbours};
 use super::blocks::stream::streams;
-use super::blocks::{Gaps, Held, Wanted};
+use super::blocks::{Gaps, HeldBlocks, Wanted};
 use super::reader::{ColumnRows, OnCorrupt, Reader};
 use crate::parallel;
 use crate::snapshot::Snapshot;
@@ -59,10 +59,10 @@ impl Reader {
             (wanted, others) = share_out(wanted, around, &mut duties, &mut fetched);
         }
         let cache = match purpose {
-            Purpose::Scan { keep: false } => Cache::Bypass,
-            _ => Cache::of(wanted.iter().map(|wanted| wanted.bytes).sum()),
+            Purpose::Scan { keep: false } => BlockCaching::Bypass,
+            _ => BlockCaching::of(wanted.iter().map(|wanted| wanted.bytes).sum()),
         };
-        if cache == Cache::Bypass
+        if cache == BlockCaching::Bypass
             && fetched.slots.is_empty()
             && storage.features().fills_slots
             && self.plan.positions.is_sorted_by(|one, next| one < next)
@@ -73,7 +73,7 @@ impl Reader {
         for (wanted, duty) in duties {
             if let Some(Ok(block)) = fetched.blocks.get(&wanted.key) {
                 // A block that the cache does not keep may share its memory with other blocks, so waiting callers get a copy.
-                let _ = duty.insert(if cache == Cache::Keep { block.clone() } else { Bytes::copy_from_slice(block) });
+                let _ = duty.insert(if cache == BlockCaching::Keep { block.clone() } else { Bytes::copy_from_slice(block) });
             }
             if wanted.beside {
                 fetched.blocks.remove(&wanted.key);
@@ -84,7 +84,7 @@ impl Reader {
             _ => true, // The thread that was reading the block failed or is too slow.
         });
         let missing = missing.collect();
-        fetched.fill(&context, missing, Cache::Bypass)?;
+        fetched.fill(&context, missing, BlockCaching::Bypass)?;
         self.fetched = fetched;
         Ok(())
     }
@@ -277,8 +277,8 @@ fn blocks_of(source: &ColumnRows<'_>, left_out: &[bool]) -> Vec<usize> {
     blocks
 }
 
-/// Fetch the blocks of several groups of neighbouring samples together, without caching the blocks. Returns one `Held` per group.
-pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<Held>> {
+/// Fetch the blocks of several groups of neighbouring samples together, without caching the blocks. Returns one `HeldBlocks` per group.
+pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnSpec]) -> Result<Vec<HeldBlocks>> {
     let mut all = Reader::new(snapshot.clone(), groups.concat(), OnCorrupt::Raise)?;
     all.open(columns)?;
     let mut parts = Vec::with_capacity(groups.len());
@@ -294,5 +294,5 @@ pub fn hold(snapshot: &Arc<Snapshot>, groups: Vec<Vec<u64>>, columns: &[&ColumnS
         parts.push((part.fetched.files, own));
     }
     all.fetch(columns, Purpose::Scan { keep: false })?;
-    parts.into_iter().map(|(files, blocks)| Held::new(&all.fetched, files, &blocks)).collect()
+    parts.into_iter().map(|(files, blocks)| HeldBlocks::new(&all.fetched, files, &blocks)).collect()
 }

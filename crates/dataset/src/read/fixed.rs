@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_codec::widen;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::{Codec, Layout, UNIT_BYTES};
 use penstock_format::schema::ColumnSpec;
@@ -12,7 +11,7 @@ use penstock_tensor::Dtype;
 
 use super::blocks::stream::{UnitRun, stream_runs, streams};
 use super::plan::ascending;
-use super::reader::{ColumnRows, Nulls, Reader, check_bools, set_null};
+use super::reader::{ColumnRows, Nulls, Reader, set_null};
 use super::tile_plan::Tiles;
 use super::tiles::Targets;
 use crate::prefetch::{PREFETCH_FROM_BYTES, ROWS_AHEAD, prefetch};
@@ -23,10 +22,11 @@ use crate::store::datafile::{DataFile, Decoded};
 /// A group with fewer rows is too small to prefetch on its own.
 const FEW_ROWS: usize = 8 * ROWS_AHEAD;
 
-/// The result: samples of equal size in the order requested, and a null flag for each.
+/// The result: samples of equal size in the order requested, and a null flag for each. A sample of an earlier dtype is shorter, and fills the
+/// first bytes of its place until it is converted.
 struct Cells<'a> {
     out: &'a mut [u8],
-    /// Size of a sample in bytes.
+    /// Size in bytes of a sample of the column's dtype.
     bytes: usize,
     count: usize,
     nulls: Nulls,
@@ -37,15 +37,10 @@ impl Cells<'_> {
         Cells { bytes: out.len().checked_div(count).unwrap_or(0), out, count, nulls: None }
     }
 
+    /// Return the first bytes of a place. With more bytes than a sample has, this includes the samples that follow.
     #[inline]
-    fn at(&mut self, place: u32) -> &mut [u8] {
-        &mut self.out[place as usize * self.bytes..][..self.bytes]
-    }
-
-    /// Return so many samples that follow each other.
-    #[inline]
-    fn run(&mut self, first: u32, count: usize) -> &mut [u8] {
-        &mut self.out[first as usize * self.bytes..][..count * self.bytes]
+    fn at(&mut self, place: u32, bytes: usize) -> &mut [u8] {
+        &mut self.out[place as usize * self.bytes..][..bytes]
     }
 
     fn set_null(&mut self, place: u32) {
@@ -62,18 +57,20 @@ impl Cells<'_> {
     }
 }
 
-/// A sample stored as one plain block, and its index in the result.
+/// A sample stored as one plain block, its index in the result, and its size in bytes.
 struct Straight {
     file: Arc<DataFile>,
     chunk: usize,
     block: usize,
     place: u32,
+    cell: usize,
 }
 
 /// Samples in groups of a few rows, which are copied together so that each is prefetched early enough.
 #[derive(Default)]
 struct Scattered {
-    files: Vec<Arc<DataFile>>,
+    /// Data files, each with the size of its samples.
+    files: Vec<(Arc<DataFile>, usize)>,
     /// The index of the file, the index in the result, and the offset in the file.
     samples: Vec<(u32, u32, usize)>,
 }
@@ -82,18 +79,17 @@ impl Scattered {
     /// Add rows of a chunk whose sample 0 begins at this offset, and whose samples have `cell` bytes.
     fn add(&mut self, file: &Arc<DataFile>, begin: usize, rows: &[(u64, u32)], cell: usize) {
         let number = self.files.len() as u32;
-        self.files.push(file.clone());
+        self.files.push((file.clone(), cell));
         self.samples.extend(rows.iter().map(|(row, place)| (number, *place, begin + *row as usize * cell)));
     }
 
     fn copy(&self, cells: &mut Cells<'_>) {
-        let cell = cells.bytes;
-        let map = |file: &u32| &self.files[*file as usize].map[..];
-        for (index, (file, place, offset)) in self.samples.iter().enumerate() {
-            if let (true, Some((file, _, ahead))) = (cell >= PREFETCH_FROM_BYTES, self.samples.get(index + ROWS_AHEAD)) {
-                prefetch(map(file), *ahead, cell);
+        for (index, (number, place, offset)) in self.samples.iter().enumerate() {
+            let (file, cell) = &self.files[*number as usize];
+            if let (true, Some((number, _, ahead))) = (*cell >= PREFETCH_FROM_BYTES, self.samples.get(index + ROWS_AHEAD)) {
+                prefetch(&self.files[*number as usize].0.map, *ahead, *cell);
             }
-            copy(cells.at(*place), &map(file)[*offset..][..cell]);
+            copy(cells.at(*place, *cell), &file.map[*offset..][..*cell]);
         }
     }
 }
@@ -137,82 +133,54 @@ impl Reader {
 
     /// Copy samples as `fixed` does, without the new values of a transaction. Those that have one may be left as they are.
     pub(super) fn stored_fixed(&self, column: &ColumnSpec, out: &mut [u8], own: &[(usize, OwnValue<'_>)]) -> Result<Nulls> {
-        let (dtype, shape) = column.kind.stored()?;
+        let dtype = column.kind.stored()?.0;
         // Bools are checked all together.
         let mut hidden = Vec::new();
         if dtype != Dtype::Bool && !own.is_empty() {
             hidden.resize(self.plan.len(), false);
             own.iter().for_each(|(place, _)| hidden[*place] = true);
         }
-        let mut nulls = self.fixed_of(column, dtype, out, &hidden)?.0;
-        let bytes = shape.fixed_bytes(dtype)? as usize;
-        for earlier in column.was.iter().filter_map(|was| Dtype::from_name(was)) {
-            let narrow = shape.fixed_bytes(earlier)? as usize;
-            let mut values = vec![0; self.plan.len() * narrow];
-            let (missing, places) = self.fixed_of(column, earlier, &mut values, &hidden)?;
-            for place in places {
-                let target = &mut out[place as usize * bytes..][..bytes];
-                match missing.as_ref().is_some_and(|missing| missing[place as usize]) {
-                    true => set_null(&mut nulls, self.plan.len(), place, target),
-                    false => widen(&values[place as usize * narrow..][..narrow], earlier, dtype, target)?,
-                }
-            }
-        }
-        Ok(nulls)
-    }
-
-    /// Copy the samples in files of this dtype, except those that are `hidden`. If it is an earlier dtype, samples that no file has are left
-    /// out as well, and the places of the others are returned.
-    fn fixed_of(&self, column: &ColumnSpec, dtype: Dtype, out: &mut [u8], hidden: &[bool]) -> Result<(Nulls, Vec<u32>)> {
-        let (mut tiles, mut straight, mut places, mut scattered) = (Tiles::default(), Vec::new(), Vec::new(), Scattered::default());
-        let is_earlier = column.kind.stored()?.0 != dtype;
+        let (mut tiles, mut straight, mut scattered, mut earlier) = (Tiles::default(), Vec::new(), Scattered::default(), Vec::new());
         let mut cells = Cells::new(out, self.plan.len());
-        self.each_group(column, hidden, true, |source, rows| {
+        self.each_group(column, &hidden, true, |source, rows| {
             let Some(source) = source else {
-                rows.iter().filter(|_| !is_earlier).for_each(|(_, place)| cells.set_null(*place));
+                rows.iter().for_each(|(_, place)| cells.set_null(*place));
                 return Ok(());
             };
-            if source.entry().dtype != dtype {
-                return Ok(());
+            let (entry, file) = (source.entry(), &source.file);
+            let cell = cells.bytes / dtype.size() * entry.dtype.size();
+            if entry.dtype != dtype {
+                earlier.extend(rows.iter().map(|(_, place)| (*place, entry.dtype)));
             }
-            if is_earlier {
-                places.extend(rows.iter().map(|(_, place)| *place));
-            }
-            match source.entry().raw_bytes {
-                _ if source.entry().layout == Layout::Tiled => {
+            match entry.raw_bytes {
+                _ if entry.layout == Layout::Tiled => {
                     for (row, place) in source.rows.iter() {
-                        match source.entry().is_valid(*row) {
+                        match entry.is_valid(*row) {
                             true => drop(tiles.add(source, (*row, *place), None)),
                             false => cells.set_null(*place),
                         }
                     }
                     Ok(())
                 }
-                None if let Some(begin) = source.file.plain(source.chunk, cells.bytes) => {
-                    if source.rows.len() < FEW_ROWS.min(self.plan.len()) {
-                        scattered.add(&source.file, begin, &source.rows, cells.bytes);
-                        return Ok(());
+                None if let Some(begin) = file.plain(source.chunk, cell) => {
+                    match source.rows.len() < FEW_ROWS.min(self.plan.len()) {
+                        true => scattered.add(file, begin, &source.rows, cell),
+                        false => copy_plain(&file.map[begin..], &source.rows, cell, &mut cells),
                     }
-                    copy_plain(&source.file.map[begin..], &source.rows, &mut cells);
                     Ok(())
                 }
-                None if !source.file.in_memory() && streams(&source.file, source.entry()) => {
-                    let entry = source.entry();
+                None if !file.in_memory() && streams(file, entry) => {
                     for (row, place) in ascending(&source.rows).iter() {
+                        let (block, place) = (*row as usize, *place);
                         match entry.is_valid(*row) {
-                            true => straight.push(Straight {
-                                file: source.file.clone(),
-                                chunk: source.chunk,
-                                block: *row as usize,
-                                place: *place,
-                            }),
-                            false => cells.set_null(*place),
+                            true => straight.push(Straight { file: file.clone(), chunk: source.chunk, block, place, cell }),
+                            false => cells.set_null(place),
                         }
                     }
                     Ok(())
                 }
-                None if source.file.in_memory() => self.copy_mapped(source, &mut cells),
-                _ => self.copy_decoded(source, &mut cells),
+                None if file.in_memory() => self.copy_mapped(source, cell, &mut cells),
+                _ => self.copy_decoded(source, cell, &mut cells),
             }
         })?;
         scattered.copy(&mut cells);
@@ -220,18 +188,15 @@ impl Reader {
             self.read_straight(column, &straight, &mut cells)?;
         }
         let Cells { out, bytes, mut nulls, .. } = cells;
+        let mut targets = Targets::Even { out, bytes };
         if !tiles.is_empty() {
-            self.read_tiles(column, tiles, &mut Targets::Even { out, bytes }, &mut nulls)?;
+            self.read_tiles(column, tiles, &mut targets, &mut nulls)?;
         }
+        targets.widen(&earlier, dtype)?;
         if dtype == Dtype::Bool {
-            for (place, sample) in out.chunks_mut(bytes.max(1)).enumerate() {
-                match check_bools(sample) {
-                    Err(error) if self.passes(&error) => set_null(&mut nulls, self.plan.len(), place as u32, sample),
-                    other => other.map_err(|error| self.locate(error, column, place as u32))?,
-                }
-            }
+            self.check_bool_values(column, 0..self.plan.len() as u32, &mut targets, &mut nulls)?;
         }
-        Ok((nulls, places))
+        Ok(nulls)
     }
 
     /// Stream samples directly into the result. Each sample is one block.
@@ -253,9 +218,9 @@ impl Reader {
         let step = (storage.features().stream_bytes / UNIT_BYTES) as usize;
         let (mut runs, mut places, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for (place, target) in cells.out.chunks_mut(cells.bytes.max(1)).enumerate() {
-            let Some(Straight { file, chunk, block, .. }) = sources[place] else { continue };
+            let Some(Straight { file, chunk, block, cell, .. }) = sources[place] else { continue };
             let count = file.tail.chunks[*chunk].units_of(*block).1;
-            for (first, target) in (0..count).step_by(step).zip(target.chunks_mut(step * UNIT_BYTES as usize)) {
+            for (first, target) in (0..count).step_by(step).zip(target[..*cell].chunks_mut(step * UNIT_BYTES as usize)) {
                 let units = (first..(first + step).min(count)).map(|unit| (*block, unit)).collect();
                 runs.push(UnitRun { file: file.clone(), chunk: *chunk, units });
                 places.push(place as u32);
@@ -275,8 +240,8 @@ impl Reader {
 
     /// Copy rows directly from the map: runs of neighbours together, others one by one. Later rows are prefetched, because their order looks random to the
     /// hardware prefetcher.
-    fn copy_mapped(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
-        let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
+    fn copy_mapped(&self, source: &ColumnRows<'_>, cell: usize, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
+        let (entry, file) = (source.entry(), &source.file);
         let map = &file.map[..];
         let offset = |block: usize, inner: u64| entry.offset.get(block) as usize + inner as usize * cell;
         let mut next = 0;
@@ -292,12 +257,12 @@ impl Reader {
             }
             let (block, inner) = entry.locate(*row);
             let run = run_of(&source.rows[next..], || match entry.validity {
-                None => entry.rows_of(block) - inner,
-                Some(_) => 1,
+                None if cell == cells.bytes => entry.rows_of(block) - inner,
+                _ => 1,
             });
             next += run;
             match file.verify(source.chunk, block) {
-                Ok(()) => copy(cells.run(*place, run), &map[offset(block, inner)..][..run * cell]),
+                Ok(()) => copy(cells.at(*place, run * cell), &map[offset(block, inner)..][..run * cell]),
                 Err(error) if self.passes(&error) => (0..run as u32).for_each(|after| cells.set_null(place + after)),
                 Err(error) => return Err((error, *place)),
             }
@@ -306,8 +271,8 @@ impl Reader {
     }
 
     /// Copy rows of blocks that are compressed or not mapped. Consecutive rows of one block share one look-up.
-    fn copy_decoded(&self, source: &ColumnRows<'_>, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
-        let (entry, file, cell) = (source.entry(), &source.file, cells.bytes);
+    fn copy_decoded(&self, source: &ColumnRows<'_>, cell: usize, cells: &mut Cells<'_>) -> std::result::Result<(), (Error, u32)> {
+        let (entry, file) = (source.entry(), &source.file);
         let mut open: Option<(usize, Decoded)> = None;
         for (row, place) in source.rows.iter() {
             if !entry.is_valid(*row) {
@@ -326,7 +291,7 @@ impl Reader {
                 }
             }
             if let Some((_, decoded)) = &open {
-                cells.at(*place).copy_from_slice(&decoded.bytes(file)[inner as usize * cell..][..cell]);
+                cells.at(*place, cell).copy_from_slice(&decoded.bytes(file)[inner as usize * cell..][..cell]);
             }
         }
         Ok(())
@@ -361,16 +326,16 @@ fn run_of(rows: &[(u64, u32)], most: impl FnOnce() -> u64) -> usize {
 }
 
 /// Copy rows that are contiguous and verified. This is the innermost loop of an epoch.
-fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cells: &mut Cells<'_>) {
-    let (cell, (begin, first)) = (cells.bytes, rows[0]);
-    if in_order(rows) {
-        return copy(cells.run(first, rows.len()), &samples[begin as usize * cell..][..rows.len() * cell]);
+fn copy_plain(samples: &[u8], rows: &[(u64, u32)], cell: usize, cells: &mut Cells<'_>) {
+    let (begin, first) = rows[0];
+    if cell == cells.bytes && in_order(rows) {
+        return copy(cells.at(first, rows.len() * cell), &samples[begin as usize * cell..][..rows.len() * cell]);
     }
     for (index, (row, place)) in rows.iter().enumerate() {
         if let (true, Some((ahead, _))) = (cell >= PREFETCH_FROM_BYTES, rows.get(index + ROWS_AHEAD)) {
             prefetch(samples, *ahead as usize * cell, cell);
         }
-        copy(cells.at(*place), &samples[*row as usize * cell..][..cell]);
+        copy(cells.at(*place, cell), &samples[*row as usize * cell..][..cell]);
     }
 }
 

@@ -9,7 +9,7 @@ use penstock_tensor::slice::Slice;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache as Blocks;
 
-use super::blocks::fill::{Cache, missing_of_tiles};
+use super::blocks::fill::{BlockCaching, missing_of_tiles};
 use super::blocks::ranges::plan_ranges;
 use super::blocks::share::{span_bytes, with_neighbours};
 use super::blocks::stream::streams;
@@ -77,7 +77,7 @@ impl Reader {
         }
         let keeps_all = match purpose {
             Purpose::Scan { keep: false } => false,
-            _ => Cache::of(wanted.iter().map(|wanted| wanted.bytes).sum()) == Cache::Keep,
+            _ => BlockCaching::of(wanted.iter().map(|wanted| wanted.bytes).sum()) == BlockCaching::Keep,
         };
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         foresight.note(&plan_ranges(&wanted, storage, Gaps::All).1);
@@ -139,7 +139,7 @@ impl Reader {
             let mut missing = missing_of_tiles(wanted, planned.cache, |key| foresight.has(key), |key| foresight.has(key));
             missing.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
             foresight.note(&plan_ranges(&missing, storage, Gaps::All).1);
-            foresight.keep(&missing, |_| planned.cache == Cache::Keep);
+            foresight.keep(&missing, |_| planned.cache == BlockCaching::Keep);
         }
     }
 }

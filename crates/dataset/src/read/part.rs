@@ -10,11 +10,11 @@ use penstock_tensor::Dtype;
 use super::fetch::Purpose;
 use super::ragged::RaggedValues;
 use super::reader::Reader;
-use super::slices::Extent;
+use super::slices::SampleExtent;
 use crate::config::Config;
 
 /// A value of which a part can be read.
-pub enum Found {
+pub enum FoundValue {
     Null,
     /// It shares a block with other values, or has one checksum unit, so it was read.
     Small(RaggedValues),
@@ -25,11 +25,11 @@ pub enum Found {
     },
 }
 
-impl Found {
+impl FoundValue {
     /// Return the value if it was read.
     pub fn small(&self) -> Option<&[u8]> {
         match self {
-            Found::Small(values) => values.get(0),
+            FoundValue::Small(values) => values.get(0),
             _ => None,
         }
     }
@@ -37,31 +37,31 @@ impl Found {
     /// Return the number of bytes of the value. None if it is null.
     pub fn bytes(&self) -> Option<u64> {
         match self {
-            Found::Null => None,
-            Found::Small(_) => self.small().map(|value| value.len() as u64),
-            Found::Large { bytes, .. } => Some(*bytes),
+            FoundValue::Null => None,
+            FoundValue::Small(_) => self.small().map(|value| value.len() as u64),
+            FoundValue::Large { bytes, .. } => Some(*bytes),
         }
     }
 }
 
 impl Reader {
     /// Find the value of the plan's only sample. Cost: reads the tail of its data file, and the block of a small value.
-    pub fn find_value(&mut self, column: &ColumnSpec) -> Result<Found> {
+    pub fn find_value(&mut self, column: &ColumnSpec) -> Result<FoundValue> {
         if column.kind.stored()?.0 != Dtype::Bytes {
             let text = format!("cannot read bytes of column `{}`: its values are not stored as bytes", column.name);
             return Err(Error::new("invalid-argument", text).hint(format!("read its values: ds[\"{}\"][0]", column.name)));
         }
         self.open(&[column])?;
-        let extent = if self.has_own(column) { Extent::Small } else { self.extents(column)?.pop().unwrap_or(Extent::Null) };
-        if let Extent::Large { shape, is_plain, .. } = extent {
-            return Ok(Found::Large { bytes: shape.first().copied().unwrap_or(0), is_plain });
+        let extent = if self.has_own(column) { SampleExtent::Small } else { self.extents(column)?.pop().unwrap_or(SampleExtent::Null) };
+        if let SampleExtent::Large { shape, is_plain, .. } = extent {
+            return Ok(FoundValue::Large { bytes: shape.first().copied().unwrap_or(0), is_plain });
         }
-        if extent == Extent::Null {
-            return Ok(Found::Null);
+        if extent == SampleExtent::Null {
+            return Ok(FoundValue::Null);
         }
         self.fetch(&[column], Purpose::Take)?;
         let values = self.ragged(column)?;
-        Ok(if values.has_nulls() { Found::Null } else { Found::Small(values) })
+        Ok(if values.has_nulls() { FoundValue::Null } else { FoundValue::Small(values) })
     }
 
     /// Return a flag per place in the result for values of bytes that have at least `least` bytes and are not compressed. No flags if no file is so
@@ -71,15 +71,16 @@ impl Reader {
             return Ok(Vec::new());
         }
         self.open(&[column])?;
-        let is_large = |extent: &Extent| matches!(extent, Extent::Large { shape, is_plain: true, .. } if shape.first() >= Some(&least));
+        let is_large =
+            |extent: &SampleExtent| matches!(extent, SampleExtent::Large { shape, is_plain: true, .. } if shape.first() >= Some(&least));
         Ok(self.extents(column)?.iter().map(is_large).collect())
     }
 
     /// Read a part of a value that was found. Costs the same as `read_part`, and nothing if it was read.
-    pub fn part_of(&self, column: &ColumnSpec, found: &Found, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
+    pub fn part_of(&self, column: &ColumnSpec, found: &FoundValue, range: Range<u64>, out: &mut Vec<u8>) -> Result<()> {
         out.resize((range.end - range.start) as usize, 0);
         match (found, found.small()) {
-            (Found::Large { is_plain, .. }, _) => self.read_part(column, range, *is_plain, out)?,
+            (FoundValue::Large { is_plain, .. }, _) => self.read_part(column, range, *is_plain, out)?,
             (_, Some(value)) => out.copy_from_slice(&value[range.start as usize..range.end as usize]),
             _ => out.clear(),
         }

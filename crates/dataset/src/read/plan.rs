@@ -18,7 +18,7 @@ use crate::snapshot::row_ids::row_ids_of;
 pub struct Plan {
     /// Positions in the order requested.
     pub positions: Vec<u64>,
-    pub groups: Vec<Group>,
+    pub groups: Vec<FragmentRows>,
     /// The rows of all groups, each with its place in the result. The rows of a group ascend. In a snapshot with only one fragment,
     /// they keep the requested order, because sorting would cost as much as it saves. Readers that need neighbouring rows together
     /// use `ascending`.
@@ -26,7 +26,7 @@ pub struct Plan {
 }
 
 /// Rows of one fragment.
-pub struct Group {
+pub struct FragmentRows {
     part: Arc<PlannedPart>,
     index: usize,
     /// The row of the part at which the fragment begins.
@@ -60,7 +60,7 @@ impl PlannedPart {
     }
 }
 
-impl Group {
+impl FragmentRows {
     pub fn fragment(&self) -> &Fragment {
         &self.part.fragments.as_slice()[self.index]
     }
@@ -104,7 +104,7 @@ impl Plan {
                 let row_of = |(place, position): (usize, &u64)| (part.fragments.physical_row(*position), place as u32);
                 let rows: Vec<(u64, u32)> = positions.iter().enumerate().map(row_of).collect();
                 let all = 0..rows.len();
-                (rows, vec![Group { part, index: 0, begin: 0, rows: all }])
+                (rows, vec![FragmentRows { part, index: 0, begin: 0, rows: all }])
             }
             _ => {
                 let mut rows: Vec<(u64, u32)> = (0..).zip(&positions).map(|(place, position)| (*position, place)).collect();
@@ -119,7 +119,7 @@ impl Plan {
     }
 
     /// Return the rows of a group, each with its place in the result.
-    pub fn rows(&self, group: &Group) -> &[(u64, u32)] {
+    pub fn rows(&self, group: &FragmentRows) -> &[(u64, u32)] {
         &self.rows[group.rows.clone()]
     }
 
@@ -156,8 +156,8 @@ fn sorted(pairs: &[(u64, u32)]) -> Vec<(u64, u32)> {
 }
 
 /// Group ascending positions by fragment, and replace each position by its row in the fragment.
-fn groups_of(snapshot: &Snapshot, rows: &mut [(u64, u32)]) -> Result<Vec<Group>> {
-    let (mut groups, mut next): (Vec<Group>, usize) = (Vec::new(), 0);
+fn groups_of(snapshot: &Snapshot, rows: &mut [(u64, u32)]) -> Result<Vec<FragmentRows>> {
+    let (mut groups, mut next): (Vec<FragmentRows>, usize) = (Vec::new(), 0);
     while let Some((position, _)) = rows.get(next) {
         let live = snapshot.live()?;
         let number = live.part_of(*position);
@@ -174,7 +174,7 @@ fn groups_of(snapshot: &Snapshot, rows: &mut [(u64, u32)]) -> Result<Vec<Group>>
                 index += 1;
             }
             if groups.last().is_none_or(|group| group.index != index - 1 || !Arc::ptr_eq(&group.part, &part)) {
-                groups.push(Group { part: part.clone(), index: index - 1, begin: within.start, rows: next..next });
+                groups.push(FragmentRows { part: part.clone(), index: index - 1, begin: within.start, rows: next..next });
             }
             // Up to this position, rows of the fragment differ from positions by the same number.
             let same = end.min(start + run.end.min(within.end - run.deleted));

@@ -20,14 +20,14 @@ use crate::store::datafile::Decoded;
 /// Ragged values in the order requested.
 pub struct RaggedValues {
     keep: Vec<Bytes>,
-    extents: Vec<Extent>,
+    extents: Vec<ValueRange>,
     /// Sizes of the free dimensions, `free_count` per sample.
     pub free: Vec<u64>,
     pub free_count: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Extent {
+struct ValueRange {
     keep: u32,
     begin: usize,
     bytes: usize,
@@ -40,13 +40,14 @@ const ROWS_AT_ONCE: usize = 64;
 /// Approximate size of the end offsets in a packed block that contains small values.
 const HEAD_BYTES: usize = 256;
 
-/// The value of `Extent::keep` for a null.
+/// The value of `ValueRange::keep` for a null.
 const NULL: u32 = u32::MAX;
 
 impl RaggedValues {
     /// Wrap buffers as values that are not null. `free` has `free_count` sizes per value.
     pub fn of(values: Vec<Bytes>, free: Vec<u64>, free_count: usize) -> RaggedValues {
-        let extents = values.iter().enumerate().map(|(index, value)| Extent { keep: index as u32, begin: 0, bytes: value.len() }).collect();
+        let extents =
+            values.iter().enumerate().map(|(index, value)| ValueRange { keep: index as u32, begin: 0, bytes: value.len() }).collect();
         RaggedValues { keep: values, extents, free, free_count }
     }
 
@@ -55,7 +56,7 @@ impl RaggedValues {
         for extent in self.extents.iter_mut().filter(|extent| extent.keep != NULL) {
             let begin = slot.filled();
             slot.push(&self.keep[extent.keep as usize][extent.begin..extent.begin + extent.bytes]);
-            *extent = Extent { keep: 0, begin, bytes: extent.bytes };
+            *extent = ValueRange { keep: 0, begin, bytes: extent.bytes };
         }
         self.keep = vec![slot.freeze()];
     }
@@ -70,7 +71,7 @@ impl RaggedValues {
 
     fn replace(&mut self, index: usize, value: Option<Bytes>) {
         let keep = if value.is_some() { self.keep.len() as u32 } else { NULL };
-        self.extents[index] = Extent { keep, begin: 0, bytes: value.as_ref().map_or(0, Bytes::len) };
+        self.extents[index] = ValueRange { keep, begin: 0, bytes: value.as_ref().map_or(0, Bytes::len) };
         self.keep.extend(value);
     }
 
@@ -149,7 +150,7 @@ impl Reader {
         let free_count = if column.kind.is_array() { shape.free_count() } else { 0 };
         let mut values = RaggedValues {
             keep: Vec::new(),
-            extents: vec![Extent { keep: NULL, begin: 0, bytes: 0 }; self.plan.len()],
+            extents: vec![ValueRange { keep: NULL, begin: 0, bytes: 0 }; self.plan.len()],
             free: vec![0; self.plan.len() * free_count],
             free_count,
         };
@@ -257,7 +258,7 @@ impl Reader {
             Some(head) => (head.range(body, inner as usize)?, inner as usize),
             None => (0..body.len(), 0),
         };
-        let extent = Extent { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
+        let extent = ValueRange { keep: opened.keep, begin: opened.begin + range.start, bytes: range.len() };
         if values.free_count > 0 {
             let at = place as usize * values.free_count;
             match &opened.head {

@@ -12,9 +12,9 @@ use penstock_format::files::FileRef;
 use penstock_format::schema::{ColumnSpec, FillValue};
 use penstock_storage::Pattern;
 
-use super::blocks::{Fetched, Held};
+use super::blocks::{Fetched, HeldBlocks};
 
-use super::plan::{Group, Plan, ascending};
+use super::plan::{FragmentRows, Plan, ascending};
 use crate::snapshot::Snapshot;
 use crate::snapshot::overlays::Divided;
 use crate::snapshot::own::{Own, OwnValue};
@@ -83,7 +83,7 @@ impl Reader {
     }
 
     /// Use blocks that the caller already has instead of fetching them. Call this before `fetch`.
-    pub fn lend(&mut self, held: &Held) {
+    pub fn lend(&mut self, held: &HeldBlocks) {
         self.fetched.lend(held);
     }
 
@@ -103,7 +103,7 @@ impl Reader {
     }
 
     /// Divide the rows of a group among the files that have their values in a column. Cost: reads the row ids of overlays.
-    pub(super) fn located<'a>(&'a self, group: &'a Group, column: &'a ColumnSpec) -> Result<impl Iterator<Item = Located<'a>>> {
+    pub(super) fn located<'a>(&'a self, group: &'a FragmentRows, column: &'a ColumnSpec) -> Result<impl Iterator<Item = Located<'a>>> {
         let fragment = group.fragment();
         let of_fragment = |rows: Cow<'a, [(u64, u32)]>| match (file_of(&fragment.files, column.id), &column.fill) {
             (None, Some(FillValue(file))) => {

@@ -30,7 +30,7 @@ const CODE_BYTES: u64 = 8;
 
 /// Rows to read together: one batch if files are mapped, otherwise one or more whole batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stretch {
+pub struct ScanRange {
     /// Positions in the view.
     pub rows: Range<u64>,
     /// Whether the block cache keeps the rows' blocks.
@@ -101,7 +101,7 @@ impl Scan {
     }
 
     /// Return the rows to read next. Returns None at the end, or if the caller already has enough groups.
-    pub fn next(&mut self, held: usize) -> Result<Option<Stretch>> {
+    pub fn next(&mut self, held: usize) -> Result<Option<ScanRange>> {
         if self.next >= self.len() {
             return Ok(None);
         }
@@ -117,7 +117,7 @@ impl Scan {
         let end = (self.next + rows).min(self.len());
         // If a scan would fill more than half of the block cache, its blocks are not cached.
         let keep = mapped || self.row_bytes * self.len() as f64 <= (self.budget / 4) as f64;
-        let stretch = Stretch { rows: self.next..end, keep };
+        let stretch = ScanRange { rows: self.next..end, keep };
         self.next = end;
         self.group_bytes = (2 * self.group_bytes).min(GROUP_BYTES.max(self.budget / GROUP_PART));
         Ok(Some(stretch))
@@ -199,17 +199,17 @@ pub const ROWS: usize = 1 << 16;
 
 /// How many samples are read at once, according to the size of those before.
 #[derive(Debug, Clone, Copy)]
-pub struct Group {
+pub struct GroupSize {
     pub samples: usize,
 }
 
-impl Default for Group {
-    fn default() -> Group {
-        Group { samples: 4 }
+impl Default for GroupSize {
+    fn default() -> GroupSize {
+        GroupSize { samples: 4 }
     }
 }
 
-impl Group {
+impl GroupSize {
     /// Note the size of the samples that were read. The next group takes up to an eighth of the memory budget, and is up to 16 times larger.
     pub fn note(&mut self, samples: usize, bytes: usize) {
         let fitting = (Config::memory_bytes() as usize / 8) * samples.max(1) / bytes.max(1);

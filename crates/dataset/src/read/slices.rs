@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use penstock_codec::widen;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::{Codec, Layout};
 use penstock_format::record::FEATURE_TILED;
@@ -17,7 +16,7 @@ use super::tiles::Targets;
 
 /// What is known of a sample before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Extent {
+pub enum SampleExtent {
     Null,
     /// It shares a block with other samples, or is too small for reads of its parts.
     Small,
@@ -44,9 +43,9 @@ impl Reader {
         if self.has_own(column) {
             return Ok(None);
         }
-        let shape = |extent: Extent| match extent {
-            Extent::Null => Some(None),
-            Extent::Large { shape, is_tiled, .. } if is_tiled || !tiled => Some(Some(shape)),
+        let shape = |extent: SampleExtent| match extent {
+            SampleExtent::Null => Some(None),
+            SampleExtent::Large { shape, is_tiled, .. } if is_tiled || !tiled => Some(Some(shape)),
             _ => None,
         };
         Ok(self.extents(column)?.into_iter().map(shape).collect())
@@ -54,16 +53,16 @@ impl Reader {
 
     /// Return what is known of a plan's samples in the order requested. Values of a transaction are not considered. Cost: reads the tails of
     /// data files that are not open.
-    pub fn extents(&self, column: &ColumnSpec) -> Result<Vec<Extent>> {
-        let mut extents = vec![Extent::Null; self.plan.len()];
+    pub fn extents(&self, column: &ColumnSpec) -> Result<Vec<SampleExtent>> {
+        let mut extents = vec![SampleExtent::Null; self.plan.len()];
         self.each_divisible(column, |source, rows| {
             let entry = source.entry();
             let (is_tiled, is_plain) = (entry.layout == Layout::Tiled, entry.codec == Codec::None);
             let is_fetched = !source.file.in_memory();
             for (row, place) in rows.iter().filter(|(row, _)| entry.is_valid(*row)) {
                 extents[*place as usize] = match entry.is_divisible(*row) {
-                    true => Extent::Large { shape: entry.shape_of(*row), is_tiled, is_plain, is_fetched },
-                    false => Extent::Small,
+                    true => SampleExtent::Large { shape: entry.shape_of(*row), is_tiled, is_plain, is_fetched },
+                    false => SampleExtent::Small,
                 };
             }
             Ok(())
@@ -90,9 +89,7 @@ impl Reader {
     /// or the call fails. A slice outside its sample is refused. Cost: reads the checksum units that contain the slices, or whole compressed
     /// blocks, and makes one copy.
     pub fn slices(&self, column: &ColumnSpec, slices: &[Option<Slice>], outs: Vec<&mut [u8]>) -> Result<Nulls> {
-        let (mut tiles, mut narrow, mut nulls) = (Tiles::default(), Tiles::default(), None);
-        // The buffers of samples in files with an earlier dtype.
-        let mut buffers: Vec<(Vec<u8>, Dtype)> = Vec::new();
+        let (mut tiles, mut earlier, mut nulls) = (Tiles::default(), Vec::new(), None);
         let dtype = column.kind.stored()?.0;
         let mut there = vec![false; self.plan.len()];
         self.each_divisible(column, |source, rows| {
@@ -106,40 +103,39 @@ impl Reader {
                     let text = format!("the slice {slice:?} is not inside a divisible sample of shape {shape:?}");
                     return Err((Error::new("invalid-argument", text), *place));
                 }
-                match source.entry().dtype {
-                    current if current == dtype => drop(tiles.add(source, (*row, *place), Some(slice))),
-                    earlier => {
-                        buffers.resize_with(self.plan.len(), || (Vec::new(), dtype));
-                        narrow.add(source, (*row, *place), Some(slice));
-                        buffers[*place as usize] = (vec![0; outs[*place as usize].len() / dtype.size() * earlier.size()], earlier);
-                    }
+                if source.entry().dtype != dtype {
+                    earlier.push((*place, source.entry().dtype));
                 }
+                tiles.add(source, (*row, *place), Some(slice));
             }
             Ok(())
         })?;
         (0..).zip(&there).filter(|(_, there)| !**there).for_each(|(place, _)| set_null(&mut nulls, self.plan.len(), place, &mut []));
         let (places, mut targets) = (tiles.places(), Targets::Each(outs));
         self.read_tiles(column, tiles, &mut targets, &mut nulls)?;
-        if !narrow.is_empty() {
-            let places = narrow.places();
-            self.read_tiles(
-                column,
-                narrow,
-                &mut Targets::Each(buffers.iter_mut().map(|(buffer, _)| &mut buffer[..]).collect()),
-                &mut nulls,
-            )?;
-            for place in places {
-                let (values, earlier) = &buffers[place as usize];
-                widen(values, *earlier, dtype, targets.get(place))?;
-            }
+        targets.widen(&earlier, dtype)?;
+        if dtype == Dtype::Bool {
+            self.check_bool_values(column, places, &mut targets, &mut nulls)?;
         }
-        for place in if dtype == Dtype::Bool { places } else { Vec::new() } {
-            match check_bools(targets.get(place)) {
-                Err(error) if self.passes(&error) => set_null(&mut nulls, self.plan.len(), place, targets.get(place)),
+        Ok(nulls)
+    }
+
+    /// Refuse samples with a bool that is neither 0 nor 1, or make them null.
+    pub(super) fn check_bool_values(
+        &self,
+        column: &ColumnSpec,
+        places: impl IntoIterator<Item = u32>,
+        targets: &mut Targets<'_>,
+        nulls: &mut Nulls,
+    ) -> Result<()> {
+        for place in places {
+            let sample = targets.get(place);
+            match check_bools(sample) {
+                Err(error) if self.passes(&error) => set_null(nulls, self.plan.len(), place, sample),
                 other => other.map_err(|error| self.locate(error, column, place))?,
             }
         }
-        Ok(nulls)
+        Ok(())
     }
 
     /// Announce to the store that a map is read in scattered parts, so that it reads nothing beside them.

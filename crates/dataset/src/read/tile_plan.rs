@@ -8,7 +8,7 @@ use penstock_tensor::Dtype;
 use penstock_tensor::slice::{Slice, elements, runs, whole};
 
 use super::blocks::Wanted;
-use super::blocks::fill::Cache;
+use super::blocks::fill::BlockCaching;
 use super::blocks::stream::{UnitRun, stream_ranges};
 use super::reader::ColumnRows;
 use crate::config::Config;
@@ -95,7 +95,7 @@ impl Tiles {
 /// The tiles to read, by how they are read.
 pub struct PlannedTiles {
     /// Whether the block cache keeps what is fetched.
-    pub cache: Cache,
+    pub cache: BlockCaching,
     /// Tiles of whole samples whose bytes are the concatenated tiles, which are streamed into the result.
     pub flat: Vec<TileRead>,
     /// Other tiles that are streamed.
@@ -118,10 +118,10 @@ impl PlannedTiles {
         let bytes = reads.iter().map(|read| read.bytes(samples)).sum();
         // Long parts of bytes are read one after the other, and rarely again.
         let passes = |read: &TileRead| samples[read.sample].is_plain_bytes();
-        let cache = if bytes >= PASSING_BYTES && reads.iter().all(passes) { Cache::Bypass } else { Cache::of(bytes) };
+        let cache = if bytes >= PASSING_BYTES && reads.iter().all(passes) { BlockCaching::Bypass } else { BlockCaching::of(bytes) };
         let (straight, others): (Vec<TileRead>, Vec<TileRead>) = reads.into_iter().partition(|read| {
             let sample = &samples[read.sample];
-            cache == Cache::Bypass
+            cache == BlockCaching::Bypass
                 && sample.file.access == Access::Streamed
                 && !sample.file.in_memory()
                 && sample.file.tail.chunks[sample.chunk].codec == Codec::None

@@ -5,12 +5,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use penstock_codec::widen;
 use penstock_error::{Error, Result};
 use penstock_format::datafile::{Codec, UNIT_BYTES};
 use penstock_format::schema::ColumnSpec;
+use penstock_tensor::Dtype;
 use penstock_tensor::slice::{all_runs, runs};
 
-use super::blocks::fill::Cache;
+use super::blocks::fill::BlockCaching;
 use super::blocks::stream::{stream, stream_runs};
 use super::blocks::{Fetched, Wanted};
 use super::reader::{Nulls, Reader, set_null};
@@ -32,6 +34,18 @@ impl Targets<'_> {
             Targets::Even { out, bytes } => &mut out[place as usize * *bytes..][..*bytes],
             Targets::Each(buffers) => buffers[place as usize],
         }
+    }
+
+    /// Convert values of earlier dtypes, which are at the beginning of these places.
+    pub fn widen(&mut self, earlier: &[(u32, Dtype)], dtype: Dtype) -> Result<()> {
+        let mut narrow = Vec::new();
+        for (place, from) in earlier {
+            let target = self.get(*place);
+            narrow.clear();
+            narrow.extend_from_slice(&target[..target.len() / dtype.size() * from.size()]);
+            widen(&narrow, *from, dtype, target)?;
+        }
+        Ok(())
     }
 
     /// Return all buffers.
@@ -128,7 +142,7 @@ impl Reader {
         &self,
         samples: &[TiledSample],
         group: &[TileRead],
-        cache: Cache,
+        cache: BlockCaching,
         targets: &mut Targets<'_>,
         failed: &mut [Option<Error>],
     ) -> Result<()> {

@@ -8,7 +8,7 @@ use penstock_format::datafile::{Bounds, Class, Span};
 use penstock_format::files::FileRef;
 use penstock_format::manifest::{PageStatistics, Statistics};
 use penstock_format::rows::RowIds;
-use penstock_format::schema::{ColumnKind, ColumnSpec, FillValue};
+use penstock_format::schema::{ColumnSpec, Content, FillValue};
 
 use super::Snapshot;
 use super::values::file_of;
@@ -157,15 +157,15 @@ fn as_read(stored: Statistics, spec: &ColumnSpec) -> Statistics {
 
 /// Return the span of values that readers get. None if it is not known.
 fn span_as_read(span: Span, spec: &ColumnSpec) -> Option<Span> {
-    match (&spec.kind, span) {
-        (ColumnKind::Label(classes), Span::Unsigned(least, most)) => {
+    match (spec.kind.content(), span) {
+        (Content::Label(classes), Span::Unsigned(least, most)) => {
             let places =
                 (0..classes.names.len()).filter(|place| classes.code_of(*place).is_some_and(|code| (least..=most).contains(&code)));
             let (first, last) = (places.clone().next()?, places.clone().next_back()?);
             Some(Span::Unsigned(first as u64, last as u64))
         }
         // Those of a category are words.
-        (ColumnKind::Category, span) => Some(span),
+        (Content::Word, span) => Some(span),
         (_, span) => {
             let (dtype, shape) = spec.kind.stored().ok()?;
             span.as_class(Class::of(dtype, &shape)?)

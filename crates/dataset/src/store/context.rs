@@ -44,35 +44,23 @@ impl Weighter<Id, Arc<DataFile>> for ByHeld {
     }
 }
 
-/// Weighs a set of row ids by the size of its object, which is about that of the set in memory.
-#[derive(Clone)]
-pub struct ByObject;
+/// Weighs the entries of a cache by a function.
+pub struct ByFunction<K, V>(fn(&K, &V) -> u64);
 
-impl Weighter<RowIdsRef, Arc<RowIds>> for ByObject {
-    fn weight(&self, rows: &RowIdsRef, _ids: &Arc<RowIds>) -> u64 {
-        128 + rows.object.bytes
+impl<K, V> Clone for ByFunction<K, V> {
+    fn clone(&self) -> ByFunction<K, V> {
+        ByFunction(self.0)
     }
 }
 
-/// Weighs the statistics of a data file by its number of columns.
-#[derive(Clone)]
-pub struct ByColumns;
-
-impl Weighter<Id, Arc<Vec<(u64, Statistics)>>> for ByColumns {
-    fn weight(&self, _id: &Id, columns: &Arc<Vec<(u64, Statistics)>>) -> u64 {
-        1 + columns.len() as u64
+impl<K, V> Weighter<K, V> for ByFunction<K, V> {
+    fn weight(&self, key: &K, value: &V) -> u64 {
+        self.0(key, value)
     }
 }
 
-/// Weighs the statistics of a page by its memory.
-#[derive(Clone)]
-pub struct ByFragments;
-
-impl Weighter<Id, Arc<PageStatistics>> for ByFragments {
-    fn weight(&self, _id: &Id, statistics: &Arc<PageStatistics>) -> u64 {
-        statistics.columns.iter().map(|(_, known)| 64 + known.len() as u64 * 128).sum::<u64>() + 64
-    }
-}
+/// The statistics of the columns of a data file.
+type FileStatistics = Arc<Vec<(u64, Statistics)>>;
 
 /// The duty to open a data file. Other threads may wait for the file until it is inserted or the duty is dropped.
 pub type FileDuty<'a> = PlaceholderGuard<
@@ -88,11 +76,11 @@ pub struct Caches {
     pub pages: Cache<PageRef, Arc<Vec<Fragment>>>,
     pub files: Cache<Id, Arc<DataFile>, ByHeld>,
     pub words: Cache<WordsSegment, Arc<Strings>>,
-    pub row_ids: Cache<RowIdsRef, Arc<RowIds>, ByObject>,
+    pub row_ids: Cache<RowIdsRef, Arc<RowIds>, ByFunction<RowIdsRef, Arc<RowIds>>>,
     /// Statistics of the columns of data files that this process wrote, or that other pages have.
-    statistics: Cache<Id, Arc<Vec<(u64, Statistics)>>, ByColumns>,
+    statistics: Cache<Id, FileStatistics, ByFunction<Id, FileStatistics>>,
     /// Statistics of pages.
-    pub page_statistics: Cache<Id, Arc<PageStatistics>, ByFragments>,
+    pub page_statistics: Cache<Id, Arc<PageStatistics>, ByFunction<Id, Arc<PageStatistics>>>,
     /// The last schema that was parsed, and its text.
     schema: Mutex<Option<(String, Arc<Schema>)>>,
 }
@@ -104,7 +92,7 @@ impl Caches {
     }
 
     /// Return the statistics of a data file's columns, if they are known without reading it.
-    pub fn statistics_of(&self, file: Id) -> Option<Arc<Vec<(u64, Statistics)>>> {
+    pub fn statistics_of(&self, file: Id) -> Option<FileStatistics> {
         self.statistics.get(&file)
     }
 
@@ -122,9 +110,12 @@ fn caches() -> Caches {
     let held_bytes = file_cache_bytes();
     let weigher = ByHeld { least: held_bytes / MAPPED_FILES as u64 };
     let files = cache(MAPPED_FILES, held_bytes, weigher);
-    let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByObject);
-    let statistics = cache(WRITTEN_FILES, WRITTEN_FILES as u64 * 16, ByColumns);
-    let page_statistics = cache(PAGES, held_bytes / 4, ByFragments);
+    // The size of an object is about that of the set in memory.
+    let row_ids = cache(ROW_ID_SETS, held_bytes / 4, ByFunction(|rows: &RowIdsRef, _| 128 + rows.object.bytes));
+    let statistics = cache(WRITTEN_FILES, WRITTEN_FILES as u64 * 16, ByFunction(|_, columns: &FileStatistics| 1 + columns.len() as u64));
+    let page_bytes =
+        |_: &Id, page: &Arc<PageStatistics>| page.columns.iter().map(|(_, known)| 64 + known.len() as u64 * 128).sum::<u64>() + 64;
+    let page_statistics = cache(PAGES, held_bytes / 4, ByFunction(page_bytes));
     Caches { pages: Cache::new(PAGES), files, words: Cache::new(WORDS), row_ids, statistics, page_statistics, schema: Mutex::default() }
 }
 

@@ -7,27 +7,27 @@ use penstock_format::transit::journal::{JournaledColumn, ReadFrame, Verb, encode
 use penstock_storage::Journal;
 
 /// The journal of an open transaction.
-pub struct Kept {
+pub struct TransactionJournal {
     journal: Journal,
     /// How many calls of an earlier process were repeated.
     pub restored: u64,
 }
 
 /// A call that changes a transaction.
-pub struct Call<'a> {
+pub struct JournalCall<'a> {
     pub verb: Verb,
     pub row_ids: &'a [i64],
     /// Whether media are decoded to check them.
     pub decode: bool,
 }
 
-impl Kept {
-    pub fn new(journal: Journal, restored: u64) -> Kept {
-        Kept { journal, restored }
+impl TransactionJournal {
+    pub fn new(journal: Journal, restored: u64) -> TransactionJournal {
+        TransactionJournal { journal, restored }
     }
 
     /// Write a call, and the reads before it. It counts once `sync` succeeds, and `undo` removes it.
-    pub fn add(&mut self, call: &Call<'_>, given: &[JournaledColumn<'_>], reads: &[ReadFrame]) -> Result<()> {
+    pub fn add(&mut self, call: &JournalCall<'_>, given: &[JournaledColumn<'_>], reads: &[ReadFrame]) -> Result<()> {
         let row_ids: Vec<u64> = call.row_ids.iter().map(|row_id| row_id.cast_unsigned()).collect();
         let encoded = encode(&call.verb, call.decode, &row_ids, given, reads);
         let (head, values) =
@@ -45,7 +45,7 @@ impl Kept {
 
     /// Note that the record may be put from now on, and the reads since the last call.
     pub fn will_commit(&mut self, reads: &[ReadFrame]) -> Result<()> {
-        self.add(&Call { verb: Verb::Commit, row_ids: &[], decode: false }, &[], reads)?;
+        self.add(&JournalCall { verb: Verb::Commit, row_ids: &[], decode: false }, &[], reads)?;
         self.sync()
     }
 

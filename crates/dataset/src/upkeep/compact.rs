@@ -17,9 +17,9 @@ use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::ColumnSpec;
 
 use crate::commit::changes::Proposal;
-use crate::commit::manifest::layout::{Group, Layout};
+use crate::commit::manifest::layout::{Layout, ReplacedFragments};
 use crate::commit::manifest::objects::write_rows;
-use crate::commit::manifest::rewrite::{At, Rewritten, rewritten};
+use crate::commit::manifest::rewrite::{PlacedRun, Rewritten, rewritten};
 use crate::commit::written::{Texts, Written, commit_to_newest};
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::file_of;
@@ -298,13 +298,13 @@ impl Compaction {
         nulls.into_iter().filter(|(_, ids)| !ids.is_empty()).for_each(|(column, ids)| self.nulls.entry(column).or_default().push(ids));
         self.features |= features;
         self.done.fragments += out.len() as u64;
-        self.layout.groups.push(Group { out, fragments });
+        self.layout.groups.push(ReplacedFragments { out, fragments });
         Ok(())
     }
 
     /// Return the row ids of the live samples of a group, in order, and their positions.
-    fn live_rows(&self, group: &[Candidate]) -> Vec<At> {
-        let mut rows: Vec<At> = Vec::new();
+    fn live_rows(&self, group: &[Candidate]) -> Vec<PlacedRun> {
+        let mut rows: Vec<PlacedRun> = Vec::new();
         for Candidate { fragment, positions, .. } in group {
             let mut position = positions.start;
             for run in &fragment.runs {

@@ -16,9 +16,9 @@ use penstock_tensor::{Column, Dtype};
 
 use crate::commit::manifest::stored::{LARGE_BYTES, PIECE_BYTES, WordList};
 use crate::read::fetch::Purpose;
-use crate::read::part::Found;
+use crate::read::part::FoundValue;
 use crate::read::reader::{OnCorrupt, Reader};
-use crate::read::scan::Group;
+use crate::read::scan::GroupSize;
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::file_of;
 use crate::write::pending::own_value;
@@ -53,7 +53,7 @@ pub struct Diff {
     other: Arc<Snapshot>,
     /// Columns that differ.
     columns: VecDeque<Happened>,
-    group: Group,
+    group: GroupSize,
     /// What remains: row ids from the second number on.
     rest: VecDeque<(Happened, RowIds, u64)>,
 }
@@ -105,7 +105,7 @@ impl Diff {
         }
         rest.retain(|(_, ids, _)| !ids.is_empty());
         let columns = changed_columns(&one.schema, &other.schema);
-        Ok(Diff { one, other, columns, group: Group::default(), rest })
+        Ok(Diff { one, other, columns, group: GroupSize::default(), rest })
     }
 
     /// Return the next difference, or None at the end. Cost: reads the values of the samples that may have changed, in both snapshots.
@@ -119,7 +119,7 @@ impl Diff {
             let (what, row_ids) = (what.clone(), ids.next_group(from, limit.min(ROWS - found.len())));
             let Some(row_ids) = row_ids else {
                 self.rest.pop_front();
-                self.group = Group::default();
+                self.group = GroupSize::default();
                 if found.is_empty() {
                     continue;
                 }
@@ -170,7 +170,7 @@ pub fn changed_values(one: &Arc<Snapshot>, other: &Arc<Snapshot>, spec: &ColumnS
 
 /// Do the same as `changed_values`, with the column as each snapshot is read.
 pub fn changed_between(one: &Arc<Snapshot>, other: &Arc<Snapshot>, specs: &[ColumnSpec; 2], ids: &RowIds) -> Result<RowIds> {
-    let (mut from, mut found, mut group) = (0, Vec::new(), Group::default());
+    let (mut from, mut found, mut group) = (0, Vec::new(), GroupSize::default());
     while let Some(row_ids) = ids.next_group(&mut from, group.samples) {
         found.extend(differing(one, other, specs, row_ids, &mut group)?);
     }
@@ -183,7 +183,7 @@ fn differing(
     other: &Arc<Snapshot>,
     [spec_before, spec_after]: &[ColumnSpec; 2],
     row_ids: Vec<u64>,
-    group: &mut Group,
+    group: &mut GroupSize,
 ) -> Result<Vec<u64>> {
     let signed: Vec<i64> = row_ids.iter().map(|row_id| row_id.cast_signed()).collect();
     let (ours, theirs) = (one.find_positions(&signed)?, other.find_positions(&signed)?);
@@ -224,7 +224,7 @@ fn same_bytes((mut one, spec): (Reader, &ColumnSpec), (mut other, other_spec): (
     let (value, other_value) = (one.find_value(spec)?, other.find_value(other_spec)?);
     let Some(bytes) = value.bytes().filter(|bytes| other_value.bytes() == Some(*bytes)) else { return Ok(false) };
     // Each piece of a compressed value costs all of it.
-    let is_whole = [&value, &other_value].iter().any(|value| matches!(value, Found::Large { is_plain: false, .. }));
+    let is_whole = [&value, &other_value].iter().any(|value| matches!(value, FoundValue::Large { is_plain: false, .. }));
     let (most, mut pieces) = (if is_whole { bytes } else { PIECE_BYTES }, [Vec::new(), Vec::new()]);
     for begin in (0..bytes).step_by(most as usize) {
         let range = begin..(begin + most).min(bytes);

@@ -14,7 +14,7 @@ use penstock_format::names::NameKind;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::Record;
 use penstock_format::rows::RowIds;
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::{ColumnSpec, Content};
 use penstock_storage::RangeRequest;
 use penstock_tensor::Dtype;
 
@@ -400,14 +400,14 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
 /// false are not checked.
 fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], is_valid: impl Fn(u64) -> bool) -> Result<()> {
     let Some(spec) = spec else { return Ok(()) };
-    match &spec.kind {
-        ColumnKind::Text | ColumnKind::Json => check_text(spec, bytes),
-        ColumnKind::Label(classes) => {
+    match spec.kind.content() {
+        Content::Text => check_text(spec, bytes),
+        Content::Label(classes) => {
             let places = classes.places();
             check_codes(chunk, bytes, |code| places.of(code).ok_or_else(|| no_class(code, classes)).map(|_| ()), is_valid)
         }
-        ColumnKind::Labels { classes, .. } => check_label_codes(bytes, classes, &classes.places()),
-        ColumnKind::Category => {
+        Content::Labels(classes) => check_label_codes(bytes, classes, &classes.places()),
+        Content::Word => {
             let words = chunk.dictionary.as_ref().map_or(0, Strings::len) as u64;
             let check_code =
                 |code: u64| if code < words { Ok(()) } else { Err(format!("it has code {code}, but only {words} codes are defined")) };

@@ -26,6 +26,6 @@ pub fn check_known(snapshot: &Snapshot, ids: &RowIds) -> Result<()> {
     let record = snapshot.record();
     match ids.count_in(row_id(record.lineage, record.next_counter)..row_id(record.lineage, 0).saturating_add(COUNTERS)) {
         0 => Ok(()),
-        unknown => Err(malformed(format!("{unknown} row ids are listed that no commit has given out"))),
+        unknown => Err(malformed(format!("{unknown} listed row ids were never assigned by a commit"))),
     }
 }

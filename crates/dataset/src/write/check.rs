@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_error::{Error, Result};
 use penstock_format::classes::Classes;
-use penstock_format::schema::ColumnKind;
+use penstock_format::schema::{ColumnKind, Content};
 use penstock_tensor::slice::{Grid, elements, whole};
 use penstock_tensor::{Column, Dtype, Pulled, Ragged, Shape};
 
@@ -22,13 +22,13 @@ pub struct Input {
 
 /// Check a column's values according to its kind, and convert them to their stored form. Categories are converted by `vocabulary`.
 pub fn stored(kind: &ColumnKind, column: Column, words: Option<Arc<Ragged>>, validate: Validate) -> Result<Column> {
-    match kind {
-        ColumnKind::Label(classes) => label_codes(classes, column, words),
-        ColumnKind::Labels { classes, .. } => check_labels(classes, column),
-        ColumnKind::Text | ColumnKind::Json => check_text(column),
-        ColumnKind::Image { mode, .. } => check_media(column, Media::Image(mode_of(*mode)), validate),
-        ColumnKind::Mask { .. } => check_media(column, Media::Mask, validate),
-        _ => {
+    match kind.content() {
+        Content::Label(classes) => label_codes(classes, column, words),
+        Content::Labels(classes) => check_labels(classes, column),
+        Content::Text => check_text(column),
+        Content::Image(mode) => check_media(column, Media::Image(mode_of(mode)), validate),
+        Content::Mask => check_media(column, Media::Mask, validate),
+        Content::Plain | Content::Word => {
             let (dtype, shape) = kind.stored()?;
             check_values(column, dtype, &shape, kind.tile())
         }

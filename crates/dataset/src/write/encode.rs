@@ -14,7 +14,7 @@ use crate::parallel;
 use crate::store::codecs;
 
 /// An encoded block, ready to be written.
-pub struct Encoded<'a> {
+pub struct EncodedBlock<'a> {
     pub rows: u64,
     pub stored: Cow<'a, [u8]>,
     pub raw_bytes: u64,
@@ -45,7 +45,7 @@ fn cut(column: &Column, style: &Style, shape: &Shape, dtype: Dtype) -> Vec<usize
 }
 
 /// Encode all samples of `column`. Uncompressed blocks borrow their bytes from `column`, unless they are packed.
-pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape) -> Result<Vec<Encoded<'a>>> {
+pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape) -> Result<Vec<EncodedBlock<'a>>> {
     if column.is_empty() {
         return Ok(Vec::new());
     }
@@ -57,15 +57,15 @@ pub fn encode<'a>(column: &'a Column, style: &Style, dtype: Dtype, shape: &Shape
     blocks.into_iter().collect()
 }
 
-fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<Encoded<'_>> {
+fn encode_block(raw: Cow<'_, [u8]>, codec: Codec, rows: u64) -> Result<EncodedBlock<'_>> {
     let raw_bytes = raw.len() as u64;
     let stored = codecs::encode(codec, raw)?;
     let crcs = stored.chunks(UNIT_BYTES as usize).map(crc).collect();
-    Ok(Encoded { rows, stored, raw_bytes, crcs })
+    Ok(EncodedBlock { rows, stored, raw_bytes, crcs })
 }
 
 /// Encode the tiles of a slab, in order. An uncompressed tile that is contiguous in the slab borrows its content from `bytes`.
-pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec: Codec, size: usize) -> Result<Vec<Encoded<'a>>> {
+pub fn encode_tiles<'a>(grid: &Grid, slab: &[Range<u64>], bytes: &'a [u8], codec: Codec, size: usize) -> Result<Vec<EncodedBlock<'a>>> {
     let tiles = grid.meeting(slab);
     let blocks = parallel::map(tiles.len(), bytes.len(), |index| {
         let tile = grid.tile(tiles[index]);

@@ -12,7 +12,7 @@ use penstock_format::manifest::Statistics;
 use penstock_format::{Id, crc};
 use penstock_storage::ObjectWriter;
 
-use super::encode::Encoded;
+use super::encode::EncodedBlock;
 use crate::store::context::Context;
 
 /// Files are written in multiples of this size, which is the size of a huge page. If the page cache then uses large folios, maps
@@ -33,7 +33,7 @@ pub struct OpenFile {
 
 /// A block that is written piece by piece.
 #[derive(Default)]
-pub struct Growing {
+pub struct GrowingBlock {
     /// Where it begins, once its first checksum unit is written.
     offset: Option<u64>,
     pub bytes: u64,
@@ -78,7 +78,7 @@ impl OpenFile {
     }
 
     /// Append a block and record it in its chunk.
-    pub fn add(&mut self, chunk: &mut ChunkBuilder, block: &Encoded<'_>, align: u64) -> Result<()> {
+    pub fn add(&mut self, chunk: &mut ChunkBuilder, block: &EncodedBlock<'_>, align: u64) -> Result<()> {
         chunk.offset.push(self.place(&block.stored, align)?);
         chunk.stored_bytes.push(block.stored.len() as u64);
         chunk.raw_bytes.push(block.raw_bytes);
@@ -87,7 +87,7 @@ impl OpenFile {
     }
 
     /// Append a piece of a plain block whose length is not known yet.
-    pub fn grow(&mut self, chunk: &mut ChunkBuilder, block: &mut Growing, mut piece: &[u8]) -> Result<()> {
+    pub fn grow(&mut self, chunk: &mut ChunkBuilder, block: &mut GrowingBlock, mut piece: &[u8]) -> Result<()> {
         block.bytes += piece.len() as u64;
         while !piece.is_empty() {
             let (now, later) = piece.split_at(piece.len().min(UNIT_BYTES as usize - block.unit.len()));
@@ -100,7 +100,7 @@ impl OpenFile {
         Ok(())
     }
 
-    fn place_unit(&mut self, chunk: &mut ChunkBuilder, block: &mut Growing, first_align: u64) -> Result<()> {
+    fn place_unit(&mut self, chunk: &mut ChunkBuilder, block: &mut GrowingBlock, first_align: u64) -> Result<()> {
         chunk.crcs.push(u64::from(crc(&block.unit)));
         let at = self.place(&block.unit, if block.offset.is_none() { first_align } else { 1 })?;
         block.offset.get_or_insert(at);
@@ -109,7 +109,7 @@ impl OpenFile {
     }
 
     /// Append the rest of a growing block, and record it in its chunk.
-    pub fn end(&mut self, chunk: &mut ChunkBuilder, mut block: Growing) -> Result<()> {
+    pub fn end(&mut self, chunk: &mut ChunkBuilder, mut block: GrowingBlock) -> Result<()> {
         if !block.unit.is_empty() {
             self.place_unit(chunk, &mut block, 8)?;
         }

@@ -19,14 +19,14 @@ use crate::store::context::Context;
 /// New values that are not yet written, by column id.
 #[derive(Default, Clone)]
 pub struct Pending {
-    columns: HashMap<u64, Values>,
+    columns: HashMap<u64, PendingColumn>,
     calls: u64,
     bytes: usize,
 }
 
 /// New values of one column.
 #[derive(Clone)]
-struct Values {
+struct PendingColumn {
     /// For each row id, the place of its last value.
     places: FxHashMap<u64, usize>,
     column: Column,
@@ -56,7 +56,7 @@ impl Pending {
             match self.columns.entry(spec.id) {
                 Entry::Vacant(free) => {
                     let places = row_ids.iter().enumerate().map(|(place, row_id)| (*row_id, place)).collect();
-                    self.bytes += free.insert(Values { places, column, calls: self.calls }).bytes();
+                    self.bytes += free.insert(PendingColumn { places, column, calls: self.calls }).bytes();
                 }
                 Entry::Occupied(mut known) => {
                     let known = known.get_mut();
@@ -87,9 +87,9 @@ impl Pending {
             let appended = row_ids.split_off(split);
             for row_ids in [row_ids, appended].into_iter().filter(|row_ids| !row_ids.is_empty()) {
                 let stored = |spec: &&ColumnSpec| {
-                    let Values { places, column, .. } = &columns[&spec.id];
-                    let picks: Vec<(usize, usize)> = row_ids.iter().map(|row_id| (0, places[row_id])).collect();
-                    Some(Stored { column: Column::gather(&[column], &picks), words: words.of(spec.id) })
+                    let PendingColumn { places, column, .. } = &columns[&spec.id];
+                    let rows: Vec<usize> = row_ids.iter().map(|row_id| places[row_id]).collect();
+                    Some(Stored { column: column.take(&rows), words: words.of(spec.id) })
                 };
                 let mut writer = FragmentsWriter::new(context.clone(), specs.iter().map(|spec| (*spec).clone()).collect()).keeping(inline);
                 let done = writer.push(specs.iter().map(stored).collect(), row_ids.len()).and_then(|()| writer.finish());
@@ -105,10 +105,10 @@ impl Pending {
 }
 
 /// Join the columns that change for the same samples. Returns the row ids of each group in ascending order, and its columns.
-fn alike<'a>(columns: &HashMap<u64, Values>, schema: &'a Schema) -> Vec<(Vec<u64>, Vec<&'a ColumnSpec>)> {
+fn alike<'a>(columns: &HashMap<u64, PendingColumn>, schema: &'a Schema) -> Vec<(Vec<u64>, Vec<&'a ColumnSpec>)> {
     let mut by_calls: Vec<(u64, Vec<&ColumnSpec>)> = Vec::new();
     for spec in &schema.columns {
-        let Some(Values { calls, .. }) = columns.get(&spec.id) else { continue };
+        let Some(PendingColumn { calls, .. }) = columns.get(&spec.id) else { continue };
         match by_calls.iter_mut().find(|(known, _)| known == calls) {
             Some((_, specs)) => specs.push(spec),
             None => by_calls.push((*calls, vec![spec])),
@@ -127,7 +127,7 @@ fn alike<'a>(columns: &HashMap<u64, Values>, schema: &'a Schema) -> Vec<(Vec<u64
     alike
 }
 
-impl Values {
+impl PendingColumn {
     fn push(&mut self, row_ids: &[u64], new: Column, call: u64) {
         // Any function that differs for different sequences of calls.
         self.calls = self.calls.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call;

@@ -9,7 +9,7 @@ use penstock_tensor::{Column, Pulled, counted, push_validity};
 
 use super::column::{Stored, free_of};
 use super::encode;
-use super::file::Growing;
+use super::file::GrowingBlock;
 use super::fragment::{FragmentWriter, Rest};
 use super::style::Style;
 use crate::config::Config;
@@ -71,7 +71,7 @@ impl FragmentWriter {
         let target = &mut self.files[*file];
         for row in 0..pulled.shapes.len() {
             let valid = pulled.validity.as_ref().is_none_or(|validity| validity[row]);
-            let mut block = Growing::default();
+            let mut block = GrowingBlock::default();
             if valid {
                 pulled.source.pull(row, &[], &mut |piece| match block.bytes + piece.len() as u64 > MAX_BLOCK_BYTES {
                     true => Err(too_long().at_row(row as u64).column(&column.spec.name)),

@@ -19,7 +19,7 @@ const LINE_BYTES: usize = 64;
 const LOOKED_UP: usize = 4096;
 
 /// The words of a category: those of the base snapshot, then new ones in order of first use. A word's index in the list is its code.
-struct Known {
+struct KnownWords {
     words: Arc<Vec<Arc<str>>>,
     codes: HashMap<Arc<str>, u32>,
     base: usize,
@@ -27,7 +27,7 @@ struct Known {
     given: Option<(Arc<Ragged>, Vec<Option<u32>>)>,
 }
 
-impl Known {
+impl KnownWords {
     fn code_of(&mut self, word: &str) -> u32 {
         if let Some(code) = self.codes.get(word) {
             return *code;
@@ -50,19 +50,19 @@ impl Known {
 /// The words of all category columns that a transaction has used.
 #[derive(Default)]
 pub struct Words {
-    columns: HashMap<u64, Known>,
+    columns: HashMap<u64, KnownWords>,
 }
 
 /// The number of words in each column, saved so that a refused append can be undone.
-pub struct Mark(Vec<(u64, usize)>);
+pub struct WordsMark(Vec<(u64, usize)>);
 
 impl Words {
-    pub fn mark(&self) -> Mark {
-        Mark(self.columns.iter().map(|(column, known)| (*column, known.words.len())).collect())
+    pub fn mark(&self) -> WordsMark {
+        WordsMark(self.columns.iter().map(|(column, known)| (*column, known.words.len())).collect())
     }
 
     /// Forget the words added since a mark.
-    pub fn return_to(&mut self, mark: &Mark) {
+    pub fn return_to(&mut self, mark: &WordsMark) {
         for (column, known) in &mut self.columns {
             known.shorten(mark.0.iter().find(|(marked, _)| marked == column).map_or(known.base, |(_, count)| *count));
         }
@@ -75,7 +75,7 @@ impl Words {
 
     /// Make a list of words for each column, all of which are known already.
     pub fn listing(columns: impl Iterator<Item = (u64, Vec<Arc<str>>)>) -> Words {
-        let known = |words: Vec<Arc<str>>| Known { base: words.len(), words: Arc::new(words), codes: HashMap::new(), given: None };
+        let known = |words: Vec<Arc<str>>| KnownWords { base: words.len(), words: Arc::new(words), codes: HashMap::new(), given: None };
         Words { columns: columns.map(|(column, words)| (column, known(words))).collect() }
     }
 
@@ -153,13 +153,13 @@ impl Words {
         Ok(())
     }
 
-    fn known(&mut self, base: &Snapshot, column: u64) -> Result<&mut Known> {
+    fn known(&mut self, base: &Snapshot, column: u64) -> Result<&mut KnownWords> {
         Ok(match self.columns.entry(column) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(free) => {
                 let words: Vec<Arc<str>> = base.vocabulary(column)?.iter().map(Arc::from).collect();
                 let codes = words.iter().cloned().zip(0..).collect();
-                free.insert(Known { base: words.len(), words: Arc::new(words), codes, given: None })
+                free.insert(KnownWords { base: words.len(), words: Arc::new(words), codes, given: None })
             }
         })
     }

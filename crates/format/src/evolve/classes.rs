@@ -3,7 +3,7 @@
 use penstock_error::{Error, Result};
 
 use crate::classes::Classes;
-use crate::schema::{ColumnKind, ColumnSpec, Schema};
+use crate::schema::{ColumnSpec, Schema};
 
 impl Schema {
     /// Return the schema with more classes in a label column, or None if it has all of them.
@@ -17,7 +17,7 @@ impl Schema {
         classes.add(names);
         let changed = *column != before;
         // Data files of lists have int64 anyway.
-        if let (ColumnKind::Label(_), Some(narrow), true) = (&column.kind, narrow, changed) {
+        if let (true, Some(narrow), true) = (column.kind.has_codes(), narrow, changed) {
             column.was = vec![narrow.name().to_owned()];
         }
         schema.check().map_err(|error| error.context(format!("cannot add classes to column `{name}`")).column(name))?;
@@ -58,9 +58,9 @@ impl Schema {
         let place = self.columns.iter().position(|known| known.id == column.id).unwrap_or_default();
         column.kind.classes().map(|classes| (place, classes)).ok_or_else(|| {
             let text = format!("cannot {verb} column `{name}`: it is a column of type {}, expected label or labels", column.kind.name());
-            let hint = match column.kind {
-                ColumnKind::Category => "a category needs no list of words: append the new ones",
-                _ => "only ps.Label and ps.Labels have classes",
+            let hint = match column.kind.is_category() {
+                true => "a category needs no list of words: append the new ones",
+                false => "only ps.Label and ps.Labels have classes",
             };
             Error::new("invalid-schema", text).column(name).hint(hint)
         })
@@ -104,6 +104,7 @@ impl ColumnSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::ColumnKind;
 
     fn schema() -> Result<Schema> {
         let names = vec!["cat".to_owned(), "dog".to_owned()];

@@ -32,14 +32,15 @@ fn first_number(recipe: &Recipe) -> u64 {
 
 /// Return the sources that are read through a cache, each with its cache and its future. `begin` and `stride` are those of the engine's steps.
 fn futures(recipe: &Arc<Recipe>, begin: u64, stride: u64) -> impl Iterator<Item = (&Cached, SourceFuture)> {
-    recipe.sources.iter().enumerate().filter_map(move |(source, of)| {
-        let cached = of.snapshot.context.cached.as_ref()?;
-        let is_planned = of.len() <= MOST_SAMPLES && recipe.windows[source].is_none() && recipe.cut.steps() > 0;
-        is_planned.then(|| (cached, SourceFuture { recipe: recipe.clone(), source, begin, stride }))
+    recipe.sources.iter().enumerate().filter_map(move |(number, source)| {
+        let cached = source.snapshot.context.cached.as_ref()?;
+        let is_planned = source.len() <= MOST_SAMPLES && recipe.windows[number].is_none() && recipe.cut.steps() > 0;
+        is_planned.then(|| (cached, SourceFuture { recipe: recipe.clone(), source: number, begin, stride }))
     })
 }
 
 /// The running plans of a loader, one for each source that is read through a cache.
+#[derive(Default)]
 pub struct Plans {
     plans: Vec<Plan>,
     first_number: u64,
@@ -58,11 +59,6 @@ impl Plans {
         self.plans.iter().for_each(|plan| plan.set_until(self.first_number + end));
     }
 
-    /// Return the plans of a loader that reads mapped files.
-    pub fn none() -> Plans {
-        Plans { plans: Vec::new(), first_number: 0 }
-    }
-
     /// Wait until the pages of a step are cached, as far as the plans keep them.
     pub fn before(&self, step: u64) {
         self.plans.iter().for_each(|plan| plan.before(self.first_number + step));
@@ -76,7 +72,7 @@ impl Plans {
 
 /// What an epoch would read of sources that are read through a cache.
 #[derive(Default)]
-pub struct Reads {
+pub struct EpochReads {
     /// Data files that are in memory as a whole.
     pub memory_bytes: u64,
     pub cached_bytes: u64,
@@ -86,8 +82,8 @@ pub struct Reads {
 
 /// Return what an epoch from step `begin` on would read. Returns None if no source is read through a cache with a plan. Cost: reads the tails of
 /// all data files.
-pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
-    let mut all: Option<Reads> = None;
+pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<EpochReads>> {
+    let mut all: Option<EpochReads> = None;
     for (cached, future) in futures(recipe, begin, 1) {
         let reads = all.get_or_insert_default();
         let foreseen = Plan::foresee(cached, &future)?;
@@ -106,14 +102,14 @@ pub fn foreseen(recipe: &Arc<Recipe>, begin: u64) -> Result<Option<Reads>> {
 
 /// Call `visit` for some thousand samples of a source at a time: the first of them, their reader, and the columns that are stored in data files.
 pub fn each_part(recipe: &Recipe, source: usize, mut visit: impl FnMut(u64, &mut Reader, &[&ColumnSpec]) -> Result<()>) -> Result<()> {
-    let of = &recipe.sources[source];
-    let columns: Vec<&ColumnSpec> = recipe.specs[source].iter().filter(|spec| of.files_of(spec).is_none()).collect();
-    for first in (0..of.len()).step_by(LOOKED_UP as usize) {
+    let source = &recipe.sources[source];
+    let columns: Vec<&ColumnSpec> = source.columns.iter().filter(|spec| source.files_of(spec).is_none()).collect();
+    for first in (0..source.len()).step_by(LOOKED_UP as usize) {
         if penstock_storage::process::interrupted() {
             return Err(Error::new("interrupted", "the loader was closed"));
         }
-        let positions = (first..of.len().min(first + LOOKED_UP)).map(|position| of.absolute(position)).collect();
-        visit(first, &mut Reader::new(of.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
+        let positions = (first..source.len().min(first + LOOKED_UP)).map(|position| source.absolute(position)).collect();
+        visit(first, &mut Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?, &columns)?;
     }
     Ok(())
 }
@@ -148,7 +144,7 @@ impl Future for SourceFuture {
 
     fn samples_of(&self, step: u64, rank: u64) -> Vec<u32> {
         let Some(step) = step.checked_sub(first_number(&self.recipe)) else { return Vec::new() };
-        let (_, _, places, _) = self.recipe.places_of(step, rank);
+        let places = self.recipe.samples_of_rank(step, rank).places;
         places.into_iter().filter(|place| place.source == self.source).map(|place| place.position as u32).collect()
     }
 }

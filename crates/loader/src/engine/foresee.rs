@@ -11,7 +11,7 @@ use penstock_tensor::slice::Slice;
 
 use crate::engine::kept::{Kept, KeptBytes};
 use crate::engine::recipe::Recipe;
-use crate::source::reads::Reads;
+use crate::source::reads::{Reads, note};
 use crate::source::window::Steps;
 
 /// Steps beyond this number of draws are estimated from those before.
@@ -71,25 +71,22 @@ impl Recipe {
         runs: &mut [HashSet<u64>],
         noted: &mut [(u64, u64)],
     ) -> Result<()> {
-        let (epoch, draws, places, _) = self.places(step);
-        let mut reads = Reads::new(&self.sources, &places)?;
-        for (source, window) in self.windows.iter().enumerate() {
+        let samples = self.samples(step);
+        let mut reads = Reads::new(&self.sources, &samples.places)?;
+        for (number, window) in self.windows.iter().enumerate() {
             let Some(window) = window else { continue };
-            let missing: Vec<u64> = window.numbers(reads.positions(source)).into_iter().filter(|run| runs[source].insert(*run)).collect();
-            reads.set_lent(source);
-            let of = &self.sources[source];
-            let positions = missing.iter().flat_map(|run| window.range(of, *run)).map(|position| of.absolute(position)).collect();
-            let columns: Vec<&ColumnSpec> = self.specs[source].iter().collect();
-            let before = (foresight.requests, foresight.bytes);
-            let mut reader = Reader::new(of.snapshot.clone(), positions, OnCorrupt::Raise)?;
-            reader.foresee_blocks(&columns, Purpose::Scan { keep: false }, foresight)?;
-            noted[source].0 += foresight.requests - before.0;
-            noted[source].1 += foresight.bytes - before.1;
+            let missing: Vec<u64> = window.numbers(reads.positions(number)).into_iter().filter(|run| runs[number].insert(*run)).collect();
+            reads.set_lent(number);
+            let source = &self.sources[number];
+            let positions = missing.iter().flat_map(|run| window.range(source, *run)).map(|position| source.absolute(position)).collect();
+            let mut reader = Reader::new(source.snapshot.clone(), positions, OnCorrupt::Raise)?;
+            reader.foresee_blocks(&source.specs(), Purpose::Scan { keep: false }, foresight)?;
+            note(foresight, &mut noted[number]);
         }
-        let planned = self.plan_parts(&mut reads, epoch, &draws)?;
+        let planned = self.plan_parts(&mut reads, samples.epoch, &samples.draws)?;
         let parts: Vec<(usize, Vec<Option<Slice>>)> =
             planned.iter().map(|planned| (self.pipeline.outputs[planned.output].column, planned.slices())).collect();
         let is_kept = |source: usize, column: &ColumnSpec| kept.is_some_and(|kept| kept.has(source, column));
-        reads.foresee((&self.sources, &self.specs), is_kept, &parts, foresight, noted)
+        reads.foresee(&self.sources, is_kept, &parts, foresight, noted)
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_cache::Uses;
-use penstock_dataset::{Held, block_cache_bytes, fetch_blocks, file_cache_bytes, ranges_of};
+use penstock_dataset::{HeldBlocks, block_cache_bytes, fetch_blocks, file_cache_bytes, ranges_of};
 use penstock_error::Result;
 use penstock_format::schema::ColumnSpec;
 use penstock_storage::{Access, Sparse, process};
@@ -20,7 +20,7 @@ use crate::caught::caught;
 use crate::engine::choice::Choice;
 use crate::engine::layout::Layout;
 use crate::engine::recipe::Recipe;
-use crate::order::mixture::Place;
+use crate::order::mixture::SamplePlace;
 use crate::source::window::Steps;
 
 /// Each thread fetches so many bytes of windows at a time, but at most this part of the budget.
@@ -47,7 +47,7 @@ enum Slot {
 }
 
 #[derive(Default)]
-struct State {
+struct KeptState {
     slots: Vec<Slot>,
     /// Whether each block is used in the steps below `known`. If not all blocks fit, `choice` knows their uses instead.
     is_used: Vec<bool>,
@@ -69,7 +69,7 @@ struct Chosen {
     memory: Arc<Sparse>,
 }
 
-impl State {
+impl KeptState {
     fn put(&mut self, group: &[u32], fetched: Vec<Option<Bytes>>) {
         if self.has_ended {
             return;
@@ -133,7 +133,7 @@ pub struct Kept {
     /// Bytes of all blocks that are here, for those that must not wait for `state`.
     bytes: AtomicU64,
     layout: OnceLock<Option<Layout>>,
-    state: Mutex<State>,
+    state: Mutex<KeptState>,
     arrived: Condvar,
 }
 
@@ -146,22 +146,22 @@ impl Kept {
         let beside_encoded_bytes = memory_bytes.saturating_sub(memory_bytes / BATCHES_PART + memory_bytes / ENCODED_PART);
         let (mut columns, mut bytes, mut known, mut tails) = (Vec::new(), 0, 0, 0);
         for number in 0..recipe.sources.len() {
-            let (source, mut own) = (&recipe.sources[number], columns_of(recipe, number));
+            let (source, mut kept) = (&recipe.sources[number], columns_of(recipe, number));
             let (snapshot, part) = (&source.snapshot, source.len() as f64 / source.snapshot.len().max(1) as f64);
-            let sizes = snapshot.column_bytes(&own)?;
+            let sizes = snapshot.column_bytes(&kept)?;
             // A source that the cache of blocks can hold is left to it, because all reads of the process share it.
             if sizes.spanned <= block_cache_bytes() / 2 {
-                own.clear();
+                kept.clear();
             }
-            if !own.is_empty() {
+            if !kept.is_empty() {
                 bytes += (sizes.decoded as f64 * part) as u64;
-                known += source.len() * 4 * (own.len() as u64 + 1);
-                tails += snapshot.kept_bytes(&own)?.0;
+                known += source.len() * 4 * (kept.len() as u64 + 1);
+                tails += snapshot.kept_bytes(&kept)?.0;
                 if sizes.stored != sizes.decoded {
                     room_bytes = room_bytes.min(beside_encoded_bytes);
                 }
             }
-            columns.push(own);
+            columns.push(kept);
         }
         let is_known = bytes > 0 && known <= memory_bytes / KNOWN_PART && tails <= file_cache_bytes();
         let fits = bytes + known <= room_bytes;
@@ -180,12 +180,12 @@ impl Kept {
             reserved_bytes: AtomicU64::new((bytes + known).min(room_bytes)),
             bytes: AtomicU64::new(0),
             layout: OnceLock::new(),
-            state: Mutex::new(State { known: steps.begin, claimed: steps.begin, ..State::default() }),
+            state: Mutex::new(KeptState { known: steps.begin, claimed: steps.begin, ..KeptState::default() }),
             arrived: Condvar::new(),
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, KeptState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -252,14 +252,14 @@ impl Kept {
     /// Release all blocks, and keep nothing from now on.
     pub fn end(&self) {
         let mut state = self.lock();
-        *state = State { has_ended: true, ..State::default() };
+        *state = KeptState { has_ended: true, ..KeptState::default() };
         self.reserved_bytes.store(0, Relaxed);
         self.bytes.store(0, Relaxed);
         self.arrived.notify_all();
     }
 
     /// Return the blocks of a step's samples. Those that are missing are fetched, together with neighbours that the loader uses later.
-    pub fn lend(&self, step: u64, places: &[Place]) -> Option<Held> {
+    pub fn lend(&self, step: u64, places: &[SamplePlace]) -> Option<HeldBlocks> {
         let layout = self.layout()?;
         let wanted = layout.of(places);
         let mut state = self.lock();
@@ -286,14 +286,16 @@ impl Kept {
         if state.has_ended {
             return None;
         }
-        let here = |block: &u32| if let Slot::Here(bytes) = &state.slots[*block as usize] { Some(bytes.clone()) } else { None };
-        let held = Held::of(wanted.iter().filter_map(|block| Some((&layout.blocks[*block as usize].0, here(block)?))));
+        let held = HeldBlocks::of(wanted.iter().filter_map(|block| match &state.slots[*block as usize] {
+            Slot::Here(bytes) => Some((&layout.blocks[*block as usize].0, bytes.clone())),
+            _ => None,
+        }));
         state.has_lent(&wanted);
         Some(held)
     }
 
     /// Line up what must be fetched for the steps up to this one, in their order.
-    fn claim(&self, layout: &Layout, state: &mut State, step: u64) {
+    fn claim(&self, layout: &Layout, state: &mut KeptState, step: u64) {
         for step in (state.claimed..step + 1).filter(|step| self.steps.has(*step)) {
             if state.chosen.is_some() {
                 self.claim_chosen(layout, state, step);
@@ -303,21 +305,21 @@ impl Kept {
             if step >= state.known {
                 let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
                 for step in (state.known..until).filter(|step| self.steps.has(*step)) {
-                    layout.of(&self.recipe.places(step).2).into_iter().for_each(|block| state.is_used[block as usize] = true);
+                    layout.of(&self.recipe.samples(step).places).into_iter().for_each(|block| state.is_used[block as usize] = true);
                 }
                 state.known = until;
             }
-            self.line_up(layout, state, &layout.of(&self.recipe.places(step).2), step);
+            self.line_up(layout, state, &layout.of(&self.recipe.samples(step).places), step);
         }
         state.claimed = state.claimed.max(step + 1);
     }
 
     /// Line up what must be fetched for a step, if not all blocks fit.
-    fn claim_chosen(&self, layout: &Layout, state: &mut State, step: u64) {
+    fn claim_chosen(&self, layout: &Layout, state: &mut KeptState, step: u64) {
         let Some(Chosen { choice, waiting, .. }) = &mut state.chosen else { return };
         choice.continue_with(step, |step| {
-            let own = |step| if self.steps.has(step) { layout.of(&self.recipe.places(step).2) } else { Vec::new() };
-            Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(own))
+            let used = |step| if self.steps.has(step) { layout.of(&self.recipe.samples(step).places) } else { Vec::new() };
+            Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(used))
         });
         let wanted = choice.of(step);
         wanted.iter().for_each(|block| waiting[*block as usize] += 1);
@@ -327,19 +329,19 @@ impl Kept {
     }
 
     /// Divide the missing blocks of a step, and those of their neighbours that are fetched with them, into groups.
-    fn line_up(&self, layout: &Layout, state: &mut State, wanted: &[u32], step: u64) {
+    fn line_up(&self, layout: &Layout, state: &mut KeptState, wanted: &[u32], step: u64) {
         let end = self.end.load(Relaxed);
-        let (mut group, mut bytes, mut of) = (Vec::new(), 0, 0);
+        let (mut group, mut bytes, mut group_source) = (Vec::new(), 0, 0);
         for block in wanted {
             if !matches!(state.slots[*block as usize], Slot::Absent) {
                 continue;
             }
             let (_, source, window) = layout.blocks[*block as usize];
-            if !group.is_empty() && (bytes >= self.group_bytes || source != of) {
+            if !group.is_empty() && (bytes >= self.group_bytes || source != group_source) {
                 state.groups.push_back(std::mem::take(&mut group));
                 bytes = 0;
             }
-            of = source;
+            group_source = source;
             for other in layout.windows[window].clone() {
                 if !matches!(state.slots[other], Slot::Absent) || layout.blocks[other].1 != source {
                     continue;
@@ -378,7 +380,7 @@ impl Kept {
     }
 
     /// Note the requests and bytes of each source for the steps below `end`. Returns the bytes of blocks that were seen before.
-    fn foresee_steps(&self, layout: &Layout, state: &mut State, end: u64, noted: &mut [(u64, u64)], is_seen: &mut [bool]) -> u64 {
+    fn foresee_steps(&self, layout: &Layout, state: &mut KeptState, end: u64, noted: &mut [(u64, u64)], is_seen: &mut [bool]) -> u64 {
         let mut seen_bytes = 0;
         for step in (state.claimed..end).filter(|step| self.steps.has(*step)) {
             self.claim(layout, state, step);
@@ -391,7 +393,7 @@ impl Kept {
                 let seen = group.iter().zip(&blocks).filter(|(block, _)| std::mem::replace(&mut is_seen[**block as usize], true));
                 seen_bytes += seen.map(|(_, block)| block.bytes()).sum::<u64>();
             }
-            state.has_lent(&layout.of(&self.recipe.places(step).2));
+            state.has_lent(&layout.of(&self.recipe.samples(step).places));
         }
         seen_bytes
     }
@@ -422,6 +424,6 @@ fn columns_of(recipe: &Recipe, number: usize) -> Vec<u64> {
     if recipe.windows[number].is_some() || source.snapshot.context.reads().features().access != Some(Access::Ranged) {
         return Vec::new();
     }
-    let columns = recipe.specs[number].iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));
+    let columns = source.columns.iter().filter(|spec| source.files_of(spec).is_none() && !recipe.is_in_parts(number, spec));
     columns.map(|spec| spec.id).collect()
 }

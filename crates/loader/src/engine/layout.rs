@@ -9,7 +9,7 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::engine::ahead::each_part;
 use crate::engine::recipe::Recipe;
-use crate::order::mixture::Place;
+use crate::order::mixture::SamplePlace;
 
 /// Blocks are fetched with their neighbours in windows of this length. Stores send one long range faster than many short ones.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -93,7 +93,7 @@ impl Layout {
     }
 
     /// Return the blocks of samples, each one once, in ascending order.
-    pub fn of(&self, places: &[Place]) -> Vec<u32> {
+    pub fn of(&self, places: &[SamplePlace]) -> Vec<u32> {
         let samples = places.iter().filter_map(|place| Some(self.base[place.source]? + place.position as usize));
         let blocks = samples.flat_map(|sample| &self.list[self.first[sample] as usize..self.first[sample + 1] as usize]);
         let mut blocks: Vec<u32> = blocks.copied().collect();

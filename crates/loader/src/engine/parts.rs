@@ -6,35 +6,34 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_dataset::{Extent, Held};
+use penstock_dataset::{HeldBlocks, SampleExtent};
 use penstock_error::Result;
 use penstock_format::datafile::UNIT_BYTES;
 use penstock_format::schema::ColumnSpec;
 use penstock_tensor::slice::{Slice, elements};
 
-// Cycle with `recipe.rs`: a recipe reads parts, and its methods for them are here.
 use crate::batch::Raw;
 use crate::engine::recipe::Recipe;
 use crate::memory::Memory;
 use crate::source::reads::Reads;
 use crate::source::view::Source;
-use crate::transform::crops::{Known, Need};
+use crate::transform::crops::{Known, Need, needs};
 use crate::transform::output::{Input, Output};
 use crate::transform::pipeline::Pipeline;
 
 /// Samples of one result, as far as a batch needs them.
-pub struct Parts {
+pub struct PartialSamples {
     /// The index of the result.
     pub output: usize,
     memory: Memory,
-    parts: Vec<Part>,
+    parts: Vec<PartialSample>,
     /// The samples that are read whole, or None before they are read.
     rest: Option<Raw>,
     /// Whether the memory is the result, with zeros for nulls.
     pub is_result: bool,
 }
 
-enum Part {
+enum PartialSample {
     Null,
     Whole,
     Slice { begin: usize, bytes: usize, shape: Vec<u64>, slice: Slice },
@@ -60,77 +59,64 @@ enum Wanted {
     Slice { shape: Vec<u64>, need: Need },
 }
 
-/// Return for each result whether its samples are read in parts, if they have blocks of their own.
-pub fn results_in_parts(pipeline: &Pipeline, specs: &[Vec<ColumnSpec>], sources: &[Source]) -> Vec<bool> {
-    let is_large = |output: &Output| match output.stored_shape.is_fixed() {
-        true => output.stored_shape.fixed_bytes(output.stored_dtype()).is_ok_and(|bytes| bytes > UNIT_BYTES),
-        false => true,
-    };
-    let in_files = |column: usize| sources.iter().zip(specs).any(|(source, specs)| source.files_of(&specs[column]).is_some());
-    let mut found = vec![false; pipeline.outputs.len()];
+/// Choose the results whose samples are read in parts, if they have blocks of their own.
+pub fn choose_results_in_parts(pipeline: &mut Pipeline, sources: &[Source]) {
     for group in &pipeline.groups {
         for (place, at) in group.outputs.iter().enumerate() {
             let output = &pipeline.outputs[*at];
-            let is_tensor = specs[0][output.column].kind.is_tensor();
-            found[*at] = is_tensor && pipeline.begins_with_crop(group, place) && is_large(output) && !in_files(output.column);
+            let shape = &output.stored_shape;
+            let is_large = !shape.is_fixed() || shape.fixed_bytes(output.stored_dtype).is_ok_and(|bytes| bytes > UNIT_BYTES);
+            let is_tensor = sources[0].columns[output.column].kind.is_tensor();
+            let in_files = sources.iter().any(|source| source.files_of(&source.columns[output.column]).is_some());
+            let in_parts = is_tensor && is_large && !in_files && pipeline.begins_with_crop(group, place);
+            pipeline.outputs[*at].in_parts = in_parts;
         }
     }
     // A column that another result needs whole is read once.
-    let whole: Vec<usize> = pipeline.outputs.iter().zip(&found).filter(|(_, found)| !**found).map(|(output, _)| output.column).collect();
-    pipeline.outputs.iter().zip(found).map(|(output, found)| found && !whole.contains(&output.column)).collect()
+    let whole: Vec<usize> = pipeline.outputs.iter().filter(|output| !output.in_parts).map(|output| output.column).collect();
+    pipeline.outputs.iter_mut().for_each(|output| output.in_parts &= !whole.contains(&output.column));
 }
 
 impl Recipe {
-    /// Return the names of the columns that are read in parts, if their samples have blocks of their own.
-    pub fn columns_in_parts(&self) -> Vec<String> {
-        let outputs = self.pipeline.outputs.iter().zip(&self.in_parts).filter(|(_, in_parts)| **in_parts);
-        outputs.map(|(output, _)| self.specs[0][output.column].name.clone()).collect()
-    }
-
-    /// Return whether large samples of a source's column are read in parts.
-    pub fn is_in_parts(&self, source: usize, column: &ColumnSpec) -> bool {
-        let mut outputs = self.pipeline.outputs.iter().zip(&self.in_parts);
-        outputs.any(|(output, in_parts)| *in_parts && self.specs[source][output.column].id == column.id)
-    }
-
     /// Fetch what a batch needs, and read the parts of samples. `lend` returns blocks that a window holds.
     pub(super) fn read(
         &self,
         reads: &mut Reads,
-        (epoch, draws): (u64, &[u64]),
-        lend: impl Fn(usize, &[&ColumnSpec], &[u64]) -> Result<Vec<Arc<Held>>>,
-    ) -> Result<Vec<Parts>> {
-        reads.lend(&self.specs, lend)?;
+        epoch: u64,
+        draws: &[u64],
+        lend: impl Fn(usize, &[u64]) -> Result<Vec<Arc<HeldBlocks>>>,
+    ) -> Result<Vec<PartialSamples>> {
+        reads.lend(lend)?;
         let planned = self.plan_parts(reads, epoch, draws)?;
-        reads.fetch(&self.sources, &self.specs)?;
+        reads.fetch(&self.sources)?;
         planned.into_iter().map(|planned| self.read_parts(reads, planned)).collect()
     }
 
     /// Decide what is read in parts, and leave it out of the other reads.
     pub(super) fn plan_parts(&self, reads: &mut Reads, epoch: u64, draws: &[u64]) -> Result<Vec<Planned>> {
-        if !self.in_parts.contains(&true) {
-            return Ok(Vec::new());
-        }
-        let mut extents: HashMap<usize, Vec<Extent>> = HashMap::new();
-        for (output, _) in self.pipeline.outputs.iter().zip(&self.in_parts).filter(|(_, in_parts)| **in_parts) {
+        let mut extents: HashMap<usize, Vec<SampleExtent>> = HashMap::new();
+        for output in self.pipeline.outputs.iter().filter(|output| output.in_parts) {
             if let Entry::Vacant(missing) = extents.entry(output.column) {
-                missing.insert(reads.extents(&self.specs, output.column)?);
+                missing.insert(reads.extents(&self.sources, output.column)?);
             }
         }
         let mut planned: Vec<Planned> = Vec::new();
         for group in &self.pipeline.groups {
             let first = planned.len();
-            let mine = group.outputs.iter().filter(|at| self.in_parts[**at]);
-            planned.extend(mine.map(|at| Planned { output: *at, wanted: Vec::with_capacity(draws.len()) }));
-            for (at, draw) in draws.iter().enumerate().take(if planned.len() > first { draws.len() } else { 0 }) {
+            let in_parts = group.outputs.iter().filter(|at| self.pipeline.outputs[**at].in_parts);
+            planned.extend(in_parts.map(|at| Planned { output: *at, wanted: Vec::with_capacity(draws.len()) }));
+            if planned.len() == first {
+                continue;
+            }
+            for (at, draw) in draws.iter().enumerate() {
                 let known: Vec<Known> = group.outputs.iter().map(|output| self.known(*output, &extents, at)).collect();
-                let needs = self.pipeline.needs(group, &known, epoch, *draw);
+                let needs = needs(&group.transforms, &known, epoch, *draw);
                 for planned in &mut planned[first..] {
                     let Some(place) = group.outputs.iter().position(|output| *output == planned.output) else { continue };
                     let column = self.pipeline.outputs[planned.output].column;
                     planned.wanted.push(match (&extents[&column][at], &needs[place]) {
-                        (Extent::Null, _) => Wanted::Null,
-                        (Extent::Large { shape, .. }, Some(need)) => Wanted::Slice { shape: shape.clone(), need: need.clone() },
+                        (SampleExtent::Null, _) => Wanted::Null,
+                        (SampleExtent::Large { shape, .. }, Some(need)) => Wanted::Slice { shape: shape.clone(), need: need.clone() },
                         _ => Wanted::Whole,
                     });
                 }
@@ -143,24 +129,24 @@ impl Recipe {
     }
 
     /// Return what is known of one value before it is read.
-    fn known(&self, output: usize, extents: &HashMap<usize, Vec<Extent>>, at: usize) -> Known {
+    fn known(&self, output: usize, extents: &HashMap<usize, Vec<SampleExtent>>, at: usize) -> Known {
         let output = &self.pipeline.outputs[output];
         match extents.get(&output.column).map(|extents| &extents[at]) {
             _ if output.is_follower() => Known::Sizeless,
-            Some(Extent::Null) => Known::Sizeless,
-            Some(Extent::Large { shape, .. }) => Known::Shape(shape.clone()),
-            Some(Extent::Small) if output.stored_shape.is_fixed() => Known::Shape(output.stored_shape.fill(&[])),
+            Some(SampleExtent::Null) => Known::Sizeless,
+            Some(SampleExtent::Large { shape, .. }) => Known::Shape(shape.clone()),
+            Some(SampleExtent::Small) if output.stored_shape.is_fixed() => Known::Shape(output.stored_shape.fill(&[])),
             _ => Known::Unknown,
         }
     }
 
     /// Decide which samples of a column are read in parts, and leave them out of the other reads. Samples of fixed shape share one array, so
     /// all or none of them are read in parts.
-    fn settle(&self, reads: &mut Reads, column: usize, extents: &[Extent], planned: &mut Vec<Planned>) {
+    fn settle(&self, reads: &mut Reads, column: usize, extents: &[SampleExtent], planned: &mut Vec<Planned>) {
         let outputs = &self.pipeline.outputs;
         let is_mine = |planned: &Planned| outputs[planned.output].column == column;
         // Blocks that are fetched whole are joined into fewer requests. This costs less, unless the parts are small.
-        let is_fetched = |extent: &Extent| matches!(extent, Extent::Large { is_tiled: false, is_fetched: true, .. });
+        let is_fetched = |extent: &SampleExtent| matches!(extent, SampleExtent::Large { is_tiled: false, is_fetched: true, .. });
         let (mut needed, mut whole) = (0, 0);
         for wanted in planned.iter().filter(|planned| is_mine(planned)).map(|planned| &planned.wanted) {
             for (wanted, _) in wanted.iter().zip(extents).filter(|(_, extent)| is_fetched(extent)) {
@@ -176,7 +162,7 @@ impl Recipe {
             }
         }
         let is_fixed = outputs.iter().any(|output| output.column == column && output.stored_shape.is_fixed());
-        let mixed = (0..in_parts.len()).any(|at| !in_parts[at] && extents[at] != Extent::Null);
+        let mixed = (0..in_parts.len()).any(|at| !in_parts[at] && extents[at] != SampleExtent::Null);
         if !in_parts.contains(&true) || (is_fixed && mixed) {
             planned.retain(|planned| !is_mine(planned));
             return;
@@ -186,14 +172,14 @@ impl Recipe {
                 *wanted = if matches!(wanted, Wanted::Null) { Wanted::Null } else { Wanted::Whole };
             }
         }
-        reads.leave_out(&self.specs, column, &in_parts);
+        reads.leave_out(&self.sources, column, &in_parts);
     }
 
     /// Read the parts of one result into new memory.
-    fn read_parts(&self, reads: &Reads, Planned { output: index, wanted }: Planned) -> Result<Parts> {
+    fn read_parts(&self, reads: &Reads, Planned { output: index, wanted }: Planned) -> Result<PartialSamples> {
         let output = &self.pipeline.outputs[index];
         let is_result = output.is_fixed()
-            && output.convert().is_none()
+            && output.convert.is_none()
             && wanted.iter().all(|wanted| match wanted {
                 Wanted::Null => true,
                 Wanted::Whole => false,
@@ -201,7 +187,7 @@ impl Recipe {
             });
         let bytes_of = |wanted: &Wanted| match wanted {
             _ if is_result => output.sample_bytes(),
-            Wanted::Slice { need, .. } => elements(&need.slice).unwrap_or(0) as usize * output.stored_size(),
+            Wanted::Slice { need, .. } => elements(&need.slice).unwrap_or(0) as usize * output.stored_dtype.size(),
             _ => 0,
         };
         let mut memory = Memory::new(wanted.iter().map(bytes_of).sum())?;
@@ -215,31 +201,31 @@ impl Recipe {
                 Wanted::Slice { shape, need } => {
                     outs.push(out);
                     slices.push(Some(need.slice.clone()));
-                    parts.push(Part::Slice { begin, bytes, shape, slice: need.slice });
+                    parts.push(PartialSample::Slice { begin, bytes, shape, slice: need.slice });
                 }
                 other => {
                     out.fill(0);
                     outs.push(&mut []);
                     slices.push(None);
-                    parts.push(if matches!(other, Wanted::Null) { Part::Null } else { Part::Whole });
+                    parts.push(if matches!(other, Wanted::Null) { PartialSample::Null } else { PartialSample::Whole });
                 }
             }
             begin += bytes;
         }
-        reads.slices(&self.specs, output.column, &slices, outs)?;
-        Ok(Parts { output: index, memory, parts, rest: None, is_result })
+        reads.slices(&self.sources, output.column, &slices, outs)?;
+        Ok(PartialSamples { output: index, memory, parts, rest: None, is_result })
     }
 
     /// Read the samples that are not read in parts.
-    pub(super) fn complete(&self, parts: &mut Parts, reads: &Reads) -> Result<()> {
-        if parts.parts.iter().any(|part| matches!(part, Part::Whole)) {
-            parts.rest = Some(reads.kept(&self.sources, &self.specs, self.pipeline.outputs[parts.output].column)?);
+    pub(super) fn complete(&self, parts: &mut PartialSamples, reads: &Reads) -> Result<()> {
+        if parts.parts.iter().any(|part| matches!(part, PartialSample::Whole)) {
+            parts.rest = Some(reads.kept(&self.sources, self.pipeline.outputs[parts.output].column)?);
         }
         Ok(())
     }
 }
 
-impl Parts {
+impl PartialSamples {
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
@@ -257,17 +243,17 @@ impl Parts {
     /// Return the sizes of what was read of a sample, or None for a null.
     pub fn sizes(&self, at: usize, output: &Output) -> Option<Vec<u64>> {
         match &self.parts[at] {
-            Part::Null => None,
-            Part::Whole => self.rest.as_ref().map(|rest| output.stored_shape.fill(rest.free(at))),
-            Part::Slice { slice, .. } => Some(slice.iter().map(|range: &Range<u64>| range.end - range.start).collect()),
+            PartialSample::Null => None,
+            PartialSample::Whole => self.rest.as_ref().map(|rest| output.stored_shape.fill(rest.free(at))),
+            PartialSample::Slice { slice, .. } => Some(slice.iter().map(|range: &Range<u64>| range.end - range.start).collect()),
         }
     }
 
     /// Return the stored value of a sample. If the memory is the result, the value has no bytes.
     pub fn input<'a>(&'a self, at: usize, output: &Output, column: &'a ColumnSpec) -> Input<'a> {
         match &self.parts[at] {
-            Part::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None, column },
-            Part::Whole => {
+            PartialSample::Null => Input { bytes: None, shape: output.stored_shape.fill(&[]), window: None, column },
+            PartialSample::Whole => {
                 let free = self.rest.as_ref().map_or(&[][..], |rest| rest.free(at));
                 Input {
                     bytes: self.rest.as_ref().and_then(|rest| rest.get(at)),
@@ -276,7 +262,7 @@ impl Parts {
                     column,
                 }
             }
-            Part::Slice { begin, bytes, shape, slice } => {
+            PartialSample::Slice { begin, bytes, shape, slice } => {
                 let bytes = if self.is_result { &[][..] } else { self.memory.bytes_of(*begin, *bytes) };
                 Input { bytes: Some(bytes), shape: shape.clone(), window: Some(slice), column }
             }

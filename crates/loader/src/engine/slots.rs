@@ -7,7 +7,7 @@ use penstock_error::{Error, Result};
 
 use crate::batch::Batch;
 use crate::engine::job::{Job, Needs};
-use crate::engine::recipe::Started;
+use crate::engine::started::Started;
 
 /// Upper limit on batches in progress or waiting, even if memory would allow more.
 const AHEAD: usize = 16;
@@ -102,8 +102,8 @@ impl Slots {
             let unknown: u64 = earlier.map(|(_, entry)| self.estimate_bytes.saturating_sub(entry.bytes)).sum();
             let (threads, Some(entry)) = (self.threads, self.entries.get_mut(&step)) else { return };
             let Slot::Parked(job) = &entry.slot else { return };
-            let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
-            let alone = bytes + scratch_bytes * tasks.min(threads) as u64;
+            let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks.len(), job.needs);
+            let alone = job.alone_bytes(threads);
             if used + unknown + alone - held_bytes > room_bytes && (!first || running) {
                 return;
             }

@@ -90,7 +90,7 @@ impl Engine {
         let fetches = recipe.fetches()?;
         recipe.windows.iter().flatten().for_each(|window| window.begin(Steps { begin, stride }));
         let kept = if fetches { Kept::of(&recipe, budget.memory_bytes, Steps { begin, stride }, end).ok().flatten() } else { None };
-        let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::none() };
+        let plans = if fetches { Plans::start(&recipe, begin, end, stride)? } else { Plans::default() };
         let estimate_bytes = recipe.least_bytes().max(recipe.fetched_bytes.load(Relaxed));
         let state = Slots {
             begin,
@@ -327,19 +327,17 @@ impl Inner {
             Ok(job) => job,
             Err(error) => return self.put(step, Slot::Done(Err(error))),
         };
-        let (tasks, Needs { bytes, held_bytes, scratch_bytes }) = (job.tasks(), job.needs());
-        let most = bytes + scratch_bytes * tasks.min(self.budget.threads.max(1)) as u64;
-        self.kept.iter().for_each(|kept| kept.leave_room(most, self.budget.memory_bytes));
+        let (Needs { bytes, held_bytes, .. }, alone) = (job.needs, job.alone_bytes(self.budget.threads.max(1)));
+        self.kept.iter().for_each(|kept| kept.leave_room(alone, self.budget.memory_bytes));
         let room_bytes = self.room_bytes();
         let mut state = self.lock();
-        let alone = bytes + scratch_bytes * tasks.min(state.threads) as u64;
         (state.estimate_bytes, state.estimated) = (state.estimate_bytes.max(bytes), true);
         state.scratch_bytes = state.scratch_bytes.max(alone - bytes);
         if alone > self.budget.memory_bytes {
             drop(state);
             return self.put(step, Slot::Done(Err(too_large(alone, bytes, 0, self.budget.memory_bytes))));
         }
-        if tasks == 0 {
+        if job.tasks.is_empty() {
             if let Some(entry) = state.entries.get_mut(&step) {
                 entry.bytes = bytes;
             }
@@ -362,11 +360,16 @@ impl Inner {
     }
 
     fn finish(&self, step: u64, job: Job) {
-        let finished = self.timed(&self.stats.gather_ns, || caught(|| job.finish(&self.recipe)));
+        let finished = self.timed(&self.stats.gather_ns, || {
+            caught(|| match job.finish(&self.recipe)? {
+                Ok(batch) => Ok(Ok(batch)),
+                // Some samples are damaged: run the batch again with stand-ins.
+                Err(started) => self.recipe.begin(started).map(Err),
+            })
+        });
         match finished {
             Ok(Ok(batch)) => self.put(step, Slot::Done(Ok(batch))),
-            // Some samples are damaged: run the batch again with stand-ins.
-            Ok(Err(again)) => self.begun(step, Ok(again)),
+            Ok(Err(job)) => self.begun(step, Ok(job)),
             Err(error) => self.put(step, Slot::Done(Err(error))),
         }
     }

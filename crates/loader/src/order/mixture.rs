@@ -53,7 +53,7 @@ pub struct Program {
 
 /// The source and position that a draw maps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct SamplePlace {
     pub source: usize,
     pub position: u64,
 }
@@ -113,10 +113,10 @@ impl Program {
     }
 
     /// Return the place of a position in a single source, or in those that are joined.
-    fn place(&self, position: u64) -> Place {
+    fn place(&self, position: u64) -> SamplePlace {
         let source = self.ends.partition_point(|end| *end <= position);
         let begin = source.checked_sub(1).map_or(0, |before| self.ends[before]);
-        Place { source, position: position - begin }
+        SamplePlace { source, position: position - begin }
     }
 
     /// Count the draws in an epoch.
@@ -142,7 +142,7 @@ impl Program {
     }
 
     /// Return the places that the given draws of an epoch map to.
-    pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<Place> {
+    pub fn places(&self, epoch: u64, draws: impl IntoIterator<Item = u64>) -> Vec<SamplePlace> {
         let Some((mix, quota)) = &self.mix else {
             let epoch = self.sources[0].epoch(epoch);
             return draws.into_iter().map(|draw| self.place(epoch.position(draw))).collect();
@@ -175,13 +175,13 @@ struct Mixing<'a> {
     mix: &'a Mix,
     quota: &'a Quota,
     epoch: u64,
-    block: Option<Block>,
+    block: Option<OrderBlock>,
     /// The open passes, each as (source, pass) with the matching epoch of the source's sequence.
     passes: Vec<((usize, u64), Epoch<'a>)>,
 }
 
 /// One block of the mixture, and how its places are divided among sources.
-struct Block {
+struct OrderBlock {
     number: u64,
     permutation: Permutation,
     /// For each source, the number of draws before this block. `ends` contains the end of each source's share of the block.
@@ -190,7 +190,7 @@ struct Block {
 }
 
 impl Mixing<'_> {
-    fn place(&mut self, draw: u64) -> Place {
+    fn place(&mut self, draw: u64) -> SamplePlace {
         let (number, inner) = (draw / self.program.block, draw % self.program.block);
         let block = match self.block.take() {
             Some(block) if block.number == number => block,
@@ -214,13 +214,13 @@ impl Mixing<'_> {
             self.passes.push(((source, pass), sequence.epoch(pass)));
             self.passes.len() - 1
         });
-        Place { source, position: self.passes[known].1.position(nth) }
+        SamplePlace { source, position: self.passes[known].1.position(nth) }
     }
 
     /// Build a block. The first block starts with the epoch, and the last block may be short, so every epoch has exact
     /// shares. With `Exhausted::Repeat`, each source resumes where the previous epoch ended. Otherwise, every epoch starts
     /// over.
-    fn block(&self, number: u64) -> Block {
+    fn block(&self, number: u64) -> OrderBlock {
         let len = self.program.len;
         let base = if self.mix.exhausted == Exhausted::Repeat { self.epoch * len } else { 0 };
         let (begin, end) = (number * self.program.block, ((number + 1) * self.program.block).min(len));
@@ -241,7 +241,7 @@ impl Mixing<'_> {
         *counted = Some(cursor);
         drop(counted);
         let permutation = Permutation::new(end - begin, key(&[self.program.seed, Purpose::Mix as u64, self.epoch, number]));
-        Block { number, permutation, before, ends }
+        OrderBlock { number, permutation, before, ends }
     }
 }
 
@@ -298,9 +298,9 @@ mod tests {
     fn joined_sources_are_visited_as_one() {
         let sequence = |order| Sequence::new(order, 7, 9, 12, None).unwrap();
         let joined = |order| Program::joined(7, sequence(order), [4, 0, 3, 2].into_iter(), 12);
-        let all: Vec<Place> = [(0, 4), (2, 3), (3, 2)]
+        let all: Vec<SamplePlace> = [(0, 4), (2, 3), (3, 2)]
             .into_iter()
-            .flat_map(|(source, len)| (0..len).map(move |position| Place { source, position }))
+            .flat_map(|(source, len)| (0..len).map(move |position| SamplePlace { source, position }))
             .collect();
         assert_eq!(joined(Order::Sequential).places(3, 0..9), all);
         let (shuffled, whole) = (joined(Order::Full).places(3, 0..9), sequence(Order::Full));

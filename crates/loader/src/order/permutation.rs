@@ -176,10 +176,11 @@ mod tests {
         }
     }
 
-    /// Return how many standard deviations chi squared is above its expected value.
-    fn surprise(counts: impl IntoIterator<Item = f64>, expected: f64, freedom: f64) -> f64 {
-        let sum: f64 = counts.into_iter().map(|count| (count - expected).powi(2) / expected).sum();
-        (sum - freedom) / (2.0 * freedom).sqrt()
+    /// Return how many standard deviations chi squared of counts, each with its expected value, is above its own expected value.
+    fn surprise(counts: impl Iterator<Item = (f64, f64)>) -> f64 {
+        let (sum, cells) =
+            counts.fold((0.0, 0.0), |(sum, cells), (found, expected)| (sum + (found - expected).powi(2) / expected, cells + 1.0));
+        (sum - (cells - 1.0)) / (2.0 * (cells - 1.0)).sqrt()
     }
 
     const SEEDS: u64 = 100_000;
@@ -199,7 +200,7 @@ mod tests {
                 });
                 counts[number as usize] += 1.0;
             }
-            let found = surprise(counts, seeds as f64 / orders as f64, orders as f64 - 1.0);
+            let found = surprise(counts.into_iter().map(|count| (count, seeds as f64 / orders as f64)));
             assert!(found < 4.5, "{found} standard deviations for n = {n}");
         }
     }
@@ -233,14 +234,7 @@ mod tests {
                 }
                 let count: f64 = places.iter().sum();
                 let even = |counts: &[f64], expected: &dyn Fn(usize) -> f64| {
-                    let sum: f64 = counts
-                        .iter()
-                        .enumerate()
-                        .filter(|(at, _)| expected(*at) > 0.0)
-                        .map(|(at, found)| (found - expected(at)).powi(2) / expected(at))
-                        .sum();
-                    let freedom = counts.iter().enumerate().filter(|(at, _)| expected(*at) > 0.0).count() as f64 - 1.0;
-                    (sum - freedom) / (2.0 * freedom).sqrt()
+                    surprise(counts.iter().enumerate().map(|(at, found)| (*found, expected(at))).filter(|(_, expected)| *expected > 0.0))
                 };
                 let total = n as f64;
                 assert!(even(&places, &|at| count * sizes[at] / total) < 5.0, "values at place {place} are uneven for n = {n}");

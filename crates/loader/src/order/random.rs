@@ -67,6 +67,11 @@ impl Draws {
         (self.long() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
+    /// Draw whether an event of this probability happens.
+    pub fn by_chance(&mut self, probability: f64) -> bool {
+        self.unit() < probability
+    }
+
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.unit()
     }

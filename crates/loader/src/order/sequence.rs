@@ -78,14 +78,13 @@ impl Sequence {
     }
 
     pub fn epoch(&self, epoch: u64) -> Epoch<'_> {
-        let of = |purpose: Purpose| key(&[self.seed, purpose as u64, epoch]);
         // A single window that contains all samples is a full permutation.
         let full = match self.order {
             Order::Full => true,
             Order::Window { window_samples, lanes, .. } => window_samples >= self.count && (lanes == 1 || self.count < self.block),
             _ => false,
         };
-        let permutation = full.then(|| Permutation::new(self.count, of(Purpose::Order)));
+        let permutation = full.then(|| Permutation::new(self.count, key(&[self.seed, Purpose::Order as u64, epoch])));
         let lanes = match self.order {
             Order::Window { run_samples, window_samples, lanes } if !full => {
                 Some(Lanes::new(self.count, self.block, [run_samples, window_samples, lanes], self.seed, epoch))
@@ -280,12 +279,8 @@ impl Alias {
         Ok(Alias { table })
     }
 
-    pub fn len(&self) -> u64 {
+    fn len(&self) -> u64 {
         self.table.len() as u64
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.table.is_empty()
     }
 
     fn choose(&self, place: u64, unit: f64) -> u64 {

@@ -15,6 +15,8 @@ pub struct Source {
     pub name: String,
     pub snapshot: Arc<Snapshot>,
     pub selection: Selection,
+    /// The columns that are read. Each source of a loader has the same ones, in the same order.
+    pub columns: Vec<ColumnSpec>,
     /// An additional column, whose values are separate files.
     pub files: Option<Arc<Files>>,
     /// For columns of words, by name: the code in batches of each code of this source. Sources with the same words have none.
@@ -33,6 +35,11 @@ impl Source {
     /// Return whether all files of this source are mapped.
     pub fn mapped(&self) -> bool {
         self.files.is_none() && self.snapshot.is_mapped()
+    }
+
+    /// Return references to the columns, as readers take them.
+    pub fn specs(&self) -> Vec<&ColumnSpec> {
+        self.columns.iter().collect()
     }
 
     pub fn column(&self, name: &str) -> Result<ColumnSpec> {

@@ -7,10 +7,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use penstock_dataset::{Held, hold};
+use penstock_dataset::{HeldBlocks, hold};
 use penstock_error::Result;
 use penstock_format::Id;
-use penstock_format::schema::ColumnSpec;
 
 use crate::caught::caught;
 use crate::order::sequence::Order;
@@ -63,7 +62,7 @@ struct WindowState {
 
 struct HeldRun {
     /// None while a thread fetches the run.
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldBlocks>>,
     /// Upper limit on the number of samples in the run that this engine still has to draw.
     left: u64,
     /// Number of the last call to `missing` that requested the run.
@@ -71,7 +70,7 @@ struct HeldRun {
 }
 
 impl WindowState {
-    fn insert(&mut self, number: &(u64, u64), held: Held) {
+    fn insert(&mut self, number: &(u64, u64), held: HeldBlocks) {
         let Some(run) = self.runs.get_mut(number) else { return };
         self.bytes += held.bytes();
         self.run_bytes = self.run_bytes.max(held.bytes());
@@ -131,17 +130,16 @@ impl Window {
     pub fn runs(
         &self,
         source: &Source,
-        columns: &[&ColumnSpec],
         epoch: u64,
         positions: &[u64],
         drawn: impl Fn(Range<u64>, Steps) -> u64,
-    ) -> Result<Vec<Arc<Held>>> {
+    ) -> Result<Vec<Arc<HeldBlocks>>> {
         let mut uses: HashMap<(u64, u64), u64> = HashMap::new();
         positions.iter().for_each(|position| *uses.entry((epoch, position / self.run_samples)).or_default() += 1);
         let missing = self.missing(source, uses.keys().copied(), drawn);
         let groups = missing.iter().map(|(_, run)| self.range(source, *run).map(|position| source.absolute(position)).collect()).collect();
         // Other threads wait for these runs, so even a panic must be caught.
-        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, columns)) };
+        let fetched = if missing.is_empty() { Ok(Vec::new()) } else { caught(|| hold(&source.snapshot, groups, &source.specs())) };
         let mut state = self.lock();
         state.fetching -= missing.len() as u64;
         self.fetched.notify_all(); // Waiting threads check again when this lock is released.

@@ -12,7 +12,7 @@ use crate::order::random::Draws;
 use crate::transform::cell::{Cell, CutArray};
 use crate::transform::erased::{Erased, fill};
 use crate::transform::grey::{grey_byte, make_grey};
-use crate::transform::operation::Operation;
+use crate::transform::operation::{Operation, random_sides};
 
 /// A change of pixels whose random numbers have been drawn.
 enum Change {
@@ -45,7 +45,6 @@ pub fn copies(operation: &Operation) -> u64 {
 
 /// Apply a transform to the images among `cells[on]`. All of them change in the same way.
 pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws: &mut Draws) -> Result<()> {
-    let is_picture = |cell: &Cell<'_>| matches!(cell, Cell::Image(_)) || matches!(cell, Cell::Array(array) if array.cut.rank == 3);
     let size = on.iter().find_map(|at| match &cells[*at] {
         Cell::Image(image) => Some([image.size().1, image.size().0]),
         Cell::Array(array) if array.cut.rank == 3 => Some([array.cut.size()[0], array.cut.size()[1]]),
@@ -55,14 +54,13 @@ pub fn apply(operation: &Operation, cells: &mut [Cell<'_>], on: &[usize], draws:
     let changes = changes(operation, size, draws)?;
     for at in on.iter().filter(|_| !changes.is_empty()) {
         let cell = &mut cells[*at];
-        if !is_picture(cell) {
-            continue;
-        }
         if let Cell::Image(image) = cell {
             *cell = Cell::Array(image.array()?);
         }
-        let Cell::Array(array) = cell else { continue };
-        change(array, &changes)?;
+        match cell {
+            Cell::Array(array) if array.cut.rank == 3 => change(array, &changes)?,
+            _ => {}
+        }
     }
     Ok(())
 }
@@ -84,13 +82,7 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
             };
             order.into_iter().filter_map(change).collect()
         }
-        Operation::Grayscale { channels, p } => {
-            if draws.unit() < *p {
-                vec![Change::Grey(*channels)]
-            } else {
-                vec![]
-            }
-        }
+        Operation::Grayscale { channels, p } => draws.by_chance(*p).then_some(Change::Grey(*channels)).into_iter().collect(),
         Operation::GaussianBlur { kernel, sigma } => {
             let sigma = draws.between(sigma[0], sigma[1]) as f32;
             if kernel[0] / 2 >= width || kernel[1] / 2 >= height {
@@ -100,7 +92,7 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
             vec![Change::Blur { kernels: [gaussian(kernel[0], sigma), gaussian(kernel[1], sigma)] }]
         }
         Operation::RandomErasing { p, scale, ratio, value, converted } => {
-            let erased = if draws.unit() < *p { erased_box(height, width, scale, ratio, draws) } else { None };
+            let erased = if draws.by_chance(*p) { erased_box(height, width, scale, ratio, draws) } else { None };
             let change = |(top, left, height, width)| Change::Erase {
                 erased: Erased { top, left, height, width, values: value.clone() },
                 converted: *converted,
@@ -113,11 +105,8 @@ fn changes(operation: &Operation, [height, width]: [usize; 2], draws: &mut Draws
 
 /// Choose the box of a RandomErasing as torchvision does: top, left, height and width. Returns None if no box fits.
 fn erased_box(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Option<(usize, usize, usize, usize)> {
-    let area = (height * width) as f64;
     for _ in 0..10 {
-        let target = area * draws.between(scale[0], scale[1]);
-        let aspect = draws.between(ratio[0].ln(), ratio[1].ln()).exp();
-        let (h, w) = ((target * aspect).sqrt().round_ties_even() as usize, (target / aspect).sqrt().round_ties_even() as usize);
+        let (h, w) = random_sides(height * width, scale, ratio, draws);
         if h < height && w < width {
             return Some((draws.below((height - h) as u64 + 1) as usize, draws.below((width - w) as u64 + 1) as usize, h, w));
         }
@@ -148,8 +137,8 @@ fn changed(pixels: &mut Vec<u8>, size: &mut [usize; 3], change: &Change) {
             let mean = mean_grey(pixels, channels);
             through_table(pixels, |value| blend(value, mean, *factor) as u8);
         }
-        (Change::Saturation(factor), 3) => in_blocks(pixels, |block| saturated(block, *factor)),
-        (Change::Hue(shift), 3) => in_blocks(pixels, |block| shifted(block, *shift)),
+        (Change::Saturation(factor), 3) => in_groups(pixels, |group| saturated(group, *factor)),
+        (Change::Hue(shift), 3) => in_groups(pixels, |group| shifted(group, *shift)),
         (Change::Grey(3), 3) => make_grey(pixels),
         (Change::Grey(1), 3) => {
             *pixels = pixels.as_chunks::<3>().0.iter().map(grey_byte).collect();
@@ -210,53 +199,53 @@ fn through_table(pixels: &mut [u8], function: impl Fn(f32) -> u8) {
 }
 
 /// How many pixels are converted together. Their channels lie in lists of fixed length, so the compiler can use vector instructions.
-const BLOCK: usize = 64;
+const GROUP_PIXELS: usize = 64;
 
-/// The three channels of a block of pixels.
-type Block = [[f32; BLOCK]; 3];
+/// The three channels of a group of pixels.
+type PixelGroup = [[f32; GROUP_PIXELS]; 3];
 
-/// Change the pixels of an image of three channels block by block. Results are rounded down, and must be from 0 to 255.
-fn in_blocks(pixels: &mut [u8], change: impl Fn(&mut Block)) {
-    let (blocks, rest) = pixels.as_chunks_mut::<{ 3 * BLOCK }>();
-    blocks.iter_mut().for_each(|block| in_block(block, &change));
-    let mut last = [0; 3 * BLOCK];
+/// Change the pixels of an image of three channels group by group. Results are rounded down, and must be from 0 to 255.
+fn in_groups(pixels: &mut [u8], change: impl Fn(&mut PixelGroup)) {
+    let (groups, rest) = pixels.as_chunks_mut::<{ 3 * GROUP_PIXELS }>();
+    groups.iter_mut().for_each(|group| in_group(group, &change));
+    let mut last = [0; 3 * GROUP_PIXELS];
     last[..rest.len()].copy_from_slice(rest);
-    in_block(&mut last, &change);
+    in_group(&mut last, &change);
     rest.copy_from_slice(&last[..rest.len()]);
 }
 
-fn channels_of(bytes: &[u8; 3 * BLOCK]) -> Block {
-    let mut block = [[0f32; BLOCK]; 3];
-    for at in 0..BLOCK {
-        (0..3).for_each(|channel| block[channel][at] = f32::from(bytes[3 * at + channel]));
+fn channels_of(bytes: &[u8; 3 * GROUP_PIXELS]) -> PixelGroup {
+    let mut group = [[0f32; GROUP_PIXELS]; 3];
+    for at in 0..GROUP_PIXELS {
+        (0..3).for_each(|channel| group[channel][at] = f32::from(bytes[3 * at + channel]));
     }
-    block
+    group
 }
 
-fn in_block(bytes: &mut [u8; 3 * BLOCK], change: &impl Fn(&mut Block)) {
-    let mut block = channels_of(bytes);
-    change(&mut block);
-    let mut whole = [[0u8; BLOCK]; 3];
-    for (whole, values) in whole.iter_mut().zip(&block) {
-        for at in 0..BLOCK {
+fn in_group(bytes: &mut [u8; 3 * GROUP_PIXELS], change: &impl Fn(&mut PixelGroup)) {
+    let mut group = channels_of(bytes);
+    change(&mut group);
+    let mut whole = [[0u8; GROUP_PIXELS]; 3];
+    for (whole, values) in whole.iter_mut().zip(&group) {
+        for at in 0..GROUP_PIXELS {
             whole[at] = floor_byte(values[at]);
         }
     }
-    for at in 0..BLOCK {
+    for at in 0..GROUP_PIXELS {
         (0..3).for_each(|channel| bytes[3 * at + channel] = whole[channel][at]);
     }
 }
 
-fn saturated([r, g, b]: &mut Block, factor: f32) {
-    for at in 0..BLOCK {
+fn saturated([r, g, b]: &mut PixelGroup, factor: f32) {
+    for at in 0..GROUP_PIXELS {
         let grey = floor(grey_of(r[at], g[at], b[at]));
         (r[at], g[at], b[at]) = (blend(r[at], grey, factor), blend(g[at], grey, factor), blend(b[at], grey, factor));
     }
 }
 
 /// Shift the hue of pixels by a part of the colour circle, from -0.5 to 0.5.
-fn shifted([red, green, blue]: &mut Block, shift: f32) {
-    for at in 0..BLOCK {
+fn shifted([red, green, blue]: &mut PixelGroup, shift: f32) {
+    for at in 0..GROUP_PIXELS {
         let (r, g, b) = (red[at] / 255.0, green[at] / 255.0, blue[at] / 255.0);
         let (low, high) = (smaller(smaller(r, g), b), larger(larger(r, g), b));
         let range = high - low;

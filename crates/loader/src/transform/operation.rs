@@ -28,7 +28,8 @@ pub enum Operation {
     Resize {
         size: Vec<usize>,
         max_size: Option<usize>,
-        interpolation: Interpolation,
+        #[serde(with = "Interpolation")]
+        interpolation: Filter,
         antialias: bool,
         fast: bool,
     },
@@ -47,7 +48,8 @@ pub enum Operation {
         size: [usize; 2],
         scale: [f64; 2],
         ratio: [f64; 2],
-        interpolation: Interpolation,
+        #[serde(with = "Interpolation")]
+        interpolation: Filter,
         antialias: bool,
         fast: bool,
     },
@@ -110,26 +112,15 @@ pub enum Operation {
     RandomAffine(Affine),
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Interpolation {
+/// The names of filters.
+#[derive(Deserialize)]
+#[serde(remote = "Filter", rename_all = "kebab-case")]
+enum Interpolation {
     Nearest,
     NearestExact,
     Bilinear,
     Bicubic,
     Lanczos,
-}
-
-impl Interpolation {
-    fn filter(self) -> Filter {
-        match self {
-            Interpolation::Nearest => Filter::Nearest,
-            Interpolation::NearestExact => Filter::NearestExact,
-            Interpolation::Bilinear => Filter::Bilinear,
-            Interpolation::Bicubic => Filter::Bicubic,
-            Interpolation::Lanczos => Filter::Lanczos,
-        }
-    }
 }
 
 impl Operation {
@@ -211,7 +202,7 @@ pub fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Resu
     Ok(match operation {
         Operation::Resize { size, max_size, interpolation, antialias, fast } => {
             let (height, width) = resized(height, width, size, *max_size);
-            vec![Motion::Resize(Resized { width, height, filter: interpolation.filter(), antialias: *antialias, fast: *fast })]
+            vec![Motion::Resize(Resized { width, height, filter: *interpolation, antialias: *antialias, fast: *fast })]
         }
         Operation::CenterCrop { size: wanted } => {
             let boxes = wanted.iter().zip(size).map(|(wanted, size)| (centre(*size, *wanted), *wanted)).collect();
@@ -238,23 +229,11 @@ pub fn motions(operation: &Operation, size: &[usize], draws: &mut Draws) -> Resu
         Operation::RandomResizedCrop { size, scale, ratio, interpolation, antialias, fast } => {
             let boxes = resized_crop(height, width, scale, ratio, draws);
             let [height, width] = *size;
-            let resized = Resized { width, height, filter: interpolation.filter(), antialias: *antialias, fast: *fast };
+            let resized = Resized { width, height, filter: *interpolation, antialias: *antialias, fast: *fast };
             vec![Motion::Crop { boxes, fill: 0.0 }, Motion::Resize(resized)]
         }
-        Operation::RandomHorizontalFlip { p } => {
-            if draws.unit() < *p {
-                vec![Motion::Mirror(1)]
-            } else {
-                vec![]
-            }
-        }
-        Operation::RandomVerticalFlip { p } => {
-            if draws.unit() < *p {
-                vec![Motion::Mirror(0)]
-            } else {
-                vec![]
-            }
-        }
+        Operation::RandomHorizontalFlip { p } => draws.by_chance(*p).then_some(Motion::Mirror(1)).into_iter().collect(),
+        Operation::RandomVerticalFlip { p } => draws.by_chance(*p).then_some(Motion::Mirror(0)).into_iter().collect(),
         Operation::Pad { padding, fill } => {
             let padded = |(dimension, size): (usize, &usize)| (-padding_of(padding, dimension).0, padded_size(*size, padding, dimension));
             vec![Motion::Crop { boxes: size.iter().take(padding.len() / 2).enumerate().map(padded).collect(), fill: *fill }]
@@ -294,9 +273,7 @@ pub fn resize(operation: &Operation, sizes: &mut [usize]) {
 /// Return whether an operation interpolates pixels. Interpolation takes two passes.
 pub fn resizes(operation: &Operation) -> bool {
     match operation {
-        Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => {
-            !interpolation.filter().is_nearest()
-        }
+        Operation::Resize { interpolation, .. } | Operation::RandomResizedCrop { interpolation, .. } => !interpolation.is_nearest(),
         _ => false,
     }
 }
@@ -341,13 +318,17 @@ fn resized(height: usize, width: usize, size: &[usize], max_size: Option<usize>)
     if height <= width { (new_short, new_long) } else { (new_long, new_short) }
 }
 
+/// Choose the sides of a box with a part of an area: `scale` is the range of the part, and `ratio` that of the first side to the second.
+pub fn random_sides(area: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> (usize, usize) {
+    let target = area as f64 * draws.between(scale[0], scale[1]);
+    let aspect = draws.between(ratio[0].ln(), ratio[1].ln()).exp();
+    ((target * aspect).sqrt().round_ties_even() as usize, (target / aspect).sqrt().round_ties_even() as usize)
+}
+
 /// Choose the box for a RandomResizedCrop as torchvision does.
 fn resized_crop(height: usize, width: usize, scale: &[f64; 2], ratio: &[f64; 2], draws: &mut Draws) -> Vec<(i64, usize)> {
-    let area = (height * width) as f64;
     for _ in 0..10 {
-        let target = area * draws.between(scale[0], scale[1]);
-        let aspect = draws.between(ratio[0].ln(), ratio[1].ln()).exp();
-        let (w, h) = ((target * aspect).sqrt().round_ties_even() as usize, (target / aspect).sqrt().round_ties_even() as usize);
+        let (w, h) = random_sides(height * width, scale, ratio, draws);
         if (1..=width).contains(&w) && (1..=height).contains(&h) {
             let top = draws.below((height - h) as u64 + 1);
             return vec![(top as i64, h), (draws.below((width - w) as u64 + 1) as i64, w)];

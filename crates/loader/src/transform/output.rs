@@ -8,7 +8,7 @@ use penstock_codec::pixels::Pool;
 use penstock_codec::{Mode, Orientation, decode_in};
 use penstock_dataset::{Config, mode_of};
 use penstock_error::{Error, Result};
-use penstock_format::schema::{ColumnKind, ColumnSpec};
+use penstock_format::schema::ColumnSpec;
 use penstock_tensor::{Dtype, Shape};
 
 use crate::source::view::value_type;
@@ -28,9 +28,11 @@ pub struct Output {
     pub shape: Vec<Option<usize>>,
     pub dtype: Dtype,
     /// The dtype before transforms.
-    stored: Dtype,
+    pub stored_dtype: Dtype,
     pub stored_shape: Shape,
     pub convert: Option<Convert>,
+    /// Whether samples are read in parts if they have blocks of their own.
+    pub in_parts: bool,
     /// Whether images or masks become a list in every batch, instead of one array.
     pub listed: bool,
     /// Whether a transform changes more than the format of boxes.
@@ -76,15 +78,19 @@ pub struct Input<'a> {
 impl Output {
     pub fn new(name: String, column: usize, spec: &ColumnSpec, form: MediaForm) -> Result<Output> {
         let (dtype, stored) = value_type(spec)?;
-        let role = match &spec.kind {
-            ColumnKind::Image { exif_orientation, mode } if form == MediaForm::Decoded => {
-                Role::Image { orientation: Orientation::of_column(*exif_orientation), mode: mode_of(*mode) }
-            }
-            ColumnKind::Mask { .. } if form == MediaForm::Decoded => Role::Mask,
-            ColumnKind::Boxes { format, .. } => Role::Boxes(format.clone()),
-            ColumnKind::Keypoints { dimensions, .. } => Role::Keypoints(*dimensions as usize),
-            ColumnKind::Tensor { .. } | ColumnKind::Labels { .. } if stored.0.len() <= MAX_RANK => Role::Tensor,
-            _ => Role::Other,
+        let (kind, is_decoded) = (&spec.kind, form == MediaForm::Decoded);
+        let role = if let (Some((exif_orientation, mode)), true) = (kind.image(), is_decoded) {
+            Role::Image { orientation: Orientation::of_column(exif_orientation), mode: mode_of(mode) }
+        } else if kind.is_mask() && is_decoded {
+            Role::Mask
+        } else if let Some(format) = kind.box_format() {
+            Role::Boxes(format.to_owned())
+        } else if let Some(numbers) = kind.point_numbers() {
+            Role::Keypoints(numbers as usize)
+        } else if kind.is_array() && stored.0.len() <= MAX_RANK {
+            Role::Tensor
+        } else {
+            Role::Other
         };
         let shape = match role {
             Role::Image { mode, .. } => vec![None, None, mode.form().map(|(channels, _)| channels)],
@@ -96,7 +102,19 @@ impl Output {
             Role::Image { .. } | Role::Mask => Dtype::Uint8,
             _ => dtype,
         };
-        Ok(Output { name, column, role, shape, dtype, stored: dtype, stored_shape: stored, convert: None, listed: false, changed: false })
+        Ok(Output {
+            name,
+            column,
+            role,
+            shape,
+            dtype,
+            stored_dtype: dtype,
+            stored_shape: stored,
+            convert: None,
+            in_parts: false,
+            listed: false,
+            changed: false,
+        })
     }
 
     /// Return whether all samples have the same shape, so that the batch is one array.
@@ -119,15 +137,6 @@ impl Output {
         matches!(self.role, Role::Image { .. } | Role::Mask)
     }
 
-    /// Return the size of one stored element in bytes.
-    pub fn stored_size(&self) -> usize {
-        self.stored.size()
-    }
-
-    pub fn stored_dtype(&self) -> Dtype {
-        self.stored
-    }
-
     /// Return whether the result follows the sizes of others: boxes or keypoints.
     pub fn is_follower(&self) -> bool {
         matches!(self.role, Role::Boxes(_) | Role::Keypoints(_))
@@ -140,10 +149,6 @@ impl Output {
     /// Count the bytes of a sample of fixed shape.
     pub fn sample_bytes(&self) -> usize {
         self.sizes().iter().product::<usize>() * self.dtype.size()
-    }
-
-    pub fn convert(&self) -> Option<&Convert> {
-        self.convert.as_ref()
     }
 
     pub fn box_format(&self) -> &str {
@@ -239,10 +244,10 @@ impl Output {
                 Some(stored) if self.changed || stored != format => {
                     Cell::Boxes(numbers().as_chunks::<4>().0.iter().map(|row| cell::to_xyxy(*row, stored)).collect())
                 }
-                _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes())),
+                _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes())),
             },
             Role::Keypoints(each) => Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
-            _ => Cell::Array(CutArray { window: input.window, ..CutArray::new(Cow::Borrowed(bytes), self.stored, &sizes()) }),
+            _ => Cell::Array(CutArray { window: input.window, ..CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes()) }),
         })
     }
 }
@@ -316,7 +321,7 @@ fn unfit_fill(operation: &Operation, output: &Output) -> Option<String> {
         _ => return None,
     };
     let holds_values = matches!(output.role, Role::Image { .. } | Role::Mask | Role::Tensor);
-    let dtype = if output.role == Role::Mask { Dtype::Uint8 } else { output.stored };
+    let dtype = if output.role == Role::Mask { Dtype::Uint8 } else { output.stored_dtype };
     (holds_values && is_unfit(fill, dtype))
         .then(|| format!("{what}={fill} does not fit `{}`, whose values are {}", output.name, dtype.name()))
 }
@@ -338,7 +343,7 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                     Operation::RandomErasing { value, .. } => channels.is_some_and(|channels| [1, channels].contains(&value.len())),
                     _ => matches!(channels, Some(1 | 3)),
                 };
-                if !(fits && output.shape.len() == 3 && output.stored == Dtype::Uint8) {
+                if !(fits && output.shape.len() == 3 && output.stored_dtype == Dtype::Uint8) {
                     let text = format!("{name} does not fit `{}`: it needs images of 8 bits with 1 or 3 channels", output.name);
                     return Err(Error::new("invalid-argument", text)
                         .hint("declare the column as ps.Image(), or as a uint8 tensor (height, width, 3)"));
@@ -359,11 +364,11 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                     let channels = channels.map_or("an unknown number of".into(), |channels| channels.to_string());
                     return wrong(format!("fill has {} values, but `{}` has {channels} channels", affine.fill.len(), output.name));
                 }
-                if output.shape.len() == 3 && !matches!(output.stored, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32) {
-                    return wrong(format!("`{}` is {}, expected uint8, uint16 or float32", output.name, output.stored.name()));
+                if output.shape.len() == 3 && !matches!(output.stored_dtype, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32) {
+                    return wrong(format!("`{}` is {}, expected uint8, uint16 or float32", output.name, output.stored_dtype.name()));
                 }
-                if let Some(fill) = affine.fill.iter().find(|fill| !fill.is_finite() || is_unfit(f64::from(**fill), output.stored)) {
-                    return wrong(format!("fill={fill} does not fit `{}`, whose values are {}", output.name, output.stored.name()));
+                if let Some(fill) = affine.fill.iter().find(|fill| !fill.is_finite() || is_unfit(f64::from(**fill), output.stored_dtype)) {
+                    return wrong(format!("fill={fill} does not fit `{}`, whose values are {}", output.name, output.stored_dtype.name()));
                 }
                 output.shape.len() == 3
             }
@@ -389,9 +394,9 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
             return Err(Error::new("invalid-argument", format!("{name} does not fit `{}`: it is {what}", output.name)));
         }
     }
-    let follows = |role: &Role| matches!(role, Role::Boxes(_) | Role::Keypoints(_));
-    let led = on.iter().any(|at| !follows(&outputs[*at].role));
-    if !led && !matches!(operation, Operation::SanitizeBoundingBoxes { .. } | Operation::ConvertBoxes { .. }) {
+    if on.iter().all(|at| outputs[*at].is_follower())
+        && !matches!(operation, Operation::SanitizeBoundingBoxes { .. } | Operation::ConvertBoxes { .. })
+    {
         return wrong(format!("`{}` follows an image, mask or tensor, but on= contains none", outputs[on[0]].name));
     }
     if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {

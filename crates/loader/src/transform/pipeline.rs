@@ -10,24 +10,24 @@ use penstock_format::schema::ColumnSpec;
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
 use crate::transform::colour::{self, copies, is_colour};
-use crate::transform::crops::{self, Known, Need};
+use crate::transform::crops;
 use crate::transform::operation::{self, Operation, Transform};
 use crate::transform::output::{Input, MediaForm, Output, Role, check};
 
 /// Results that share transforms and are therefore made together, sample by sample.
 #[derive(Debug, Clone)]
-pub struct Group {
+pub struct OutputGroup {
     /// Indices of results.
     pub outputs: Vec<usize>,
     /// For each transform: the key of its random numbers, the operation, and the positions of its results in `outputs`. The key
     /// depends on the transform's index among all transforms of the pipeline.
-    transforms: Vec<(u64, Operation, Vec<usize>)>,
+    pub transforms: Vec<(u64, Operation, Vec<usize>)>,
 }
 
 #[derive(Debug, Clone)]
 pub struct Pipeline {
     pub outputs: Vec<Output>,
-    pub groups: Vec<Group>,
+    pub groups: Vec<OutputGroup>,
     /// Results that are delivered as read, without transforms or decoding.
     pub plain: Vec<usize>,
 }
@@ -88,10 +88,10 @@ impl Pipeline {
                 continue;
             }
             let inside = |on: &[usize]| on.iter().map(|at| outputs.iter().position(|output| output == at)).collect::<Option<Vec<usize>>>();
-            let mine = ons.iter().enumerate();
             let random = |number: usize| key(&[seed, Purpose::Transform as u64, number as u64]);
-            let mine = mine.filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?))).collect();
-            pipeline.groups.push(Group { outputs, transforms: mine });
+            let transforms = ons.iter().enumerate();
+            let transforms = transforms.filter_map(|(number, (operation, on))| Some((random(number), operation.clone(), inside(on)?)));
+            pipeline.groups.push(OutputGroup { transforms: transforms.collect(), outputs });
         }
         pipeline.plain.sort_unstable();
         Ok(pipeline)
@@ -104,7 +104,7 @@ impl Pipeline {
 
     /// Estimate the bytes of a result and the scratch bytes needed to make it, from the header of its stored image. Returns None
     /// if the result is not an image or a mask, or if the header has no size.
-    pub fn media_bytes(&self, group: &Group, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
+    pub fn media_bytes(&self, group: &OutputGroup, place: usize, stored: &[u8]) -> Option<(u64, u64)> {
         let output = &self.outputs[group.outputs[place]];
         let Outline { width, height, decoder_bytes } = if output.is_media() { outline(stored)? } else { return None };
         let channels = if let Role::Image { mode, .. } = &output.role {
@@ -135,7 +135,7 @@ impl Pipeline {
     }
 
     /// Estimate the bytes of a result that is a tensor, and the scratch bytes needed to make it, from its stored shape.
-    pub fn tensor_bytes(&self, group: &Group, place: usize, shape: &[u64]) -> (u64, u64) {
+    pub fn tensor_bytes(&self, group: &OutputGroup, place: usize, shape: &[u64]) -> (u64, u64) {
         let output = &self.outputs[group.outputs[place]];
         let mut sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
         let values = |sizes: &[usize]| sizes.iter().map(|size| *size as u64).product::<u64>();
@@ -145,24 +145,19 @@ impl Pipeline {
             operation::resize(operation, &mut sizes);
             // Most operations may copy the value as it was, and make the new one.
             let own = (before + values(&sizes)).max(copies(operation) * values(&sizes));
-            scratch = scratch.max(own * output.stored_size() as u64);
+            scratch = scratch.max(own * output.stored_dtype.size() as u64);
         }
         (values(&sizes) * output.dtype.size() as u64, scratch)
     }
 
     /// Return whether a result of a group is a tensor that is cropped before anything needs its values.
-    pub fn begins_with_crop(&self, group: &Group, place: usize) -> bool {
+    pub fn begins_with_crop(&self, group: &OutputGroup, place: usize) -> bool {
         self.outputs[group.outputs[place]].role == Role::Tensor && crops::begins_with_crop(&group.transforms, place)
-    }
-
-    /// Return the part of the stored value that each result of a group needs; see `crops::needs`.
-    pub fn needs(&self, group: &Group, known: &[Known], epoch: u64, draw: u64) -> Vec<Option<Need>> {
-        crops::needs(&group.transforms, known, epoch, draw)
     }
 
     /// Make one sample of a group and apply all its transforms. `inputs` contains the stored value of each result, and `pool`
     /// provides memory for pixels.
-    pub fn sample<'a>(&self, group: &Group, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {
+    pub fn sample<'a>(&self, group: &OutputGroup, inputs: &[Input<'a>], epoch: u64, draw: u64, pool: &'a Pool) -> Result<Vec<Cell<'a>>> {
         let cells = group.outputs.iter().zip(inputs).map(|(at, input)| self.outputs[*at].cell(input, pool));
         let mut cells = cells.collect::<Result<Vec<Cell<'a>>>>()?;
         let mut lost = false;

@@ -144,7 +144,7 @@ fn moved(m: &Matrix, from: [f64; 2], to: [f64; 2]) -> Matrix {
     [m[0], m[1], x + to[0], m[3], m[4], y + to[1]]
 }
 
-/// Return the height and width of a result that shows the whole image. Source: torchvision, which applies the map from the result to
+/// Return the height and width of a result that shows the whole image. SourcePixels: torchvision, which applies the map from the result to
 /// the image to its corners, and ignores what is below a ten-thousandth of a pixel.
 fn expanded(back: &Matrix, height: f64, width: f64) -> (usize, usize) {
     if back[0] == 0.0 && back[4] == 0.0 {
@@ -152,12 +152,15 @@ fn expanded(back: &Matrix, height: f64, width: f64) -> (usize, usize) {
     }
     let corners = [(-0.5, -0.5), (-0.5, 0.5), (0.5, 0.5), (0.5, -0.5)].map(|(x, y)| applied(back, x * width, y * height));
     let side = |places: [f64; 4], size: f64| {
-        let cut = places.map(|place| ((place + size / 2.0) * 1e4).trunc() * 1e-4);
-        let low = cut.iter().fold(f64::INFINITY, |low, place| low.min(*place)).floor();
-        let high = cut.iter().fold(f64::NEG_INFINITY, |high, place| high.max(*place)).ceil();
-        (high - low).max(1.0) as usize
+        let [low, high] = ends(places.map(|place| ((place + size / 2.0) * 1e4).trunc() * 1e-4));
+        (high.ceil() - low.floor()).max(1.0) as usize
     };
     (side(corners.map(|corner| corner.1), height), side(corners.map(|corner| corner.0), width))
+}
+
+/// Return the lowest and the highest coordinate.
+fn ends(places: [f64; 4]) -> [f64; 2] {
+    [places.into_iter().fold(f64::INFINITY, f64::min), places.into_iter().fold(f64::NEG_INFINITY, f64::max)]
 }
 
 impl Warp {
@@ -165,13 +168,9 @@ impl Warp {
     pub fn moved_box(&self, [x1, y1, x2, y2]: [f32; 4]) -> [f32; 4] {
         let corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)].map(|(x, y)| applied(&self.forward, x.into(), y.into()));
         if corners.iter().any(|(x, y)| !(x + y).is_finite()) {
-            return [f32::NAN; 4]; // `fold` would skip a coordinate that is not a number.
+            return [f32::NAN; 4]; // `ends` would skip a coordinate that is not a number.
         }
-        let side = |places: [f64; 4], size: usize| {
-            let low = places.iter().fold(f64::INFINITY, |low, place| low.min(*place));
-            let high = places.iter().fold(f64::NEG_INFINITY, |high, place| high.max(*place));
-            [low, high].map(|place| place.clamp(0.0, size as f64) as f32)
-        };
+        let side = |places: [f64; 4], size: usize| ends(places).map(|place| place.clamp(0.0, size as f64) as f32);
         let [left, right] = side(corners.map(|corner| corner.0), self.width);
         let [top, bottom] = side(corners.map(|corner| corner.1), self.height);
         [left, top, right, bottom]
@@ -189,7 +188,7 @@ impl Warp {
         let (bilinear, fill) = if is_mask { (false, vec![self.mask_fill]) } else { (self.bilinear, self.fill.clone()) };
         let fill: Vec<f32> = fill.iter().copied().cycle().take(channels).collect();
         let pixels = if array.cut.is_whole() { Cow::Borrowed(&array.data[..]) } else { Cow::Owned(array.materialised()?) };
-        let source = Source { bytes: &pixels, height: size[0], width: size[1], channels, fill: &fill };
+        let source = SourcePixels { bytes: &pixels, height: size[0], width: size[1], channels, fill: &fill };
         let made = match (array.dtype, channels) {
             (Dtype::Uint8, 1) => self.filled::<u8, 1>(&source, bilinear),
             (Dtype::Uint8, 3) => self.filled::<u8, 3>(&source, bilinear),
@@ -202,7 +201,7 @@ impl Warp {
     }
 
     /// Return the pixels of the result. `CHANNELS` is the number of channels, or 0 if it is known only at run time.
-    fn filled<V: Value, const CHANNELS: usize>(&self, source: &Source<'_>, bilinear: bool) -> Vec<u8> {
+    fn filled<V: Value, const CHANNELS: usize>(&self, source: &SourcePixels<'_>, bilinear: bool) -> Vec<u8> {
         let channels = if CHANNELS == 0 { source.channels } else { CHANNELS };
         let mut beyond = vec![0; channels * V::SIZE];
         source.fill.iter().enumerate().for_each(|(channel, value)| V::write(*value, &mut beyond, channel));
@@ -250,7 +249,7 @@ fn within(start: f64, step: f64, size: usize, columns: usize) -> Range<usize> {
 }
 
 /// Pixels to read, and the values beyond their borders.
-struct Source<'a> {
+struct SourcePixels<'a> {
     bytes: &'a [u8],
     height: usize,
     width: usize,
@@ -258,7 +257,7 @@ struct Source<'a> {
     fill: &'a [f32],
 }
 
-impl Source<'_> {
+impl SourcePixels<'_> {
     /// Return the bytes of a pixel, or None outside the image.
     #[inline(always)]
     fn pixel<V: Value, const CHANNELS: usize>(&self, x: i64, y: i64) -> Option<&[u8]> {

@@ -1,6 +1,7 @@
 //! The caches of this machine: their counts and their upkeep. Datasets use them through `open`.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use penstock_cache::upkeep::{self, Checked};
 use penstock_cache::{Counts, Drive, Drives, Spec};
@@ -15,15 +16,15 @@ type Numbers = Vec<(&'static str, u64)>;
 /// The folder of a drive, its counts, and those of each store on it.
 type Status = (String, Numbers, Vec<(String, Numbers)>);
 
-fn failed(drive: &Drive, error: std::io::Error) -> Error {
-    Error::new("storage-failed", format!("cannot use cache `{}`: {error}", drive.folder().display()))
+fn failed(folder: &Path, error: impl std::fmt::Display) -> Error {
+    Error::new("storage-failed", format!("cannot use cache `{}`: {error}", folder.display()))
 }
 
 /// Open the drives of an existing cache, whatever size is given. A drive that fails is an error here.
 fn opened(cache: &str) -> penstock_error::Result<Drives> {
     let drives = Drives::open(&Spec::parse(cache)?.existing()?)?;
     match drives.failed.first() {
-        Some((folder, error)) => Err(Error::new("storage-failed", format!("cannot use cache `{}`: {error}", folder.display()))),
+        Some((folder, error)) => Err(failed(folder, error)),
         None => Ok(drives),
     }
 }
@@ -35,7 +36,7 @@ pub fn cache_status(py: Python<'_>, cache: &str) -> PyResult<Vec<Status>> {
         let numbers = |counts: &Counts| counts.entries().to_vec();
         let of_drive = |drive: &Drive| {
             let (total, stores) =
-                drive.usage.total().and_then(|total| Ok((total, drive.usage.stores()?))).map_err(|error| failed(drive, error))?;
+                drive.usage.total().and_then(|total| Ok((total, drive.usage.stores()?))).map_err(|error| failed(drive.folder(), error))?;
             let stores = stores.iter().map(|record| (record.store.clone(), numbers(&record.counts))).collect();
             Ok((drive.folder().display().to_string(), numbers(&total), stores))
         };
@@ -56,7 +57,7 @@ pub fn cache_verify(py: Python<'_>, cache: &str, progress: Option<Py<PyAny>>) ->
             if progress.has_failed() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let mut of_drive = |drive: &Drive| {
-            let found = upkeep::verify(drive, &mut see).map_err(|error| failed(drive, error))?;
+            let found = upkeep::verify(drive, &mut see).map_err(|error| failed(drive.folder(), error))?;
             let numbers = vec![
                 ("extents", found.extents),
                 ("pages", found.pages),
@@ -76,7 +77,7 @@ pub fn cache_verify(py: Python<'_>, cache: &str, progress: Option<Py<PyAny>>) ->
 /// Choose whether a store is never evicted by age.
 #[pyfunction]
 pub fn cache_pin(py: Python<'_>, cache: &str, store: &str, pinned: bool) -> PyResult<()> {
-    let pin = |drive: &Drive| drive.usage.pin(store, pinned).map_err(|error| failed(drive, error));
+    let pin = |drive: &Drive| drive.usage.pin(store, pinned).map_err(|error| failed(drive.folder(), error));
     py.detach(|| opened(cache)?.drives.iter().try_for_each(pin)).or_raise(py)
 }
 
@@ -86,7 +87,7 @@ pub fn cache_pin(py: Python<'_>, cache: &str, store: &str, pinned: bool) -> PyRe
 pub fn cache_evict(py: Python<'_>, cache: &str, store: Option<&str>) -> PyResult<u64> {
     let freed = py.detach(|| {
         let of_drive = |drive: &Drive| {
-            upkeep::clear(drive, &|key| store.is_none_or(|store| key.store() == store)).map_err(|error| failed(drive, error))
+            upkeep::clear(drive, &|key| store.is_none_or(|store| key.store() == store)).map_err(|error| failed(drive.folder(), error))
         };
         opened(cache)?.drives.iter().map(of_drive).sum::<penstock_error::Result<u64>>()
     });

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use numpy::PyArray1;
 use penstock_dataset::{Difference, Happened, History};
 use penstock_format::SnapshotId;
-use penstock_format::record::Properties;
 use penstock_format::schema::Schema;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -80,22 +79,15 @@ fn commit(py: Python<'_>, record: &penstock_format::record::Record) -> PyResult<
     answer.set_item("kind", record.kind.name())?;
     answer.set_item("time_us", record.time_us)?;
     answer.set_item("samples", record.live)?;
-    answer.set_item(
-        "parents",
-        record
-            .parents
-            .iter()
-            .map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid }.to_string())
-            .collect::<Vec<_>>(),
-    )?;
+    let parents = record.parents.iter().map(|parent| SnapshotId { branch: parent.branch, number: parent.number, uuid: parent.uuid });
+    answer.set_item("parents", parents.map(|id| id.to_string()).collect::<Vec<_>>())?;
     let transactions = record.transactions.iter().map(|transaction| {
         let of_one = PyDict::new(py);
         of_one.set_item("message", &transaction.message)?;
         of_one.set_item("author", &transaction.author)?;
         of_one.set_item("samples_added", transaction.samples_added)?;
         of_one.set_item("samples_deleted", transaction.samples_deleted)?;
-        let properties = if let Properties::Inline(json) = &transaction.properties { json } else { "{}" };
-        of_one.set_item("properties", properties)?;
+        of_one.set_item("properties", &transaction.properties)?;
         Ok(of_one)
     });
     answer.set_item("transactions", transactions.collect::<PyResult<Vec<_>>>()?)?;

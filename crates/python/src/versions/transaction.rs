@@ -182,10 +182,7 @@ impl Transaction {
     /// End the transaction without a commit. Returns the new samples as a stage.
     fn stage(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
         self.check_caller(py)?;
-        let stage = py.detach(|| {
-            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-            inner.ok_or_else(closed)?.into_stage()
-        });
+        let stage = py.detach(|| self.take().ok_or_else(closed)?.into_stage());
         Ok(PyBytes::new(py, &stage.or_raise(py)?.encode()).unbind())
     }
 
@@ -249,10 +246,7 @@ impl Transaction {
     /// Commit all changes.
     fn commit(&self, py: Python<'_>, message: &str, author: &str, properties: &str) -> PyResult<Committed> {
         self.check_caller(py)?;
-        let done = py.detach(|| {
-            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-            inner.ok_or_else(closed)?.commit(message, author, properties)
-        });
+        let done = py.detach(|| self.take().ok_or_else(closed)?.commit(message, author, properties));
         Ok(committed(done.or_raise(py)?, &self.options))
     }
 
@@ -277,15 +271,15 @@ impl Transaction {
             return Ok(()); // Only the parent process may abort.
         }
         self.check_caller(py)?;
-        py.detach(|| {
-            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-            inner.filter(|_| !keep).map_or(Ok(()), penstock_dataset::Transaction::abort)
-        })
-        .or_raise(py)
+        py.detach(|| self.take().filter(|_| !keep).map_or(Ok(()), penstock_dataset::Transaction::abort)).or_raise(py)
     }
 }
 
 impl Transaction {
+    fn take(&self) -> Option<penstock_dataset::Transaction> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Run `work` on the transaction.
     fn locked<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut penstock_dataset::Transaction) -> Result<T> + Send) -> PyResult<T> {
         self.check_caller(py)?;

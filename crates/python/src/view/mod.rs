@@ -8,10 +8,11 @@ use std::sync::Arc;
 use numpy::ndarray::{ArrayView1, Axis};
 use numpy::{PyArray1, PyReadonlyArray1};
 use penstock_dataset::{
-    Bits, Classes, Coder, Found, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally, out_of_range, spread,
+    Bits, Classes, Coder, FoundValue, Numbered, OnCorrupt, Own, Purpose, Reader, Selection, Snapshot, Stride, Tally, out_of_range, spread,
 };
 use penstock_error::Error;
 use penstock_format::schema::ColumnSpec;
+use penstock_loader::source::files::Files;
 use penstock_loader::source::view::Source;
 use penstock_tensor::slice::Slice;
 use pyo3::exceptions::PyMemoryError;
@@ -52,8 +53,10 @@ impl View {
         View { numpy: output::NumpyTypes::new(&self.snapshot), snapshot: self.snapshot.clone(), selection, own: self.own.clone() }
     }
 
-    pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), snapshot: self.snapshot.clone(), selection: self.selection.clone(), files: None, codes: Vec::new() }
+    /// Return a source of a loader. Its columns are still to be chosen.
+    pub fn source(&self, name: &str, files: Option<Arc<Files>>, codes: Vec<(String, Vec<i64>)>) -> Source {
+        let (snapshot, selection) = (self.snapshot.clone(), self.selection.clone());
+        Source { name: name.into(), snapshot, selection, columns: Vec::new(), files, codes }
     }
 
     /// Plan a read of samples in the snapshot.
@@ -88,7 +91,7 @@ impl View {
     }
 
     /// Find a value of bytes. Returns the reader of its parts as well.
-    fn value(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<(Reader, &ColumnSpec, Found)> {
+    fn value(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<(Reader, &ColumnSpec, FoundValue)> {
         py.detach(|| {
             let spec = self.snapshot.column(column)?;
             let mut reader = self.reader(self.resolve(&[position])?, OnCorrupt::Raise)?;
@@ -220,14 +223,9 @@ impl View {
     /// vocabulary, or the bytes of a scalar.
     fn codes<'py>(&self, py: Python<'py>, column: &str) -> PyResult<(Codes, Bound<'py, PyArray1<u64>>)> {
         let spec = self.snapshot.column(column).or_raise(py)?.clone();
-        let (snapshot, own) = (self.snapshot.clone(), self.own.clone());
-        let reader = move |positions: Vec<u64>| {
-            let mut reader = Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?;
-            reader.own = own.clone();
-            Ok(reader)
-        };
-        let numbered =
-            py.detach(|| Numbered::of(&self.selection, Box::new(move |positions| numbers(reader(positions)?, &spec)))).or_raise(py)?;
+        let view = self.narrowed(self.selection.clone());
+        let read = move |positions| numbers(view.reader(positions, OnCorrupt::Raise)?, &spec);
+        let numbered = py.detach(|| Numbered::of(&self.selection, Box::new(read))).or_raise(py)?;
         let values = PyArray1::from_slice(py, &numbered.values);
         Ok((Codes(numbered), values))
     }
@@ -359,7 +357,7 @@ impl View {
         let Some(bytes) = found.bytes() else { return Ok(None) };
         let part = slice.indices(bytes as isize)?;
         let (begin, is_plain) = match &found {
-            Found::Large { is_plain, .. } => (part.start as u64, *is_plain),
+            FoundValue::Large { is_plain, .. } => (part.start as u64, *is_plain),
             _ => return Ok(found.small().map(|value| PyBytes::new(py, &value[part.start as usize..][..part.slicelength]))),
         };
         let read = |out: &mut [u8]| py.detach(|| reader.read_part(spec, begin..begin + out.len() as u64, is_plain, out)).or_raise(py);
@@ -369,7 +367,7 @@ impl View {
     /// Return the length in bytes of a value of bytes, and whether it is read in parts. None for a null.
     fn value_bytes(&self, py: Python<'_>, position: i64, column: &str) -> PyResult<Option<(u64, bool)>> {
         let found = self.value(py, position, column)?.2;
-        Ok(found.bytes().map(|bytes| (bytes, matches!(found, Found::Large { is_plain: true, .. }))))
+        Ok(found.bytes().map(|bytes| (bytes, matches!(found, FoundValue::Large { is_plain: true, .. }))))
     }
 
     /// Return the positions in the snapshot that have these row ids.

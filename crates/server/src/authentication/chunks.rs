@@ -125,7 +125,7 @@ impl Chunks {
             Next::End => {
                 let line = self.line().await?;
                 if &line[..] != b"\r\n" {
-                    return Err("a chunk of the body is longer than it says".into());
+                    return Err("a chunk of the body is longer than its declared length".into());
                 }
                 self.sign_chunk()?;
                 if !matches!(self.signed, Signed::No) {
@@ -138,7 +138,7 @@ impl Chunks {
                 while self.receive().await? {
                     tail.extend_from_slice(&std::mem::take(&mut self.received));
                     if tail.len() > TAIL_BYTES {
-                        return Err("what follows the last chunk of the body is too long".into());
+                        return Err("the trailer of the body is too long".into());
                     }
                 }
                 let tail = self.sign_tail(tail.freeze())?;
@@ -156,9 +156,9 @@ impl Chunks {
         let text = std::str::from_utf8(&line)?.trim_end();
         let (bytes, signature) = text.split_once(";chunk-signature=").unwrap_or((text, ""));
         let is_hex = !bytes.is_empty() && bytes.len() <= 8 && bytes.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let bytes = u64::from_str_radix(bytes, 16).ok().filter(|_| is_hex).ok_or("the length of a chunk of the body cannot be read")?;
+        let bytes = u64::from_str_radix(bytes, 16).ok().filter(|_| is_hex).ok_or("the length of a chunk of the body cannot be parsed")?;
         if bytes > CHUNK_BYTES && !matches!(self.signed, Signed::No) {
-            return Err("a signed chunk of the body has more than 16 MiB".into());
+            return Err("a signed chunk of the body exceeds 16 MiB".into());
         }
         self.given = signature.to_owned();
         self.taken = None;
@@ -196,13 +196,13 @@ impl Chunks {
         let Signed::Again(chain) = &mut self.signed else { return Ok(tail) };
         let lines = std::str::from_utf8(&tail)?.lines().filter(|line| !line.is_empty());
         let named = lines.map(|line| line.split_once(':').map(|(name, value)| (name.to_ascii_lowercase(), value.trim())));
-        let mut fields = named.collect::<Option<Vec<_>>>().ok_or("what follows the last chunk of the body cannot be read")?;
+        let mut fields = named.collect::<Option<Vec<_>>>().ok_or("the trailer of the body cannot be parsed")?;
         let Some(at) = fields.iter().position(|(name, _)| name == NAME) else { return Ok(tail) };
         let (_, given) = fields.remove(at);
         fields.sort();
         let text: String = fields.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
         let new = chain.next("AWS4-HMAC-SHA256-TRAILER", &hash_of(text.as_bytes()), given);
-        let new = new.ok_or("the signature of what follows the body does not match")?;
+        let new = new.ok_or("the signature of the trailer does not match")?;
         Ok(format!("{}{NAME}:{new}\r\n\r\n", text.replace('\n', "\r\n")).into())
     }
 

@@ -33,18 +33,18 @@ pub fn move_to_headers<B>(request: &mut Request<B>) -> Result<(), Refusal> {
         if !is_header(&lower) || OF_SIGNATURE.contains(&&*lower) {
             continue;
         }
-        let bad = |why: &str| ("InvalidArgument", format!("The parameter {name} of the address {why}."));
+        let bad = |why: &str| ("InvalidArgument", format!("The query parameter {name} {why}."));
         if !is_signed {
-            return Err(bad("counts only in an address that is signed. Send it as a header"));
+            return Err(bad("is accepted only in signed URLs. Send it as a header"));
         }
         if IGNORED.contains(&&*lower) {
             continue;
         }
-        let name = HeaderName::try_from(&lower).map_err(|_| bad("cannot be the name of a header"))?;
-        let value = HeaderValue::try_from(&*value).map_err(|_| bad("has a value that no header can have"))?;
+        let name = HeaderName::try_from(&lower).map_err(|_| bad("is not a valid header name"))?;
+        let value = HeaderValue::try_from(&*value).map_err(|_| bad("has a value that is not valid in a header"))?;
         let others = request.headers().get_all(&name).iter();
         if others.into_iter().any(|other| other != value) || moved.iter().any(|(other, _)| *other == name) {
-            return Err(bad("is also a header with another value, or is there twice"));
+            return Err(bad("also occurs as a header with another value, or occurs twice"));
         }
         moved.push((name, value));
     }

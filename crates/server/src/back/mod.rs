@@ -16,11 +16,12 @@ use penstock_error::Result;
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use crate::cold::request;
+use crate::cold::request as new_request;
 use crate::folder::Folder;
 use crate::folder::record::NO_SPACE;
 use crate::meta::Object;
 use crate::metrics::Metrics;
+use crate::operations::each_operation;
 use pending::{Need, Pending, Writing, held, md5_of};
 
 /// Objects that are sent at the same time.
@@ -50,16 +51,6 @@ pub struct WriteBack {
     note: fn(&str),
 }
 
-/// What an operation touches.
-enum Touches {
-    Nothing,
-    Objects(Vec<Object>),
-    /// All objects of a bucket whose keys begin with a prefix.
-    Prefix(String, String),
-    /// An object with a condition that may protect any other one of its bucket.
-    Bucket(Object),
-}
-
 /// An object that is not sent while it is deleted. If the delete does not end well, it is sent again.
 struct Taken<'a> {
     back: &'a WriteBack,
@@ -69,26 +60,10 @@ struct Taken<'a> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if let Some(object) = &self.object {
-            self.back.pending.failed(object, &s3_error!(ServiceUnavailable, "a delete did not end"));
+            self.back.pending.failed(object, &s3_error!(ServiceUnavailable, "a delete did not finish"));
             self.back.pending.again(object);
         }
     }
-}
-
-macro_rules! object {
-    ($input:ident) => {
-        Touches::Objects(vec![Object::new(&$input.bucket, &$input.key)])
-    };
-}
-
-/// Return what a write touches.
-macro_rules! conditional {
-    ($input:ident) => {
-        match &$input.if_match.as_ref().or($input.if_none_match.as_ref()) {
-            Some(_) => Touches::Bucket(Object::new(&$input.bucket, &$input.key)),
-            None => object!($input),
-        }
-    };
 }
 
 impl WriteBack {
@@ -111,7 +86,7 @@ impl WriteBack {
             Ok(other) if other != cold.1.as_bytes() => {
                 let other = String::from_utf8_lossy(&other);
                 let text = format!("`{}` has objects for another cold store, {other}", folder.display());
-                return Err(penstock_error::Error::new("invalid-argument", text).hint("name another folder for --write-back"));
+                return Err(penstock_error::Error::new("invalid-argument", text).hint("choose another folder for --write-back"));
             }
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::write(&of, cold.1).map_err(|error| failed(&error))?,
@@ -183,21 +158,24 @@ impl WriteBack {
         deleted
     }
 
-    /// Wait until what an operation touches is in the cold store.
-    async fn settle(&self, touches: Touches) -> S3Result<()> {
-        let (objects, need) = match touches {
-            Touches::Nothing => return Ok(()),
-            Touches::Objects(objects) => (objects, Need::Gone),
-            Touches::Prefix(bucket, prefix) => (self.pending.of(&bucket, &prefix), Need::Sent),
-            Touches::Bucket(object) => {
-                self.pending.settle(&object, Need::Gone).await?;
-                (self.pending.of(&object.bucket, ""), Need::Sent)
-            }
-        };
-        for object in &objects {
-            self.pending.settle(object, need).await?;
+    /// Wait until these objects are in the cold store.
+    async fn settle(&self, objects: impl IntoIterator<Item = Object>, need: Need) -> S3Result<()> {
+        for object in objects {
+            self.pending.settle(&object, need).await?;
         }
         Ok(())
+    }
+
+    /// Wait until all objects of a bucket whose keys begin with a prefix are in the cold store.
+    async fn settle_prefix(&self, bucket: &str, prefix: &str) -> S3Result<()> {
+        self.settle(self.pending.of(bucket, prefix), Need::Sent).await
+    }
+
+    /// Wait until an object that will be written is in the cold store. A condition of the write may protect any other object of the bucket.
+    async fn settle_write(&self, object: Object, has_condition: bool) -> S3Result<()> {
+        let bucket = object.bucket.clone();
+        self.settle([object], Need::Gone).await?;
+        if has_condition { self.settle_prefix(&bucket, "").await } else { Ok(()) }
     }
 
     /// Return whether a bucket exists, or did when the cold store could be asked last. Makes its folder.
@@ -207,8 +185,8 @@ impl WriteBack {
             return Ok(());
         }
         let input = HeadBucketInput { bucket: bucket.to_owned(), ..HeadBucketInput::default() };
-        let made = S3::head_bucket(&self.folder, request(input.clone())).await.is_ok();
-        match self.cold.head_bucket(request(input)).await {
+        let made = S3::head_bucket(&self.folder, new_request(input.clone())).await.is_ok();
+        match self.cold.head_bucket(new_request(input)).await {
             Err(error) if made && *error.code() == S3ErrorCode::ServiceUnavailable => return Ok(()),
             // A response to HEAD has no body that names the code.
             Err(error) if error.status_code() == Some(StatusCode::NOT_FOUND) => {
@@ -218,7 +196,7 @@ impl WriteBack {
         }
         if !made {
             let input = CreateBucketInput { bucket: bucket.to_owned(), ..CreateBucketInput::default() };
-            match S3::create_bucket(&self.folder, request(input)).await {
+            match S3::create_bucket(&self.folder, new_request(input)).await {
                 Err(error) if *error.code() == S3ErrorCode::BucketAlreadyOwnedByYou => {}
                 other => drop(other?),
             }
@@ -237,7 +215,7 @@ impl WriteBack {
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         let input = HeadObjectInput { bucket: object.bucket.clone(), key: object.key.clone(), ..HeadObjectInput::default() };
-        match S3::head_object(&self.folder, request(input)).await {
+        match S3::head_object(&self.folder, new_request(input)).await {
             Ok(found) => writing.done(found.output.content_length.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)),
             Err(error) if matches!(error.code(), S3ErrorCode::NoSuchKey | S3ErrorCode::NoSuchBucket) => {}
             // It may be there, although the folder cannot say so now. A start would find it, and send it over later versions.
@@ -251,7 +229,7 @@ impl WriteBack {
         if let Some(bytes) = bytes.filter(|_| is_plain(&input) && self.folder_works()) {
             self.has_bucket(&object.bucket).await?;
             if let Some(writing) = self.pending.begin(object.clone(), bytes).await {
-                let written = S3::put_object(&self.folder, request(input)).await;
+                let written = S3::put_object(&self.folder, new_request(input)).await;
                 match &written {
                     Ok(_) => writing.done(bytes),
                     Err(error) => {
@@ -266,8 +244,65 @@ impl WriteBack {
                 return written.map(|response| response.output).map_err(of_the_folder);
             }
         }
-        self.settle(conditional!(input)).await?;
-        self.cold.put_object(request(input)).await.map(|response| response.output)
+        self.settle_write(object, input.if_match.is_some() || input.if_none_match.is_some()).await?;
+        self.cold.put_object(new_request(input)).await.map(|response| response.output)
+    }
+
+    async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        self.put(request.input).await.map(S3Response::new)
+    }
+
+    async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        let target = Object::new(&request.input.bucket, &request.input.key);
+        self.settle(source_of(&request.input.copy_source).into_iter().chain([target]), Need::Gone).await?;
+        self.cold.copy_object(request).await
+    }
+
+    async fn upload_part_copy(&self, request: S3Request<UploadPartCopyInput>) -> S3Result<S3Response<UploadPartCopyOutput>> {
+        self.settle(source_of(&request.input.copy_source), Need::Gone).await?;
+        self.cold.upload_part_copy(request).await
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        request: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = &request.input;
+        self.settle_write(Object::new(&input.bucket, &input.key), input.if_match.is_some() || input.if_none_match.is_some()).await?;
+        self.cold.complete_multipart_upload(request).await
+    }
+
+    async fn delete_bucket(&self, request: S3Request<DeleteBucketInput>) -> S3Result<S3Response<DeleteBucketOutput>> {
+        let bucket = &request.input.bucket;
+        self.settle_prefix(bucket, "").await?;
+        // From now on, it is not known to exist.
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner).remove(bucket);
+        self.cold.delete_bucket(request).await
+    }
+
+    async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
+        let input = &request.input;
+        let object = Object::new(&input.bucket, &input.key);
+        let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
+        if has_conditions || input.version_id.is_some() {
+            self.settle([object], Need::Gone).await?;
+            return self.cold.delete_object(request).await;
+        }
+        self.delete(vec![object], self.cold.delete_object(request), |_| Vec::new()).await
+    }
+
+    async fn delete_objects(&self, request: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        let all = request.input.delete.objects.iter();
+        let objects: Vec<Object> = all.map(|object| Object::new(&request.input.bucket, &object.key)).collect();
+        for object in &objects {
+            // One that the cold store refuses is still in the folder, and is deleted there.
+            let _ = self.pending.settle(object, Need::Gone).await;
+        }
+        let objects = objects.into_iter().filter(|object| self.pending.holds(object)).collect();
+        self.delete(objects, self.cold.delete_objects(request), |response| {
+            response.output.errors.iter().flatten().filter_map(|error| error.key.as_deref()).collect()
+        })
+        .await
     }
 }
 
@@ -311,20 +346,23 @@ fn source_of(source: &CopySource) -> Option<Object> {
     }
 }
 
-/// Implement reads, which look into the folder first, and operations that wait for what they touch.
 macro_rules! operations {
     (
-        reads { $($read:ident($read_input:ident) -> $read_output:ident;)* }
-        others { $($operation:ident($input:ident) -> $output:ident = $touches:expr;)* }
+        account { $($account:ident($account_input:ident) -> $account_output:ident $account_row:tt;)* }
+        reads { $($read:ident($read_input:ident) -> $read_output:ident $read_row:tt;)* }
+        listings { $($listing:ident($listing_input:ident) -> $listing_output:ident $listing_row:tt;)* }
+        writes { $($write:ident($write_input:ident) -> $write_output:ident $write_row:tt;)* }
+        others { $($other:ident($other_input:ident) -> $other_output:ident $other_row:tt;)* }
     ) => {
         #[async_trait::async_trait]
         impl S3 for WriteBack {
-            $(async fn $read(&self, given: S3Request<$read_input>) -> S3Result<S3Response<$read_output>> {
-                let object = Object::new(&given.input.bucket, &given.input.key);
-                if given.input.version_id.is_some() || given.input.sse_customer_key.is_some() {
-                    self.settle(Touches::Objects(vec![object])).await?;
+            // These look into the folder first.
+            $(async fn $read(&self, request: S3Request<$read_input>) -> S3Result<S3Response<$read_output>> {
+                let object = Object::new(&request.input.bucket, &request.input.key);
+                if request.input.version_id.is_some() || request.input.sse_customer_key.is_some() {
+                    self.settle([object], Need::Gone).await?;
                 } else if self.pending.holds(&object) {
-                    match S3::$read(&self.folder, request(given.input.clone())).await {
+                    match S3::$read(&self.folder, new_request(request.input.clone())).await {
                         // It was sent in the meantime.
                         Err(error) if *error.code() == S3ErrorCode::NoSuchKey => {}
                         Err(error) => return Err(error),
@@ -334,87 +372,27 @@ macro_rules! operations {
                         }
                     }
                 }
-                self.cold.$read(given).await
+                self.cold.$read(request).await
             })*
 
-            $(async fn $operation(&self, given: S3Request<$input>) -> S3Result<S3Response<$output>> {
-                let touches: fn(&$input) -> Touches = $touches;
-                self.settle(touches(&given.input)).await?;
-                self.cold.$operation(given).await
+            $(async fn $listing(&self, request: S3Request<$listing_input>) -> S3Result<S3Response<$listing_output>> {
+                self.settle_prefix(&request.input.bucket, request.input.prefix.as_deref().unwrap_or_default()).await?;
+                self.cold.$listing(request).await
             })*
 
-            async fn delete_bucket(&self, given: S3Request<DeleteBucketInput>) -> S3Result<S3Response<DeleteBucketOutput>> {
-                let bucket = given.input.bucket.clone();
-                self.settle(Touches::Prefix(bucket.clone(), String::new())).await?;
-                // From now on, it is not known to exist.
-                self.buckets.lock().unwrap_or_else(PoisonError::into_inner).remove(&bucket);
-                self.cold.delete_bucket(given).await
-            }
+            $(async fn $write(&self, request: S3Request<$write_input>) -> S3Result<S3Response<$write_output>> {
+                WriteBack::$write(self, request).await
+            })*
 
-            async fn delete_object(&self, given: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
-                let input = &given.input;
-                let has_conditions = input.if_match.is_some() || input.if_match_size.is_some() || input.if_match_last_modified_time.is_some();
-                if has_conditions || input.version_id.is_some() {
-                    self.settle(object!(input)).await?;
-                    return self.cold.delete_object(given).await;
-                }
-                self.delete(vec![Object::new(&input.bucket, &input.key)], self.cold.delete_object(given), |_| Vec::new()).await
-            }
+            $(async fn $account(&self, request: S3Request<$account_input>) -> S3Result<S3Response<$account_output>> {
+                self.cold.$account(request).await
+            })*
 
-            async fn delete_objects(&self, given: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
-                let all = given.input.delete.objects.iter();
-                let objects: Vec<Object> = all.map(|object| Object::new(&given.input.bucket, &object.key)).collect();
-                for object in &objects {
-                    // One that the cold store refuses is still in the folder, and is deleted there.
-                    let _ = self.pending.settle(object, Need::Gone).await;
-                }
-                let objects = objects.into_iter().filter(|object| self.pending.holds(object)).collect();
-                self.delete(objects, self.cold.delete_objects(given), |response| {
-                    response.output.errors.iter().flatten().filter_map(|error| error.key.as_deref()).collect()
-                })
-                .await
-            }
-
-            async fn put_object(&self, given: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
-                self.put(given.input).await.map(S3Response::new)
-            }
+            $(async fn $other(&self, request: S3Request<$other_input>) -> S3Result<S3Response<$other_output>> {
+                self.cold.$other(request).await
+            })*
         }
     };
 }
 
-macro_rules! prefix {
-    ($input:ident) => {
-        Touches::Prefix($input.bucket.clone(), $input.prefix.clone().unwrap_or_default())
-    };
-}
-
-operations! {
-    reads {
-        get_object(GetObjectInput) -> GetObjectOutput;
-        head_object(HeadObjectInput) -> HeadObjectOutput;
-        get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
-    }
-    others {
-        copy_object(CopyObjectInput) -> CopyObjectOutput = |input| {
-            let target = Object::new(&input.bucket, &input.key);
-            Touches::Objects(source_of(&input.copy_source).into_iter().chain([target]).collect())
-        };
-        upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput = |input| {
-            Touches::Objects(source_of(&input.copy_source).into_iter().collect())
-        };
-        complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput = |input| conditional!(input);
-        list_objects(ListObjectsInput) -> ListObjectsOutput = |input| prefix!(input);
-        list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output = |input| prefix!(input);
-        list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput = |input| prefix!(input);
-        create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput = |_| Touches::Nothing;
-        upload_part(UploadPartInput) -> UploadPartOutput = |_| Touches::Nothing;
-        abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput = |_| Touches::Nothing;
-        list_parts(ListPartsInput) -> ListPartsOutput = |_| Touches::Nothing;
-        list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput = |_| Touches::Nothing;
-        list_buckets(ListBucketsInput) -> ListBucketsOutput = |_| Touches::Nothing;
-        create_bucket(CreateBucketInput) -> CreateBucketOutput = |_| Touches::Nothing;
-        head_bucket(HeadBucketInput) -> HeadBucketOutput = |_| Touches::Nothing;
-        get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput = |_| Touches::Nothing;
-        get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput = |_| Touches::Nothing;
-    }
-}
+each_operation!(operations);

@@ -295,7 +295,9 @@ pub fn md5_of(etag: Option<&ETag>) -> S3Result<[u8; 16]> {
     let text = etag.and_then(ETag::as_strong).filter(|text| text.len() == 32 && text.is_ascii());
     let digits = text.map(|text| std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()));
     let md5 = digits.and_then(|digits: [Option<u8>; 16]| digits.iter().all(Option::is_some).then(|| digits.map(Option::unwrap_or_default)));
-    md5.ok_or_else(|| s3_error!(InternalError, "the only copy of the object, in the folder of --write-back, was changed by others"))
+    md5.ok_or_else(|| {
+        s3_error!(InternalError, "the only copy of the object, in the folder of --write-back, was modified by another program")
+    })
 }
 
 /// List what a folder has.

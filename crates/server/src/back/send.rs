@@ -34,7 +34,7 @@ impl WriteBack {
             self.metrics.send_failures.inc();
             if self.pending.failed(&object, &error) == 1 {
                 let why = error.message().unwrap_or(error.code().as_str());
-                (self.note)(&format!("`{}/{}` was acknowledged but is not in the cold store: {why}", object.bucket, object.key));
+                (self.note)(&format!("`{}/{}` was acknowledged, but is not in the cold store: {why}", object.bucket, object.key));
             }
             let (back, wait) = (self.clone(), pause);
             tokio::spawn(async move {
@@ -54,7 +54,7 @@ impl WriteBack {
         };
         let output = match S3::get_object(&self.folder, request(input)).await {
             Err(error) if *error.code() == S3ErrorCode::NoSuchKey => {
-                (self.note)(&format!("`{}/{}` was acknowledged but somebody has removed its file", object.bucket, object.key));
+                (self.note)(&format!("`{}/{}` was acknowledged, but its file has been removed", object.bucket, object.key));
                 return Ok(());
             }
             other => other?.output,

@@ -53,34 +53,3 @@ pub fn check_is_object(etag: Option<&ETag>, content_type: Option<&String>) -> S3
         Ok(())
     }
 }
-
-/// Pass the operations on a bucket that cold stores have to a macro. Operations that are not listed are refused by `s3s`.
-macro_rules! each_operation {
-    ($then:ident) => {
-        $then! {
-            get_object(GetObjectInput) -> GetObjectOutput;
-            head_object(HeadObjectInput) -> HeadObjectOutput;
-            put_object(PutObjectInput) -> PutObjectOutput;
-            delete_object(DeleteObjectInput) -> DeleteObjectOutput;
-            delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
-            copy_object(CopyObjectInput) -> CopyObjectOutput;
-            get_object_attributes(GetObjectAttributesInput) -> GetObjectAttributesOutput;
-            list_objects(ListObjectsInput) -> ListObjectsOutput;
-            list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
-            list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
-            create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
-            upload_part(UploadPartInput) -> UploadPartOutput;
-            upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;
-            complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
-            abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
-            list_parts(ListPartsInput) -> ListPartsOutput;
-            list_multipart_uploads(ListMultipartUploadsInput) -> ListMultipartUploadsOutput;
-            create_bucket(CreateBucketInput) -> CreateBucketOutput;
-            delete_bucket(DeleteBucketInput) -> DeleteBucketOutput;
-            head_bucket(HeadBucketInput) -> HeadBucketOutput;
-            get_bucket_location(GetBucketLocationInput) -> GetBucketLocationOutput;
-            get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput;
-        }
-    };
-}
-pub(crate) use each_operation;

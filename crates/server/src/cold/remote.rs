@@ -19,9 +19,10 @@ use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
+use super::request;
 use super::taking::Taking;
-use super::{each_operation, request};
 use crate::metrics::{Counted, Level};
+use crate::operations::each_operation;
 
 /// Tries of a request that fails for a reason that may pass.
 const TRIES: u32 = 4;
@@ -72,9 +73,7 @@ impl Remote {
             _ => Ok(()),
         }
     }
-}
 
-impl Remote {
     /// Fail if the source of a copy is in a bucket that is not served.
     fn check_source(&self, source: Option<&hyper::header::HeaderValue>) -> S3Result<()> {
         let Some(source) = source.filter(|_| self.bucket.is_some()) else { return Ok(()) };
@@ -143,7 +142,7 @@ fn connections(bundle: Option<&str>) -> Result<SharedHttpClient> {
         trust = trust.with_pem_certificate(certificates(path)?);
     }
     let context = TlsContext::builder().with_trust_store(trust).build();
-    let context = context.map_err(|error| Error::new("internal", format!("cannot make a TLS context: {error}")))?;
+    let context = context.map_err(|error| Error::new("internal", format!("cannot create a TLS context: {error}")))?;
     let builder = Builder::new().pool_max_idle_per_host(IDLE_CONNECTIONS);
     Ok(builder.tls_provider(Provider::Rustls(CryptoMode::AwsLc)).tls_context(context).build_https())
 }
@@ -172,12 +171,15 @@ fn passed<T>(result: S3Result<S3Response<T>>) -> S3Result<S3Response<T>> {
         }
         // Clients of S3 know 503.
         if error.code().as_str() == "TooManyRequests" || error.status_code() == Some(StatusCode::TOO_MANY_REQUESTS) {
-            return s3_error!(SlowDown, "the cold store gets too many requests; try again later");
+            return s3_error!(SlowDown, "the cold store is receiving too many requests; try again later");
         }
         if *error.code() == S3ErrorCode::InternalError && error.message().is_none() {
             let why = causes(error.source().map(|cause| cause as _));
             if why.contains("failed to construct request") {
-                return s3_error!(InvalidRequest, "this request cannot be sent to the cold store; a key of blanks is such a case");
+                return s3_error!(
+                    InvalidRequest,
+                    "this request cannot be sent to the cold store, for example because its key consists of spaces"
+                );
             }
             match error.status_code().map(|status| status.as_u16()) {
                 // Responses to HEAD have no body that could say more.
@@ -216,7 +218,7 @@ fn check_keys(input: &dyn Any) -> S3Result<()> {
     keys.extend(input.downcast_ref::<DeleteObjectsInput>().iter().flat_map(|input| &input.delete.objects).map(|object| object.key.clone()));
     match keys.iter().find(|key| key.starts_with('/') || key.contains("__XLDIR__")) {
         None => Ok(()),
-        Some(key) => Err(s3_error!(InvalidArgument, "some stores take the key `{key}` for another one; use it without this server")),
+        Some(key) => Err(s3_error!(InvalidArgument, "some stores confuse the key `{key}` with another one; access it without this server")),
     }
 }
 
@@ -231,12 +233,12 @@ fn watched(input: &mut dyn Any) -> Option<Taking> {
     Some(taking)
 }
 
-/// Pass operations on to the account. Operations that are not listed are refused by `s3s`.
+/// Pass operations on to the account.
 macro_rules! pass {
-    ($($operation:ident($input:ident) -> $output:ident;)*) => {
+    (account $account:tt $($group:ident { $($operation:ident($input:ident) -> $output:ident $row:tt;)* })*) => {
         #[async_trait::async_trait]
         impl S3 for Remote {
-            $(async fn $operation(&self, mut request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+            $($(async fn $operation(&self, mut request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 self.check(&request.input.bucket)?;
                 self.check_source(request.headers.get("x-amz-copy-source"))?;
                 check_keys(&request.input)?;
@@ -245,7 +247,7 @@ macro_rules! pass {
                     None => passed(self.account.$operation(request).await),
                     Some(taking) => passed(taking.within(self.timeout, self.uploads.$operation(request)).await),
                 }
-            })*
+            })*)*
 
             async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
                 let _running = Counted::begin(&self.running);

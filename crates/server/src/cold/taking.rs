@@ -66,7 +66,7 @@ impl Taking {
             }
             let state = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
             until = state.until(Instant::now(), most).ok_or_else(|| {
-                s3_error!(ServiceUnavailable, "the cold store neither took bytes nor answered for {} s", most.as_secs_f64())
+                s3_error!(ServiceUnavailable, "the cold store neither accepted bytes nor responded for {} s", most.as_secs_f64())
             })?;
         }
     }

@@ -36,7 +36,7 @@ impl Folder {
 
     pub(super) async fn create_bucket(&self, input: CreateBucketInput) -> S3Result<CreateBucketOutput> {
         if input.object_lock_enabled_for_bucket == Some(true) {
-            return Err(s3_error!(NotImplemented, "a served folder has no locks"));
+            return Err(s3_error!(NotImplemented, "a served folder does not support object lock"));
         }
         on_disk(|| match std::fs::create_dir(self.root.join(&input.bucket)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

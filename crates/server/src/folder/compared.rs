@@ -93,7 +93,7 @@ struct Claim {
 
 impl fmt::Display for Unsettled {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a large file is being compared with its ETag, because something about it was changed; try again")
+        formatter.write_str("a large file was changed and is being compared with its ETag; try again")
     }
 }
 

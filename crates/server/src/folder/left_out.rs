@@ -29,8 +29,8 @@ impl Why {
             Why::Link => "is a link, and links are not followed; put a copy of the file there, or mount its folder",
             Why::Kind => "is neither a file nor a folder; put a copy of its content in a file, or remove it",
             Why::NotText => "has a name that is not UTF-8; rename it",
-            Why::Reserved => "has a name that this server gives to something else (`%self`, or an end `%~`); rename it",
-            Why::Length => "has a longer key than S3 allows, 1,024 bytes; rename it, or the folders above it",
+            Why::Reserved => "has a name that this server reserves (`%self`, or a name that ends in `%~`); rename it",
+            Why::Length => "has a key of more than 1,024 bytes, the limit of S3; rename it, or the folders above it",
         }
     }
 }
@@ -58,7 +58,7 @@ impl LeftOut {
         match known.len() {
             ..=MOST_NAMED => (self.note)(&format!("`{}` is left out: it {}", path.display().to_string().escape_debug(), why.text())),
             over if over == MOST_NAMED + 1 => {
-                (self.note)("more files are left out, which are only counted (penstock_left_out_files)");
+                (self.note)("more files are left out; penstock_left_out_files counts them");
             }
             _ => {}
         }

@@ -26,8 +26,8 @@ use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::cold::each_operation;
 use crate::metrics::Metrics;
+use crate::operations::each_operation;
 use compared::Unsettled;
 use left_out::LeftOut;
 use names::SELF;
@@ -61,7 +61,7 @@ impl Folder {
         let refused = |why: String, hint: &str| {
             Error::new("storage-failed", format!("cannot serve folder `{}`: {why}", root.display())).hint(hint.to_owned())
         };
-        let failed = |error: io::Error| refused(error.to_string(), "name a folder that can be written");
+        let failed = |error: io::Error| refused(error.to_string(), "choose a writable folder");
         let own = root.join(OWN);
         // A mistyped name would otherwise become an empty store.
         if !root.is_dir() {
@@ -73,10 +73,11 @@ impl Folder {
         }
         let lock = File::create(own.join("lock")).map_err(failed)?;
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(refused("another server serves it".into(), "end the other server, or name another folder"));
+            return Err(refused("another server serves it".into(), "stop the other server, or choose another folder"));
         }
-        record::is_supported(&lock)
-            .map_err(|error| refused(format!("its file system keeps no attributes: {error}"), "choose a folder on ext4, XFS or Btrfs"))?;
+        record::is_supported(&lock).map_err(|error| {
+            refused(format!("its file system does not support extended attributes: {error}"), "choose a folder on ext4, XFS or Btrfs")
+        })?;
         // Files that an earlier server did not complete.
         for entry in std::fs::read_dir(own.join("temporary")).map_err(failed)?.flatten() {
             let _ = std::fs::remove_file(entry.path()).or_else(|_| std::fs::remove_dir_all(entry.path()));
@@ -103,7 +104,7 @@ impl Folder {
         self.bucket(bucket)?;
         // The middleware refuses it in paths, but not in the source of a copy.
         if key.contains('\0') {
-            return Err(s3_error!(NoSuchKey, "no object has a name with the character U+0000"));
+            return Err(s3_error!(NoSuchKey, "object names cannot contain the character U+0000"));
         }
         let below = Path::new(bucket).join(names::path_of(key));
         for below in [below.clone(), below.join(SELF)] {
@@ -198,16 +199,12 @@ pub async fn settled<T>(mut read: impl FnMut() -> S3Result<T>) -> S3Result<T> {
 
 /// Pass each operation to its method.
 macro_rules! operations {
-    ($($operation:ident($input:ident) -> $output:ident;)*) => {
+    ($($group:ident { $($operation:ident($input:ident) -> $output:ident $row:tt;)* })*) => {
         #[async_trait::async_trait]
         impl S3 for Folder {
-            $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
+            $($(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
                 Ok(S3Response::new(self.$operation(request.input).await?))
-            })*
-
-            async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
-                Ok(S3Response::new(Folder::list_buckets(self, request.input).await?))
-            }
+            })*)*
         }
     };
 }

@@ -153,7 +153,7 @@ impl Folder {
                 let is_other_time =
                     input.if_match_last_modified_time.as_ref().is_some_and(|time| seconds(time) != seconds(&record.modified()));
                 if is_other_size || is_other_time {
-                    return Err(s3_error!(PreconditionFailed, "the object has another size or time"));
+                    return Err(s3_error!(PreconditionFailed, "the object's size or time differs"));
                 }
             }
             self.remove(&input.bucket, &input.key)
@@ -284,7 +284,7 @@ fn part(record: &Record, number: i32, count: &mut Option<i32>) -> S3Result<Optio
     let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1)).ok_or_else(bad)?;
     let Some(parts) = &record.parts else {
         if record.upload.is_some() {
-            return Err(s3_error!(NotImplemented, "the lengths of so many parts are not kept"));
+            return Err(s3_error!(NotImplemented, "part lengths are not recorded for uploads with this many parts"));
         }
         return if at == 0 { Ok(None) } else { Err(bad()) };
     };

@@ -185,5 +185,5 @@ fn token(key: &str) -> String {
 
 fn from_token(token: &str) -> S3Result<String> {
     let key = base64_simd::URL_SAFE_NO_PAD.decode_to_vec(token).ok().and_then(|key| String::from_utf8(key).ok());
-    key.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is not one of this server"))
+    key.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token was not issued by this server"))
 }

@@ -194,7 +194,7 @@ impl Folder {
             || differs(&given.sha1, &sums.sha1)
             || differs(&given.sha256, &sums.sha256)
         {
-            return Err(s3_error!(BadDigest, "the checksum of the parts is another"));
+            return Err(s3_error!(BadDigest, "the checksum does not match the parts"));
         }
         let record = Record {
             etag: format!("{}-{}", hex(md5.finalize().as_ref()), parts.len()),
@@ -215,7 +215,7 @@ impl Folder {
     /// Open the parts that an upload is completed with.
     fn parts_of(&self, folder: &Path, asked: &[CompletedPart]) -> S3Result<Vec<(File, Record)>> {
         if asked.is_empty() {
-            return Err(s3_error!(MalformedXML, "an upload is completed with at least one part"));
+            return Err(s3_error!(MalformedXML, "an upload needs at least one part"));
         }
         let numbers = asked.iter().map(|part| part.part_number.unwrap_or_default());
         if let Some((last, number)) = numbers.clone().zip(numbers.skip(1)).find(|(last, number)| number <= last) {
@@ -231,7 +231,11 @@ impl Folder {
                 return Err(s3_error!(InvalidPart, "part {number} has the ETag \"{}\"", record.etag));
             }
             if record.bytes < LEAST_PART_BYTES && at + 1 < asked.len() {
-                return Err(s3_error!(EntityTooSmall, "part {number} has {} bytes; each one except the last needs 5 MiB", record.bytes));
+                return Err(s3_error!(
+                    EntityTooSmall,
+                    "part {number} has {} bytes; every part except the last needs at least 5 MiB",
+                    record.bytes
+                ));
             }
             parts.push((file, record));
         }

@@ -38,9 +38,9 @@ pub async fn measure(workers: &Arc<Workers>, count: usize, seconds: f64, interva
     let late = workers.take();
     whole.iter_mut().zip(&late).for_each(|(whole, late)| whole.errors += late.errors);
     if whole.iter().all(|counts| counts.latency.is_empty()) {
-        let why = workers.an_error().unwrap_or_else(|| format!("none ended within {seconds} s"));
+        let why = workers.an_error().unwrap_or_else(|| format!("none finished within {seconds} s"));
         let text = format!("no request of {count} workers succeeded: {why}");
-        return Err(Error::new("storage-failed", text).hint("check the endpoint, the keys and the objects, or give more --seconds"));
+        return Err(Error::new("storage-failed", text).hint("check the endpoint, the keys and the objects, or increase --seconds"));
     }
     Ok(lines(&whole, count, elapsed, elapsed))
 }

@@ -26,15 +26,15 @@ const MESSAGES: [(&str, &str); 11] = [
         "SignatureDoesNotMatch",
         "The signature does not fit the request. Check the secret key, and whether a proxy changes the path or headers.",
     ),
-    ("InvalidURI", "The path of the request cannot be read. Encode it as a URL."),
-    ("MalformedXML", "The XML of the body cannot be read."),
-    ("InvalidBucketName", "Names of buckets have 3 to 63 lower-case letters, digits, dots and hyphens."),
-    ("KeyTooLongError", "Keys have at most 1,024 bytes."),
-    ("IncompleteBody", "The body is shorter or longer than its header says. Send it again."),
-    ("MethodNotAllowed", "This method cannot be used here. POST needs the bucket or the query of an operation."),
+    ("InvalidURI", "The path of the request cannot be parsed. Encode it as a URL."),
+    ("MalformedXML", "The XML of the body cannot be parsed."),
+    ("InvalidBucketName", "Bucket names consist of 3 to 63 lower-case letters, digits, dots and hyphens."),
+    ("KeyTooLongError", "Keys can have at most 1,024 bytes."),
+    ("IncompleteBody", "The length of the body differs from its header. Send it again."),
+    ("MethodNotAllowed", "This method is not allowed here. POST requires the bucket or the query of an operation."),
     ("NoSuchBucket", "This bucket does not exist."),
     ("NoSuchKey", "This object does not exist."),
-    ("PreconditionFailed", "A condition in the headers of the request does not hold."),
+    ("PreconditionFailed", "A precondition in the request headers was not met."),
     ("InvalidRange", "The range begins after the end of the object."),
 ];
 
@@ -55,14 +55,14 @@ pub fn explained(mut response: s3s::HttpResponse, has_body: bool, received: &Rec
     // The library names the request only if an operation was called. Before that, only the body of the request can have failed.
     let is_of_body = has_body && code == "InternalError" && !has(b"<RequestId>");
     let found = match (is_of_body, received.is_too_long()) {
-        (true, true) => Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have 8 MiB.")),
+        (true, true) => Some((StatusCode::BAD_REQUEST, "MaxMessageLengthExceeded", "A list in a body can have at most 8 MiB.")),
         (true, false) => {
             let text = "The body could not be received, or its length or hash is not that of its headers. Send it again.";
             Some((StatusCode::BAD_REQUEST, "IncompleteBody", text))
         }
         _ => {
             let known =
-                MESSAGES.iter().find(|(known, _)| *known == code).map_or("The request is not as S3 has it.", |(_, message)| *message);
+                MESSAGES.iter().find(|(known, _)| *known == code).map_or("The request is not a valid S3 request.", |(_, message)| *message);
             response.status().is_client_error().then_some((response.status(), &*code, known))
         }
     };
@@ -105,7 +105,7 @@ pub fn readable(mut response: s3s::HttpResponse) -> s3s::HttpResponse {
 }
 
 pub fn overloaded() -> s3s::HttpResponse {
-    let mut response = with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The server answers as many requests as it may.");
+    let mut response = with_error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "The server has reached its limit of concurrent requests.");
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
@@ -113,8 +113,8 @@ pub fn overloaded() -> s3s::HttpResponse {
 /// Browsers ask whether pages of others may use the server.
 pub fn no_cors(request: &Request<Incoming>) -> s3s::HttpResponse {
     if request.headers().contains_key(ORIGIN) {
-        with_error(StatusCode::FORBIDDEN, "AccessForbidden", "This server has no rules for other origins.")
+        with_error(StatusCode::FORBIDDEN, "AccessForbidden", "This server has no CORS rules.")
     } else {
-        with_error(StatusCode::BAD_REQUEST, "BadRequest", "The header Origin is missing.")
+        with_error(StatusCode::BAD_REQUEST, "BadRequest", "The Origin header is missing.")
     }
 }

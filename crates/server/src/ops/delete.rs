@@ -21,10 +21,10 @@ pub async fn delete(tier: &Tier, request: S3Request<DeleteObjectInput>) -> S3Res
 pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
     let (rights, bucket) = (rights(&request.extensions), request.input.bucket.clone());
     if request.input.delete.objects.len() > MOST_OBJECTS {
-        return Err(s3_error!(MalformedXML, "one request can delete {MOST_OBJECTS} objects"));
+        return Err(s3_error!(MalformedXML, "one request can delete at most {MOST_OBJECTS} objects"));
     }
     if request.input.delete.objects.iter().any(|object| object.key.contains('\0')) {
-        return Err(s3_error!(MalformedXML, "names cannot have the character U+0000"));
+        return Err(s3_error!(MalformedXML, "names cannot contain the character U+0000"));
     }
     let has_condition = |object: &ObjectIdentifier| object.e_tag.is_some() || object.size.is_some() || object.last_modified_time.is_some();
     if !tier.is_folder && request.input.delete.objects.iter().any(has_condition) {
@@ -34,7 +34,7 @@ pub async fn delete_many(tier: &Tier, mut request: S3Request<DeleteObjectsInput>
         std::mem::take(&mut request.input.delete.objects).into_iter().partition(|object| rights.allow(&bucket, &object.key));
     let refused = refused.into_iter().map(|object| Error {
         code: Some("AccessDenied".into()),
-        message: Some("this key has no rights on the object".into()),
+        message: Some("this key has no permissions for the object".into()),
         key: Some(object.key),
         version_id: object.version_id,
     });

@@ -96,11 +96,3 @@ pub async fn abort(tier: &Tier, request: S3Request<AbortMultipartUploadInput>) -
     tier.quotas.forget((&bucket, &key, &id));
     Ok(aborted)
 }
-
-pub async fn list_parts(tier: &Tier, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
-    tier.cold.list_parts(request).await
-}
-
-pub async fn list(tier: &Tier, request: S3Request<ListMultipartUploadsInput>) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
-    tier.cold.list_multipart_uploads(request).await
-}

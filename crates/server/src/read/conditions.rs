@@ -93,7 +93,7 @@ pub fn check_known(operation: &str, method: &Method, headers: &HeaderMap, is_fol
 
 /// Return the error for a condition that would not be checked.
 pub fn not_checked(name: &str) -> S3Error {
-    s3_error!(NotImplemented, "this operation does not check the condition `{name}`; send it without")
+    s3_error!(NotImplemented, "this operation does not support the condition `{name}`; omit it")
 }
 
 /// Fail if a request names another owner of the bucket of a served folder, or of the source of a copy.

@@ -64,7 +64,7 @@ pub struct Config {
     pub idle: Duration,
     /// How long connections are accepted after SIGTERM, while the status says that the server ends.
     pub lame_duck: Duration,
-    /// How long requests may take to end after that.
+    /// How long requests may take to finish after that.
     pub drain: Duration,
 }
 

@@ -35,7 +35,7 @@ pub async fn answer(admin: Arc<Admin>, request: Request<Incoming>) -> Result<Res
             (StatusCode::UNAUTHORIZED, "text/plain", "the token is missing\n".to_owned())
         }
         "/purge" => admin.purge(&request).await,
-        _ if !is_read => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is answered\n".to_owned()),
+        _ if !is_read => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET is supported\n".to_owned()),
         "/" => (StatusCode::OK, "text/html; charset=utf-8", PAGE.to_owned()),
         "/status.json" => {
             (StatusCode::OK, "application/json", serde_json::to_string(&sampler.sample()).unwrap_or_else(|error| error.to_string()))
@@ -80,14 +80,14 @@ impl Admin {
     async fn purge(&self, request: &Request<Incoming>) -> (StatusCode, &'static str, String) {
         let answer = |status, text: &str| (status, "text/plain", format!("{text}\n"));
         if *request.method() != Method::POST {
-            return answer(StatusCode::METHOD_NOT_ALLOWED, "only POST is answered");
+            return answer(StatusCode::METHOD_NOT_ALLOWED, "only POST is supported");
         }
         if self.token.is_none() {
             return answer(StatusCode::FORBIDDEN, "start the server with --status-token to purge objects");
         }
         let Some(blocks) = &self.blocks else { return answer(StatusCode::CONFLICT, "this server has no cache") };
         let Some(prefix) = parameter(request.uri(), "prefix").filter(|prefix| prefix.contains('/')) else {
-            return answer(StatusCode::BAD_REQUEST, "name what to forget: /purge?prefix=bucket/key");
+            return answer(StatusCode::BAD_REQUEST, "specify what to purge: /purge?prefix=bucket/key");
         };
         let (blocks, prefix) = (blocks.clone(), prefix.to_string());
         match tokio::task::spawn_blocking(move || blocks.purge(&prefix)).await {

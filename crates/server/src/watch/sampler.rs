@@ -26,7 +26,7 @@ pub struct Sample {
     pub cold_waits: i64,
     /// Requests to the cold store that have no response yet.
     pub cold_running: i64,
-    /// Objects that were acknowledged and are not in the cold store yet.
+    /// Acknowledged objects that are not in the cold store yet.
     pub pending_objects: i64,
     pub pending_bytes: i64,
     pub sent_bytes_per_second: f64,
@@ -205,17 +205,17 @@ fn verdict(sample: &Sample) -> (String, String) {
     let (name, why) = if sample.processor >= BUSY {
         ("processor", format!("this server uses {} of all processors", percent(sample.processor)))
     } else if let Some(share) = sample.network.filter(|share| *share >= BUSY) {
-        ("network", format!("{} of the link is used", percent(share)))
+        ("network", format!("{} of the link's bandwidth is used", percent(share)))
     } else if let Some((share, folder)) = busiest.filter(|(share, _)| *share >= BUSY) {
         ("drive", format!("{folder} is busy for {} of the time", percent(share)))
     } else if sample.cold_waits > 0 && sample.cold_waits * 2 >= sample.running.max(1) {
-        ("cold store", format!("{} reads wait for it", sample.cold_waits))
+        ("cold store", format!("{} reads are waiting for it", sample.cold_waits))
     } else if sample.cold_running > 0 && is_still {
         ("cold store", format!("{} requests to it have no response yet, and nothing was sent or received", sample.cold_running))
     } else if is_still {
         ("idle", "nothing was sent or received in the last second".to_owned())
     } else {
-        ("clients", "the server waits for requests".to_owned())
+        ("clients", "the server is idle".to_owned())
     };
     (name.to_owned(), why)
 }

@@ -2,7 +2,7 @@
 //!
 //! glibc returns the free end of its heap to the kernel as soon as that end exceeds 128 KiB. A take's large objects are at the end of the
 //! heap. When they are freed, their memory is gone, and the next take must fault all of it in again, which costs more than the copies. An
-//! allocated block above the objects, the anchor, keeps their memory in the process. Nothing is written to the anchor. It is freed when no
+//! allocation above the objects, the anchor, keeps their memory in the process. Nothing is written to the anchor. It is freed when no
 //! take has used it for a while. What is free then returns to the kernel.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::process::PerProcess;
 const IDLE: Duration = Duration::from_millis(500);
 /// An anchor is replaced after this time, because it may keep more memory than the latest takes need.
 const RENEWED: Duration = Duration::from_secs(1);
-/// Blocks to allocate until one is above the objects. Others fill holes of the heap, and are freed again.
+/// Allocations to allocate until one is above the objects. Others fill holes of the heap, and are freed again.
 const TRIES: usize = 4;
 /// glibc always maps larger objects separately, and at first also those of `MAPPED_FROM_BYTES`.
 const MOST_BYTES: usize = 32 << 20;
@@ -24,43 +24,43 @@ const MAPPED_FROM_BYTES: usize = 128 << 10;
 struct Anchor {
     /// The thread whose takes use the anchor. Each thread may have a heap of its own.
     thread: ThreadId,
-    block: Block,
+    allocation: Allocation,
     made: Instant,
     used: Instant,
 }
 
-/// A block of the system allocator, which any thread may free.
-struct Block(*mut libc::c_void);
+/// An allocation of the system allocator, which any thread may free.
+struct Allocation(*mut libc::c_void);
 
-// SAFETY: the block belongs to this value alone, and `free` may be called by any thread.
-unsafe impl Send for Block {}
+// SAFETY: the allocation belongs to this value alone, and `free` may be called by any thread.
+unsafe impl Send for Allocation {}
 
-impl Drop for Block {
+impl Drop for Allocation {
     fn drop(&mut self) {
         // SAFETY: the pointer came from `malloc`, or is null, and is freed only here.
         unsafe { libc::free(self.0) }
     }
 }
 
-impl Block {
-    fn new(bytes: usize) -> Block {
+impl Allocation {
+    fn new(bytes: usize) -> Allocation {
         // SAFETY: a call of `malloc` has no preconditions.
-        Block(unsafe { libc::malloc(bytes) })
+        Allocation(unsafe { libc::malloc(bytes) })
     }
 
-    /// Return a block that is above the address `last`, or None if the allocator gives none.
-    fn above(last: usize, bytes: usize) -> Option<Block> {
+    /// Return an allocation that is above the address `last`, or None if the allocator gives none.
+    fn above(last: usize, bytes: usize) -> Option<Allocation> {
         let mut lower = Vec::with_capacity(TRIES);
         for _ in 0..TRIES {
-            let block = Block::new(bytes);
-            // A mapped block begins 16 bytes after the start of a page. When it is freed, glibc learns to take such blocks from the heap.
-            if bytes >= MAPPED_FROM_BYTES && block.0.addr() % 4096 == 16 {
+            let allocation = Allocation::new(bytes);
+            // A mapped allocation begins 16 bytes after the start of a page. When it is freed, glibc learns to take such allocations from the heap.
+            if bytes >= MAPPED_FROM_BYTES && allocation.0.addr() % 4096 == 16 {
                 continue;
             }
-            if block.0.addr() > last {
-                return Some(block);
+            if allocation.0.addr() > last {
+                return Some(allocation);
             }
-            lower.push(block);
+            lower.push(allocation);
         }
         None
     }
@@ -81,14 +81,14 @@ impl Anchors {
         let thread = std::thread::current().id();
         let known = anchors.iter().position(|anchor| anchor.thread == thread);
         if let Some(anchor) = known.and_then(|at| anchors.get_mut(at))
-            && anchor.block.0.addr() > last
+            && anchor.allocation.0.addr() > last
             && now.duration_since(anchor.made) < RENEWED
         {
             anchor.used = now;
             return false;
         }
-        let Some(block) = Block::above(last, bytes) else { return false };
-        let anchor = Anchor { thread, block, made: now, used: now };
+        let Some(allocation) = Allocation::above(last, bytes) else { return false };
+        let anchor = Anchor { thread, allocation, made: now, used: now };
         match known {
             Some(at) => anchors[at] = anchor,
             None => anchors.push(anchor),
@@ -107,7 +107,7 @@ impl Anchors {
 static ANCHORS: PerProcess<Anchors> = PerProcess::new(Anchors::default);
 
 /// Keep the memory of the objects that this thread has just allocated for its next take. The last one in memory is at `last`, and the
-/// largest one has `bytes` bytes. Cost: a few compares, and a block of the heap if the objects moved.
+/// largest one has `bytes` bytes. Cost: a few compares, and an allocation of the heap if the objects moved.
 pub fn hold(last: usize, bytes: usize) {
     if !cfg!(target_env = "gnu") || bytes >= MOST_BYTES || !ANCHORS.get().hold(last, bytes, Instant::now()) {
         return;
@@ -138,16 +138,16 @@ mod tests {
     const BYTES: usize = 80_000;
 
     /// Allocate objects as a take does, and touch their pages.
-    fn fill(objects: &mut Vec<Block>) {
+    fn fill(objects: &mut Vec<Allocation>) {
         for _ in 0..OBJECTS {
-            let block = Block::new(BYTES);
-            // SAFETY: the block has that many bytes.
-            unsafe { block.0.cast::<u8>().write_bytes(1, BYTES) };
-            objects.push(block);
+            let allocation = Allocation::new(BYTES);
+            // SAFETY: the allocation has that many bytes.
+            unsafe { allocation.0.cast::<u8>().write_bytes(1, BYTES) };
+            objects.push(allocation);
         }
     }
 
-    fn objects() -> Vec<Block> {
+    fn objects() -> Vec<Allocation> {
         let mut objects = Vec::with_capacity(OBJECTS);
         fill(&mut objects);
         objects
@@ -165,15 +165,15 @@ mod tests {
     }
 
     /// Return where objects are, on the stack: memory of the heap above the objects would be an anchor.
-    fn places(objects: &[Block]) -> [usize; OBJECTS] {
+    fn places(objects: &[Allocation]) -> [usize; OBJECTS] {
         std::array::from_fn(|index| objects[index].0.addr())
     }
 
-    fn last(objects: &[Block]) -> usize {
+    fn last(objects: &[Allocation]) -> usize {
         objects.iter().map(|object| object.0.addr()).max().unwrap_or(0)
     }
 
-    /// Run a test in a thread of its own, whose heap no other test uses. Other tests may have freed large blocks, after which glibc keeps more.
+    /// Run a test in a thread of its own, whose heap no other test uses. Other tests may have freed large allocations, after which glibc keeps more.
     fn alone(test: impl FnOnce() + Send + 'static) {
         // SAFETY: the call sets a number, which is also the first one of every process.
         unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, 128 << 10) };

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -9,11 +10,11 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-use super::file_system::{File, FileSystem, Held};
+use super::file_system::{File, FileSystem, HeldFolder};
 use super::write_behind::DiskFile;
 use crate::kernel;
-use crate::listing::Entry;
-use crate::ranges::{Piece, RangeRequest};
+use crate::listing::ListedObject;
+use crate::ranges::RangeRequest;
 use crate::read::Pattern;
 
 /// The operating system's file system.
@@ -41,11 +42,10 @@ impl FileSystem for Disk {
     fn read_range(&self, path: &Path, range: &RangeRequest) -> io::Result<Vec<Bytes>> {
         let file = fs::File::open(path)?;
         check_length(file.metadata()?.len(), range)?;
-        let mut at = range.begin;
         if range.shared && range.pieces.len() > 1 {
             // Adjacent pieces share one read. Mapped memory is returned to the kernel on drop, whereas an allocator may keep it.
             let mut memory = MmapMut::map_anon(range.pieces.iter().map(|piece| piece.bytes).sum::<usize>().max(1))?;
-            let mut rest = &mut memory[..];
+            let (mut rest, mut at) = (&mut memory[..], range.begin);
             for run in range.pieces.chunk_by(|_, next| next.skip == 0) {
                 let bytes = run.iter().map(|piece| piece.bytes).sum();
                 let (target, later) = rest.split_at_mut(bytes);
@@ -56,13 +56,12 @@ impl FileSystem for Disk {
             let mut whole = Bytes::from_owner(memory);
             return Ok(range.pieces.iter().map(|piece| whole.split_to(piece.bytes)).collect());
         }
-        let read = |piece: &Piece| {
-            let mut buffer = vec![0; piece.bytes];
-            file.read_exact_at(&mut buffer, at + piece.skip)?;
-            at += piece.skip + piece.bytes as u64;
+        let read = |place: Range<u64>| {
+            let mut buffer = vec![0; (place.end - place.start) as usize];
+            file.read_exact_at(&mut buffer, place.start)?;
             Ok(Bytes::from(buffer))
         };
-        range.pieces.iter().map(read).collect()
+        range.places().map(read).collect()
     }
 
     fn map(&self, path: &Path, bytes: u64) -> io::Result<Bytes> {
@@ -139,14 +138,14 @@ impl FileSystem for Disk {
         fs::File::open(path)?.sync_all()
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+    fn list(&self, path: &Path) -> io::Result<Vec<ListedObject>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(path)? {
             let entry = entry?;
             // A file that vanishes between the two calls was another writer's temporary file.
             let Ok(metadata) = entry.metadata() else { continue };
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
-                found.push(Entry { name, bytes: metadata.len(), modified: metadata.modified().ok() });
+                found.push(ListedObject { name, bytes: metadata.len(), modified: metadata.modified().ok() });
             }
         }
         Ok(found)
@@ -165,9 +164,9 @@ impl FileSystem for Disk {
         Ok(fs::symlink_metadata(path)?.nlink())
     }
 
-    fn hold(&self, folder: &Path) -> io::Result<Option<Held>> {
+    fn hold(&self, folder: &Path) -> io::Result<Option<HeldFolder>> {
         let Some((folder, path)) = kernel::hold_folder(folder)? else { return Ok(None) };
-        Ok(self.place(&path).map(|place| Held { path, place, _folder: folder })) // Returns None if /proc is not mounted.
+        Ok(self.place(&path).map(|place| HeldFolder { path, place, _folder: folder })) // Returns None if /proc is not mounted.
     }
 
     /// Combine the inode with the creation time, because inodes are reused.

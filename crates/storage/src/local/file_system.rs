@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use crate::listing::Entry;
+use crate::listing::ListedObject;
 use crate::ranges::RangeRequest;
 use crate::read::Pattern;
 
@@ -43,13 +43,13 @@ pub trait FileSystem: Send + Sync + Debug {
     fn create_folder(&self, path: &Path) -> io::Result<()>;
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     /// Return the files in a folder.
-    fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
+    fn list(&self, path: &Path) -> io::Result<Vec<ListedObject>>;
     /// Return the names of all entries in a folder, and whether each entry is a folder.
     fn entries(&self, path: &Path) -> io::Result<Vec<(String, bool)>>;
     /// Return how many names (hard links) a file has.
     fn links(&self, path: &Path) -> io::Result<u64>;
     /// Hold a folder open. The returned path leads to the folder even after a rename. Returns None if unsupported.
-    fn hold(&self, _folder: &Path) -> io::Result<Option<Held>> {
+    fn hold(&self, _folder: &Path) -> io::Result<Option<HeldFolder>> {
         Ok(None)
     }
     /// Return a nonzero number that identifies a folder, or None if the number is unknown.
@@ -60,7 +60,7 @@ pub trait FileSystem: Send + Sync + Debug {
 
 /// A folder that is held open.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldFolder {
     pub path: PathBuf,
     /// The folder's `place` number.
     pub place: u64,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use penstock_error::{Error, Result};
 
-use super::file_system::{File, FileSystem, Held};
+use super::file_system::{File, FileSystem, HeldFolder};
 use crate::counters::{Counters, add};
 use crate::options::Io;
 use crate::process::PerProcess;
@@ -17,13 +17,13 @@ use crate::store::{ObjectWriter, Store as _};
 /// Prefix of temporary files. Readers ignore every name that the spec does not define.
 pub(super) const TEMPORARY: &str = "tmp-";
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Local {
     /// The folder that file system calls use: the user's path, or the path of the held folder.
     pub(super) root: PathBuf,
     /// The user's path, made absolute.
     pub(super) path: PathBuf,
-    pub(super) held: Option<Arc<Held>>,
+    pub(super) held: Option<Arc<HeldFolder>>,
     pub(super) uri: String,
     pub(super) files: Arc<dyn FileSystem>,
     pub(super) io: Io,
@@ -91,21 +91,21 @@ impl Local {
 
     /// Create a folder and its missing parents below `end`. `end` must exist, so that a moved dataset is not recreated.
     pub(super) fn make_folders(&self, folder: &Path, end: &Path) -> Result<()> {
-        let fail = |error: io::Error| self.failure("create folder", folder, &error);
-        let make = || match self.files.create_folder(folder) {
+        let create = || match self.files.create_folder(folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         };
         if folder == end {
             return Err(self.gone());
         }
-        match (make(), folder.parent()) {
+        let created = match (create(), folder.parent()) {
             (Err(error), Some(above)) if error.kind() == io::ErrorKind::NotFound => {
                 self.make_folders(above, end)?;
-                make().map_err(fail)
+                create()
             }
-            (made, _) => made.map_err(fail),
-        }
+            (created, _) => created,
+        };
+        created.map_err(|error| self.failure("create folder", folder, &error))
     }
 
     /// Build the error for a root that does not exist or no longer exists.
@@ -142,15 +142,6 @@ impl Local {
         }
         named().extend(synced);
         Ok(())
-    }
-
-    /// Return whether a failed `publish` created the name after all. The errno can be wrong, but the link count is reliable.
-    pub(super) fn was_linked(&self, temporary: &Path) -> Option<bool> {
-        match self.files.links(temporary) {
-            Ok(links) => Some(links > 1),
-            // Unknown: the temporary file was renamed instead of linked, or its folder was renamed.
-            Err(_) => None,
-        }
     }
 
     /// Write a temporary file in the folder of `name`.
@@ -211,7 +202,7 @@ pub(super) struct LocalWriter {
     pub(super) path: PathBuf,
     /// The user's path, for messages.
     pub(super) shown: PathBuf,
-    pub(super) _held: Option<Arc<Held>>,
+    pub(super) _held: Option<Arc<HeldFolder>>,
     pub(super) files: Arc<dyn FileSystem>,
     pub(super) file: Option<Box<dyn File>>,
 }

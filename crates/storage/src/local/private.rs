@@ -29,7 +29,14 @@ pub fn open_own(path: &Path) -> io::Result<File> {
 pub fn read_own(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     own(File::options().read(true), path)?.take(most as u64 + 1).read_to_end(&mut text)?;
-    if text.len() <= most { Ok(text) } else { Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes"))) }
+    check_size(text, most as u64)
+}
+
+fn check_size(text: Vec<u8>, most: u64) -> io::Result<Vec<u8>> {
+    match text.len() as u64 <= most {
+        true => Ok(text),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes"))),
+    }
 }
 
 fn own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
@@ -77,17 +84,11 @@ fn read_opened(mut file: &File) -> io::Result<Vec<u8>> {
                 std::thread::sleep(WAIT);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it is a pipe into which nobody writes; name a file"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it is a pipe without a writer; specify a file"));
             }
-            other => {
-                other?;
-                break;
-            }
+            Err(error) => return Err(error),
+            Ok(_) => return check_size(text, MOST_TEXT_BYTES),
         }
-    }
-    match text.len() as u64 <= MOST_TEXT_BYTES {
-        true => Ok(text),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {MOST_TEXT_BYTES} bytes"))),
     }
 }
 

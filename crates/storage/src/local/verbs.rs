@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_error::{Error, Result};
 
-use super::file_system::Held;
 use super::folder::{Durability, Local, LocalWriter, refused};
 use super::ring;
 use crate::counters::{Counters, add};
 use crate::kernel;
-use crate::listing::Page;
+use crate::listing::Listing;
 use crate::options::Io;
 use crate::ranges::{RangeRequest, Then};
 use crate::read::{Access, Features, Pattern, Read};
@@ -144,12 +143,12 @@ impl Store for Local {
         }
     }
 
-    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, _after: Option<&str>) -> Result<Listing> {
         let path = self.path(folder);
         add(&self.counters.lists, 1);
         match self.files.list(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Page::default()),
-            other => Ok(Page { entries: other.map_err(|error| self.failure("list", &path, &error))?, next: None }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Listing::default()),
+            other => Ok(Listing { entries: other.map_err(|error| self.failure("list", &path, &error))?, next: None }),
         }
     }
 
@@ -203,10 +202,10 @@ impl Store for Local {
         add(&self.counters.creates, 1);
         let path = self.path(name);
         let temporary = self.write_temporary(name, body, Durability::Synced)?;
-        let linked = self.files.publish(&temporary, &path).or_else(|error| match self.was_linked(&temporary) {
-            Some(true) => Ok(true),
-            Some(false) => Err(Some(error)),
-            None => Err(None),
+        let linked = self.files.publish(&temporary, &path).or_else(|error| match self.files.links(&temporary) {
+            Ok(2..) => Ok(true), // The errno can be wrong, but the number of links is reliable.
+            Ok(_) => Err(Some(error)),
+            Err(_) => Err(None), // The temporary file may have been renamed instead of linked, or its folder renamed.
         });
         if !matches!(linked, Ok(false)) {
             let _ = self.files.remove(&temporary); // A leftover temporary file is harmless.
@@ -297,17 +296,10 @@ impl Store for Local {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.gone()),
             other => other.map_err(|error| self.failure("open", &self.root, &error))?,
         };
-        let local = |held: Held| Local {
-            root: held.path.clone(),
-            path: self.path.clone(),
-            held: Some(Arc::new(held)),
-            uri: self.uri.clone(),
-            files: self.files.clone(),
-            io: self.io,
-            counters: self.counters.clone(),
-            kept: self.kept.clone(),
-        };
-        Ok(held.map(|held| Arc::new(local(held)) as Arc<dyn Store>))
+        Ok(held.map(|held| {
+            let local = Local { root: held.path.clone(), held: Some(Arc::new(held)), ..self.clone() };
+            Arc::new(local) as Arc<dyn Store>
+        }))
     }
 
     fn in_place(&self) -> bool {

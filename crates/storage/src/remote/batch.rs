@@ -76,12 +76,8 @@ fn escaped(letter: char) -> String {
 }
 
 impl Batches {
-    /// Send a batch, and fill its ranges as far as the server answers them. Returns false if it broke off.
-    pub async fn send(&self, ranges: &[(Path, u64, u64)], objects: &[Option<u64>], fillings: &mut [Filling<'_>]) -> bool {
-        self.try_send(ranges, objects, fillings).await.is_some()
-    }
-
-    async fn try_send(&self, ranges: &[(Path, u64, u64)], objects: &[Option<u64>], fillings: &mut [Filling<'_>]) -> Option<()> {
+    /// Send a batch, and fill its ranges as far as the server answers them. Returns None if it broke off.
+    pub async fn send(&self, ranges: &[(Path, u64, u64)], objects: &[Option<u64>], fillings: &mut [Filling<'_>]) -> Option<()> {
         let options = SignedUrlOptions::default().with_query([("batch", "")]);
         let url = self.signer.signed_url_opts("POST".parse().ok()?, &self.path, VALID, &options).await.ok()?;
         let mut request = HttpRequest::new(list_of(ranges).into());

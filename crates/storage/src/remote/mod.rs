@@ -1,9 +1,9 @@
 //! Object storage: S3, Google Cloud Storage, Azure, and plain HTTP(S) for reading. See docs/design/0004-stores.md.
 
 mod batch;
+mod concurrency;
 mod connect;
 mod cost;
-mod level;
 mod live;
 mod prove;
 mod ranges;

@@ -30,7 +30,7 @@ impl Remote {
     pub(super) async fn create_once(&self, live: &Live, name: &str, body: Bytes) -> Result<Created> {
         let (path, what) = (self.path(name), self.what("create", name));
         let until = Instant::now() + live.retry.deadline;
-        let mut permit = live.retry.level.permit().await;
+        let mut permit = live.retry.concurrency.permit().await;
         let mut tries = Tries::default();
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };

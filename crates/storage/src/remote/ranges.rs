@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use futures::StreamExt as _;
+use futures::future::{Either, select};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange};
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
+use super::concurrency::Permit;
 use super::connect::service::chain;
-use super::level::Permit;
 use super::live::Live;
 use super::retry::{Tries, attempt, ended_well};
 use crate::Slot;
@@ -218,14 +219,8 @@ impl Live {
     /// Like `range`, but send a second request if the first one takes unusually long.
     pub async fn hedged(&self, asked: &Asked<'_>, plan: RangeRequest, permit: Permit<'_>) -> Result<Vec<Bytes>> {
         let (began, twin) = (Instant::now(), plan.twin());
-        let patience = {
-            let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut sorted: Vec<f64> = recent.iter().copied().collect();
-            sorted.sort_by(f64::total_cmp);
-            (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
-        };
         let first = self.range(asked, plan, permit);
-        let answer = match patience {
+        let answer = match self.patience() {
             None => first.await,
             Some(patience) => {
                 tokio::pin!(first);
@@ -234,15 +229,15 @@ impl Live {
                     Err(_) => {
                         add(&asked.counters.hedges, 1);
                         let second = async {
-                            let permit = self.retry.level.permit().await;
+                            let permit = self.retry.concurrency.permit().await;
                             self.range(asked, twin, permit).await
                         };
                         tokio::pin!(second);
-                        match futures::future::select(first, second).await {
-                            futures::future::Either::Left((Ok(answer), _)) | futures::future::Either::Right((Ok(answer), _)) => Ok(answer),
-                            // One request failed, but the other may still succeed.
-                            futures::future::Either::Left((Err(_), second)) => second.await,
-                            futures::future::Either::Right((Err(_), first)) => first.await,
+                        // If one request fails, the other may still succeed.
+                        match select(first, second).await {
+                            Either::Left((Err(_), second)) => second.await,
+                            Either::Right((Err(_), first)) => first.await,
+                            Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
                         }
                     }
                 }
@@ -254,6 +249,13 @@ impl Live {
             recent.pop_front();
         }
         answer
+    }
+
+    /// Return how long a request may take before it is sent again, or None if too few have been measured.
+    fn patience(&self) -> Option<Duration> {
+        let mut sorted: Vec<f64> = self.recent.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        (sorted.len() >= 16).then(|| Duration::from_secs_f64((3.0 * sorted[sorted.len() / 2]).max(0.002)))
     }
 }
 

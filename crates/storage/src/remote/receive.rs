@@ -44,7 +44,7 @@ impl Remote {
             let stop = stop.clone();
             let (live, traffic, hedge, then) = (live.clone(), self.traffic.clone(), self.hedge, then.clone());
             let task = async move {
-                let permit = live.retry.level.permit().await;
+                let permit = live.retry.concurrency.permit().await;
                 // Once one range has failed permanently, the others need not wait for their own deadlines.
                 if let Some(error) = stop.lock().unwrap_or_else(PoisonError::into_inner).clone() {
                     return vec![(index, Err(error))];
@@ -87,7 +87,7 @@ impl Remote {
 impl Live {
     /// Read ranges by one request, and what it does not answer by requests of their own.
     async fn batch(&self, batches: &Batches, traffic: &Traffic, members: Vec<Member>, then: &Then) -> Vec<(usize, Result<Vec<Bytes>>)> {
-        let mut permit = self.retry.level.permit().await;
+        let mut permit = self.retry.concurrency.permit().await;
         let indexes: Vec<usize> = members.iter().map(|member| member.index).collect();
         let seen: Vec<_> = indexes.iter().map(|&index| move |piece: usize, bytes: &Bytes| then(index, piece, bytes)).collect();
         let ranges: Vec<_> = members.iter().map(|member| (member.path.clone(), member.range.begin, member.range.end())).collect();
@@ -95,7 +95,7 @@ impl Live {
         let (whats, plans): (Vec<String>, Vec<RangeRequest>) = members.into_iter().map(|member| (member.what, member.range)).unzip();
         let mut fillings: Vec<Filling<'_>> = plans.into_iter().zip(&seen).map(|(plan, seen)| Filling::new(plan, seen)).collect();
         let send = batches.send(&ranges, &objects, &mut fillings);
-        if !tokio::time::timeout(self.retry.deadline, send).await.unwrap_or(false) {
+        if tokio::time::timeout(self.retry.deadline, send).await.ok().flatten().is_none() {
             // The next response that offers batches lets them be tried again.
             traffic.note_batches(false);
         }
@@ -105,7 +105,7 @@ impl Live {
         let rest = indexes.into_iter().zip(fillings).zip(ranges).zip(whats).zip(&seen);
         for ((((index, filling), (path, ..)), what), seen) in rest {
             let asked = Asked { counters: &traffic.counters, path, what, then: seen };
-            answers.push((index, self.rest(&asked, filling, self.retry.level.permit().await).await));
+            answers.push((index, self.rest(&asked, filling, self.retry.concurrency.permit().await).await));
         }
         answers
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use penstock_error::{Error, Result};
 use tokio::time::Instant;
 
+use super::concurrency::{ConcurrencyLimit, Permit};
 use super::connect::service::{ENDING, Ending, Traffic, WEB_PAGE, chain};
-use super::level::{Level, Permit};
 use crate::counters::{Counters, add};
 
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -49,7 +49,7 @@ const NO_STORE: &str = "the server's answers are not those of this kind of store
 #[derive(Debug)]
 pub struct Retry {
     pub deadline: Duration,
-    pub level: Level,
+    pub concurrency: ConcurrencyLimit,
     /// What to do without credentials.
     pub credentials_hint: &'static str,
     pub traffic: Arc<Traffic>,
@@ -81,7 +81,7 @@ impl Retry {
     where
         W: Future<Output = object_store::Result<T>>,
     {
-        let mut permit = self.level.permit().await;
+        let mut permit = self.concurrency.permit().await;
         let until = Instant::now() + self.deadline;
         let mut tries = Tries::default();
         loop {
@@ -147,7 +147,7 @@ impl Retry {
         drop(permit); // Other requests run while this one waits.
         tokio::time::sleep(wait).await;
         // If other requests hold all permits until the deadline, report the last known error.
-        tokio::time::timeout_at(until, self.level.permit()).await.map_err(|_| error)
+        tokio::time::timeout_at(until, self.concurrency.permit()).await.map_err(|_| error)
     }
 }
 
@@ -260,7 +260,7 @@ mod tests {
     /// Return the error from a request whose first two attempts end with `ending` and whose third gets no reply.
     fn silent_after(ending: &Ending) -> Error {
         let traffic = Arc::new(Traffic::new());
-        let retry = Retry { deadline: Duration::from_millis(800), level: Level::new(), credentials_hint: "", traffic };
+        let retry = Retry { deadline: Duration::from_millis(800), concurrency: ConcurrencyLimit::new(), credentials_hint: "", traffic };
         let (counters, mut tried) = (Counters::default(), 0);
         let work = || {
             tried += 1;

@@ -13,16 +13,16 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Kind, Result};
 
-use super::connect::place::Place;
+use super::concurrency::ConcurrencyLimit;
+use super::connect::place::StorePlace;
 use super::connect::service::Traffic;
 use super::connect::{Client, connect, credentials_hint};
 use super::cost::Cost;
-use super::level::Level;
 use super::live::{Live, runtime, wait};
 use super::retry::{self, Retry};
 use super::upload::Upload;
 use crate::counters::{Counters, add};
-use crate::listing::{Entry, Page};
+use crate::listing::{ListedObject, Listing};
 use crate::options::Options;
 use crate::process::PerProcess;
 use crate::ranges::{RangeRequest, Then};
@@ -39,21 +39,11 @@ const READ_BYTES: usize = 256 << 20;
 /// Number of names requested to find the newest commit. Foreign names may sort before the commit's name.
 const FIRST_NAMES: usize = 10;
 
-/// Parameters of a listing request.
-struct PageRequest<'a> {
-    prefix: Option<String>,
-    /// Whether to list only objects directly below the prefix.
-    flat: bool,
-    most: Option<usize>,
-    /// The token from the previous page.
-    after: Option<&'a str>,
-}
-
 type Connect = Box<dyn Fn() -> Result<Arc<Live>> + Send + Sync>;
 
 /// A store below a bucket prefix.
 pub struct Remote {
-    pub(super) place: Place,
+    pub(super) place: StorePlace,
     /// Scheme, bucket, endpoint and profile: the key in `PROVEN`.
     pub(super) service: String,
     endpoint: Option<String>,
@@ -74,7 +64,7 @@ impl std::fmt::Debug for Remote {
 impl Remote {
     /// Open a store. Cost: no requests.
     pub fn open(uri: &str, options: &Options) -> Result<Remote> {
-        let place = Place::parse(uri)?;
+        let place = StorePlace::parse(uri)?;
         let traffic = Arc::new(Traffic::new());
         let deadline = options.timeout()?;
         let reconnect: Connect = {
@@ -83,7 +73,12 @@ impl Remote {
                 let client = connect(&place, &options, traffic.clone())?;
                 Ok(Arc::new(Live {
                     client,
-                    retry: Retry { deadline, level: Level::new(), credentials_hint: credentials_hint(&place), traffic: traffic.clone() },
+                    retry: Retry {
+                        deadline,
+                        concurrency: ConcurrencyLimit::new(),
+                        credentials_hint: credentials_hint(&place),
+                        traffic: traffic.clone(),
+                    },
                     recent: Mutex::default(),
                     cost: Cost::default(),
                 }))
@@ -126,9 +121,10 @@ impl Remote {
         wait(live.retry.ask(&self.traffic.counters, &what, || work(live.client.clone(), path.clone())))
     }
 
-    /// Return a page of a listing, and the token for the next page. The page is empty if the store cannot list.
-    fn page(&self, folder: &str, request: PageRequest<'_>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
-        let PageRequest { prefix, flat, most, after } = request;
+    /// Return at most `most` objects below a folder, and the token for the next ones. `flat` leaves out those in folders below it, and `after` is
+    /// the token of the objects before. The list is empty if the store cannot list.
+    fn page(&self, folder: &str, flat: bool, most: Option<usize>, after: Option<&str>) -> Result<(Vec<ObjectMeta>, Option<String>)> {
+        let prefix = Some(format!("{}/", self.path(folder))).filter(|prefix| prefix != "/");
         self.ask("list", folder, |client, _| {
             let delimiter = flat.then_some(Cow::Borrowed("/"));
             let page_token = after.map(str::to_owned);
@@ -242,10 +238,7 @@ impl Store for Remote {
             return Ok(None);
         }
         add(&self.traffic.counters.lists, 1);
-        let (objects, _) = self.page(
-            folder,
-            PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: false, most: Some(FIRST_NAMES), after: None },
-        )?;
+        let (objects, _) = self.page(folder, false, Some(FIRST_NAMES), None)?;
         // A store that lists in another order, such as an S3 directory bucket, may not return the lowest names first.
         let in_order = objects.is_sorted_by(|one, next| one.location.as_ref() < next.location.as_ref());
         let names = objects.iter().filter_map(|object| object.location.filename().map(str::to_owned));
@@ -265,15 +258,14 @@ impl Store for Remote {
         self.live().is_ok_and(|live| live.client.pages.is_some())
     }
 
-    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Page> {
+    fn list_page(&self, folder: &str, after: Option<&str>) -> Result<Listing> {
         add(&self.traffic.counters.lists, 1);
-        let request = PageRequest { prefix: Some(format!("{}/", self.path(folder))), flat: true, most: None, after };
-        let (objects, next) = self.page(folder, request)?;
+        let (objects, next) = self.page(folder, true, None, after)?;
         let entry = |object: ObjectMeta| {
             let name = object.location.filename()?.to_owned();
-            Some(Entry { name, bytes: object.size, modified: Some(object.last_modified.into()) })
+            Some(ListedObject { name, bytes: object.size, modified: Some(object.last_modified.into()) })
         };
-        Ok(Page { entries: objects.into_iter().filter_map(entry).collect(), next })
+        Ok(Listing { entries: objects.into_iter().filter_map(entry).collect(), next })
     }
 
     fn writer(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
@@ -324,14 +316,13 @@ impl Store for Remote {
     }
 
     fn survey(&self, see: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
-        let prefix = Some(format!("{}/", self.place.prefix)).filter(|prefix| prefix != "/");
+        let prefix = format!("{}/", self.place.prefix);
         let mut token: Option<String> = None;
         loop {
-            let (objects, next) =
-                self.page("", PageRequest { prefix: prefix.clone(), flat: false, most: None, after: token.as_deref() })?;
+            let (objects, next) = self.page("", false, None, token.as_deref())?;
             for object in objects {
                 let name = object.location.as_ref();
-                let name = name.strip_prefix(prefix.as_deref().unwrap_or("")).unwrap_or(name);
+                let name = name.strip_prefix(&prefix).unwrap_or(name);
                 // Web consoles create an empty object to represent a folder. Skip such objects.
                 if object.size > 0 && see(name).is_break() {
                     return Ok(());

@@ -9,6 +9,7 @@ use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
 use penstock_error::{Error, Result};
 use tokio::task::JoinHandle;
 
+use super::connect::Client;
 use super::connect::service::Traffic;
 use super::live::{Live, runtime, wait};
 use crate::process;
@@ -44,6 +45,11 @@ impl Upload {
         Upload { live, traffic, path, what, buffer: Vec::new(), multipart: None, bytes: 0, generation: process::generation() }
     }
 
+    /// Send one request about the object, and repeat it as `retry` allows.
+    fn ask<T, W: Future<Output = object_store::Result<T>>>(&self, work: impl Fn(Client, Path) -> W) -> Result<T> {
+        wait(self.live.retry.ask(&self.traffic.counters, &self.what, || work(self.live.client.clone(), self.path.clone())))
+    }
+
     fn store(&self) -> Result<Arc<dyn MultipartStore>> {
         self.live.client.parts.clone().ok_or_else(|| Error::new("read-only", format!("cannot {}: the store is read-only", self.what)))
     }
@@ -52,11 +58,10 @@ impl Upload {
     fn send_part(&mut self) -> Result<()> {
         let store = self.store()?;
         if self.multipart.is_none() {
-            let ask = || {
-                let (store, path) = (store.clone(), self.path.clone());
+            let id = self.ask(|_, path| {
+                let store = store.clone();
                 async move { store.create_multipart(&path).await }
-            };
-            let id = wait(self.live.retry.ask(&self.traffic.counters, &self.what, ask))?;
+            })?;
             self.multipart = Some(Multipart { id, parts: Vec::new(), travelling: Vec::new() });
         }
         let Some(multipart) = &mut self.multipart else { return Ok(()) };
@@ -90,22 +95,16 @@ impl Upload {
         }
         let parts = multipart.parts.iter().cloned().collect::<Option<Vec<PartId>>>();
         let parts = parts.ok_or_else(|| Error::new("internal", "a part of an upload was not sent"))?;
-        let (id, store, path) = (multipart.id.clone(), self.store()?, self.path.clone());
-        let ask = || {
-            let (store, path, id, parts) = (store.clone(), path.clone(), id.clone(), parts.clone());
+        let (id, store) = (multipart.id.clone(), self.store()?);
+        let completed = self.ask(|_, path| {
+            let (store, id, parts) = (store.clone(), id.clone(), parts.clone());
             async move { store.complete_multipart(&path, &id, parts).await.map(|_| ()) }
-        };
-        let completed = wait(self.live.retry.ask(&self.traffic.counters, &self.what, ask));
+        });
         match completed {
             Ok(()) => Ok(()),
             // If the reply to the first attempt was lost, a second attempt finds no such upload, but the object exists.
             Err(error) if error.code() == "object-not-found" => {
-                let client = self.live.client.clone();
-                let look = || {
-                    let (client, path) = (client.clone(), self.path.clone());
-                    async move { client.store.head(&path).await }
-                };
-                let found = wait(self.live.retry.ask(&self.traffic.counters, &self.what, look)).map_err(|_| error.clone())?;
+                let found = self.ask(|client, path| async move { client.store.head(&path).await }).map_err(|_| error.clone())?;
                 if found.size == self.bytes { Ok(()) } else { Err(error) }
             }
             Err(error) => Err(error),
@@ -140,12 +139,10 @@ impl ObjectWriter for Upload {
     fn finish(mut self: Box<Self>) -> Result<()> {
         if self.multipart.is_none() {
             let body = Bytes::from(std::mem::take(&mut self.buffer));
-            let (client, path) = (self.live.client.clone(), self.path.clone());
-            let ask = || {
-                let (client, path, payload) = (client.clone(), path.clone(), PutPayload::from_bytes(body.clone()));
+            return self.ask(|client, path| {
+                let payload = PutPayload::from_bytes(body.clone());
                 async move { client.store.put(&path, payload).await.map(|_| ()) }
-            };
-            return wait(self.live.retry.ask(&self.traffic.counters, &self.what, ask));
+            });
         }
         if !self.buffer.is_empty() {
             self.send_part()?;

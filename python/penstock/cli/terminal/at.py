@@ -1,4 +1,4 @@
-"""The options by which every verb chooses a snapshot or a branch."""
+"""The options that several verbs have, above all those by which they choose a snapshot or a branch. Imports little, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ON_CONFLICT: list[str] = typer.Option(
     [], "--on-conflict", help="fail (the default), ours or theirs; or column=ours for one column. Can be repeated."
 )
 
+TYPES_HELP = "name=type; type is a dtype (int32, timestamp, duration, time, …), text, bytes, json, category, image (or image:L, RGBA, I;16, stored), boxes:xywh (or xyxy, cxcywh), mask, keypoints, label:cat,dog, labels:cat,dog (a list for each sample; an import takes names that are not given from the data) or tensor:float32:3x?x? (? is a free dimension)"
 
 # The options of `penstock --option name=value VERB`, for all stores that the verb opens.
 storage_options: dict[str, str] = {}

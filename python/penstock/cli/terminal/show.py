@@ -11,9 +11,10 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 
-from penstock.cli.terminal.texts import TYPES_HELP
+from penstock.cli.terminal.at import TYPES_HELP
 from penstock.columns import TYPES
 from penstock.columns.column_type import ColumnType
 from penstock.columns.scalar import Scalar
@@ -91,6 +92,12 @@ def table(title: str, *columns: str) -> Table:
     for column in columns:
         made.add_column(plain(column), overflow="fold")
     return made
+
+
+def progress(as_json: bool, *columns: ProgressColumn) -> Progress:
+    """Create a progress bar on the standard error, which shows nothing with --json and in scripts."""
+    shown = Console(stderr=True, width=WIDTH)
+    return Progress(*columns, console=shown, disable=as_json or not shown.is_terminal)
 
 
 def count(number: int, what: str) -> str:

@@ -23,17 +23,13 @@ def diff(
     """Count the samples that were added, deleted or changed between two snapshots, by column, and list columns that differ."""
     from collections import Counter
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from penstock.cli.terminal import show
 
     if until and (snapshot or tag or as_of or branch != "main"):
         raise typer.BadParameter("give the later snapshot as an argument or by options, not both")
     chosen = snapshot or tag or (f"{branch} as of {as_of}" if as_of else branch)
     counts: Counter[tuple[str, str]] = Counter()
-    console = Console(stderr=True)
-    with Progress(console=console, disable=as_json or not console.is_terminal) as progress:
+    with show.progress(as_json) as progress:
         task = progress.add_task("comparing", total=None)
         for found in at.opened(uri, snapshot, tag, as_of, branch).diff(since, until or None):
             counts[found.kind, found.column or ""] += len(found.row_ids)

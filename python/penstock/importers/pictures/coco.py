@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock import _core
-from penstock.columns.boxes import Boxes
+from penstock.columns.boxes import Boxes, converted
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -43,7 +43,7 @@ from penstock.importers.pictures.coco_entries import (
     parsed,
     size_of,
 )
-from penstock.importers.pictures.drawing import Instances, boxes_in, mask_of, outlines_of
+from penstock.importers.pictures.drawing import Instances, mask_of, outlines_of
 from penstock.importers.pictures.images import SPLITS, list_images, shown, walk
 from penstock.importers.shared.chunks import grouped, with_files
 from penstock.importers.shared.source import Chunk, FolderOptions, OpenedSource, Refusal, Unread
@@ -98,19 +98,8 @@ def open_source(path: pathlib.Path, options: CocoOptions) -> OpenedSource:
         unread += unread_of(path, list(named), others, options)
     images = _Images(found, options)
     root = path if found[0].split else found[0].root
-    made = images.chunks(root)
-    return OpenedSource(
-        images.schema,
-        made,
-        len(images.items),
-        "files",
-        lambda: images.done,
-        left_out,
-        files=list(files.values()),
-        root=root,
-        by_path=True,
-        unread=unread,
-    )
+    read = list(files.values())
+    return OpenedSource(images.schema, images.chunks(root), len(images.items), "files", left_out, read, root, by_path=True, unread=unread)
 
 
 def _unread(files: Sequence[_File]) -> list[Unread]:
@@ -302,7 +291,10 @@ class _File:
         found = [annotation for annotation in found if is_good(annotation)] if values["dropped"] else found
         try:
             boxes = np.array([box_of(one, self.rule in ("keep", "clip")) for one in found], np.float64).reshape(-1, 4)
-            values |= {"boxes": boxes_in(boxes, "xywh", form), "labels": [self._name(annotation) for annotation in found]}
+            values |= {
+                "boxes": converted(boxes, "xywh", form).astype(np.float32),
+                "labels": [self._name(annotation) for annotation in found],
+            }
             values["area"] = np.array([area_of(annotation) for annotation in found], np.float32)
             values["crowd"] = np.array([is_crowd(annotation) for annotation in found], bool)
             if self.points:
@@ -337,10 +329,10 @@ class _File:
 
 
 class _Images:
-    """The images of all files in the order of their samples, and how many have been read."""
+    """The images of all files in the order of their samples."""
 
     def __init__(self, files: Sequence[_File], options: CocoOptions) -> None:
-        self.files, self.done = files, 0
+        self.files = files
         self.items = [(file, image) for file in files for image in file.images]
         if options.shuffle_seed is not None:
             random.Random(options.shuffle_seed).shuffle(self.items)
@@ -353,10 +345,7 @@ class _Images:
             raise InvalidInputError(f"cannot import `{files[0].path}` and others: their objects have {sorted(counts)} keypoints")
         if "labels" in self.schema:
             self.schema["labels"] = Labels(list(dict.fromkeys(name for file in files for name in file.names.values())), of="boxes")
-        if unknown := [name for name in options.types if name not in self.schema]:
-            raise InvalidInputError(
-                f"cannot import `{files[0].path}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(self.schema)}"
-            )
+        options.check_types(self.schema, files[0].path)
         self.schema |= options.types
         # The destination may have other codes for the names, and another form of boxes.
         kinds = {**self.schema, **options.defaults}
@@ -367,6 +356,7 @@ class _Images:
 
     def chunks(self, root: pathlib.Path) -> Generator[Chunk, None, None]:
         """Yield the images with their annotations, after a comparison of their sizes with those in the file."""
+        done = 0
         for chunk in with_files(self._chunks(), ["image"], (), root):
             sizes = chunk.columns.pop("size")
             bodies = [body if isinstance(body, bytes) else None for body in chunk.columns["image"]]
@@ -377,7 +367,8 @@ class _Images:
                     why = f"the image has {found[1]} × {found[0]} pixels{turned}, but its annotations say {stated[1]} × {stated[0]}"
                     problems.append((row, "image", Refusal.of_value(chunk.name(row), "image", why)))
             chunk.problems = sorted(problems, key=lambda problem: problem[0])
-            self.done += chunk.rows
+            done += chunk.rows
+            chunk.done = done
             yield chunk
 
     def _chunks(self) -> Generator[Chunk, None, None]:

@@ -1,4 +1,4 @@
-"""Converts boxes between their forms, and draws objects as masks."""
+"""Draws objects as masks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ from penstock.errors import InvalidInputError
 
 # Larger coordinates are mistakes, and would make pycocotools allocate all memory.
 _LARGEST_COORDINATE = 1 << 20
-
-
-def boxes_in(boxes: npt.NDArray[np.float64], form: str, wanted: str) -> npt.NDArray[np.float32]:
-    """Convert boxes (N, 4) from one form to another: xyxy, xywh or cxcywh.
-
-    >>> boxes_in(np.array([[10.0, 20, 4, 6]]), "xywh", "cxcywh").tolist()
-    [[12.0, 23.0, 4.0, 6.0]]
-    """
-    if form != wanted:
-        first, second = boxes[:, :2], boxes[:, 2:]
-        low = first - second / 2 if form == "cxcywh" else first
-        size = second - first if form == "xyxy" else second
-        made = {"xyxy": (low, low + size), "xywh": (low, size), "cxcywh": (low + size / 2, size)}[wanted]
-        boxes = np.concatenate(made, axis=1)
-    return boxes.astype(np.float32)
 
 
 # The pixels of an object, run-length encoded by pycocotools, or None if there are none.

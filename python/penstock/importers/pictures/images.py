@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from penstock import _core
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -58,27 +57,23 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
         schema["split"] = options.types.get("split", Category())
     decoded = schema["image"].is_picture
     classes = _classes(folder, files, split, schema["image"] if options.on_error == "skip" and decoded else None)
-    unknown = [name for name in options.types if name not in (*schema, "label")]
-    if unknown:
-        known = ", ".join((*schema, "label"))
-        raise InvalidInputError(f"cannot import `{folder}`: it has no column `{unknown[0]}`", hint=f"columns: {known}")
+    options.check_types((*schema, "label"), folder)
     if classes:
         schema["label"] = options.types.get("label", Label(classes))
 
     def columns_of(group: Sequence[pathlib.Path]) -> dict[str, Any]:
-        columns: dict[str, Any] = {"split": [split_of(folder, file) for file in group]} if split else {}
+        columns: dict[str, Any] = {"split": [shown(file.relative_to(folder).parts[0]) for file in group]} if split else {}
         if classes:
             columns["label"] = [_class_of(folder, file, split) for file in group]
         return columns
 
     others = [shown(file.relative_to(folder).as_posix()) for file in left_out]
-    done, chunks = image_chunks(folder, files, columns_of)
     chunks = (
         dataclasses.replace(chunk, columns={**chunk.columns, "image": [file.absolute() for file in chunk.columns["image"]]})
-        for chunk in chunks
+        for chunk in image_chunks(folder, files, columns_of)
     )
     unread = unread_of(folder, files, left_out, options)
-    return OpenedSource(schema, chunks, len(files), "files", done, others, files, by_path=True, unread=unread)
+    return OpenedSource(schema, chunks, len(files), "files", others, files, by_path=True, unread=unread)
 
 
 def _check_outside(folder: pathlib.Path, names: Sequence[str]) -> None:
@@ -95,25 +90,21 @@ def _check_outside(folder: pathlib.Path, names: Sequence[str]) -> None:
 
 def image_chunks(
     folder: pathlib.Path, files: list[pathlib.Path], columns_of: Callable[[Sequence[pathlib.Path]], dict[str, Any]]
-) -> tuple[Callable[[], int], Generator[Chunk, None, None]]:
-    """Yield images with their paths, and other columns of theirs. Also returns a function that counts the files so far."""
-    progress = {"done": 0}
-
-    def chunks() -> Generator[Chunk, None, None]:
-        for group in grouped(files, size_of, FILES_AT_ONCE, CHUNK_BYTES):  # `problem_of` refuses a file without a size.
-            good: list[pathlib.Path] = []
-            refused: list[Refusal] = []
-            for file in group:
-                problem = problem_of(os.path.relpath(file, folder), file)
-                if problem is None:
-                    good.append(file)
-                else:
-                    refused.append(problem)
-            names = [os.path.relpath(file, folder) for file in good]
-            progress["done"] += len(group)
-            yield Chunk({"image": good, "path": names, **columns_of(good)}, len(good), names.__getitem__, refused)
-
-    return lambda: progress["done"], chunks()
+) -> Generator[Chunk, None, None]:
+    """Yield images with their paths, and other columns of theirs."""
+    done = 0
+    for group in grouped(files, size_of, FILES_AT_ONCE, CHUNK_BYTES):  # `problem_of` refuses a file without a size.
+        good: list[pathlib.Path] = []
+        refused: list[Refusal] = []
+        for file in group:
+            problem = problem_of(os.path.relpath(file, folder), file)
+            if problem is None:
+                good.append(file)
+            else:
+                refused.append(problem)
+        names = [os.path.relpath(file, folder) for file in good]
+        done += len(group)
+        yield Chunk({"image": good, "path": names, **columns_of(good)}, len(good), names.__getitem__, refused, done=done)
 
 
 def list_images(
@@ -146,11 +137,6 @@ def list_images(
     return files, left_out
 
 
-def split_of(folder: pathlib.Path, file: pathlib.Path) -> str:
-    """Return the first folder of a file."""
-    return shown(file.relative_to(folder).parts[0])
-
-
 # Suffixes of images, including formats that are not supported.
 SUFFIXES = {
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl",
@@ -180,7 +166,7 @@ def _accepted(folder: pathlib.Path, file: pathlib.Path, kind: ColumnType) -> boo
     if problem_of(str(file.relative_to(folder)), file) is not None:
         return False
     try:
-        return _core.check_media([file.read_bytes()], getattr(kind, "mode", None), "header") == [None]
+        return kind.check_media([file.read_bytes()], "header") == [None]
     except OSError:
         return False
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import yaml
 
 from penstock import _core
-from penstock.columns.boxes import Boxes
+from penstock.columns.boxes import Boxes, converted
 from penstock.columns.category import Category
 from penstock.columns.column_type import ColumnType
 from penstock.columns.image import Image
@@ -26,7 +26,6 @@ from penstock.columns.label import Labels
 from penstock.columns.text import Text
 from penstock.errors import InvalidInputError, NotFoundError
 from penstock.importers.pictures.beside import unread_of
-from penstock.importers.pictures.drawing import boxes_in
 from penstock.importers.pictures.images import SPLITS, SUFFIXES, ImageOptions, image_chunks, list_images, walk
 from penstock.importers.shared.chunks import contents_of
 from penstock.importers.shared.source import Chunk, OpenedSource, Refusal, Unread
@@ -90,20 +89,17 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     split = options.may_split and None not in splits.values() and distinct
     schema: dict[str, ColumnType] = {"image": Image(), "path": Text(), **({"split": Category()} if split else {})}
     schema |= {"boxes": Boxes("cxcywh", of="image"), "labels": Labels(names, of="boxes")}
-    unknown = [name for name in options.types if name not in schema]
-    if unknown:
-        raise InvalidInputError(f"cannot import `{folder}`: it has no column `{unknown[0]}`", hint=f"columns: {', '.join(schema)}")
+    options.check_types(schema, folder)
     schema |= options.types
     boxes = {**schema, **options.defaults}["boxes"]
 
     def columns_of(group: Sequence[pathlib.Path]) -> dict[str, Any]:
         return {"split": [splits[file] for file in group]} if split else {}
 
-    done, chunks = image_chunks(folder, files, columns_of)
     form = boxes.box_format or "cxcywh"
     points = max(map(_keypoint_numbers, [own] if own else sorted(folder.glob("*.y*ml"))), default=0)
     lines = _Lines(names, points, options.boxes)
-    annotated = (_annotated(folder, chunk, known, lines, form) for chunk in chunks)
+    annotated = (_annotated(folder, chunk, known, lines, form) for chunk in image_chunks(folder, files, columns_of))
     read = {*used, own, *(part.place for part in parts)}
     left_out = [file for file in dict.fromkeys(left_out) if file.absolute() not in read]
     # The boxes of images that are in no split are left out with them.
@@ -114,7 +110,7 @@ def open_source(folder: pathlib.Path, options: ImageOptions) -> OpenedSource:
     ]  # Its data.yaml names the splits.
     unread = [*_unread(folder, sorted(used), points), *others]
     shown = [os.path.relpath(file, folder) for file in left_out]
-    return OpenedSource(schema, annotated, len(files), "files", done, shown, [*files, *sorted(used)], by_path=True, unread=unread)
+    return OpenedSource(schema, annotated, len(files), "files", shown, [*files, *sorted(used)], by_path=True, unread=unread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +209,7 @@ def _annotated(folder: pathlib.Path, chunk: Chunk, known: dict[pathlib.Path, pat
             except (OSError, ValueError) as error:
                 refusal = Refusal(chunk.name(row), "invalid-value", f"cannot read `{os.path.relpath(path, folder)}`: {error}")
                 chunk.problems = [*chunk.problems, (row, "boxes", refusal), (row, "labels", refusal)]
-        boxes.append(boxes_in(found[0], "cxcywh", form))
+        boxes.append(converted(found[0], "cxcywh", form).astype(np.float32))
         labels.append([lines.names[code] for code in found[1]])
     chunk.columns |= {"image": [file.absolute() if body is None else body for file, body in zip(images, bodies, strict=True)]}
     chunk.columns |= {"boxes": boxes, "labels": labels}

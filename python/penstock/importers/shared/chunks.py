@@ -48,6 +48,7 @@ def part_of(chunk: Chunk, rows: Sequence[int]) -> Chunk:
         chunk.refused if 0 in place or not chunk.rows else (),
         [(place[row], column, refusal) for row, column, refusal in chunk.problems if row in place],
         chunk.dropped_boxes if 0 in place else 0,
+        chunk.done,
     )
 
 

@@ -6,11 +6,14 @@ import codecs
 import pathlib
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.errors import InvalidInputError
 
 
-def recoded(raw: Any, encoding: str, path: pathlib.Path) -> Any:
-    """Return the file itself if it is UTF-8, or else a file-like object that converts it to UTF-8 while reading."""
+def opened(path: pathlib.Path, encoding: str) -> Any:
+    """Open a file, which is decompressed and converted to UTF-8 while it is read."""
+    raw = pa.input_stream(str(path), compression="detect")
     try:
         name = codecs.lookup(encoding).name
         codecs.getincrementaldecoder(encoding)

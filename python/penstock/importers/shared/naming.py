@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,14 +82,10 @@ def usable(name: str, place: int, taken: Iterable[str]) -> str:
     >>> usable("", 0, ()), usable("_id", 1, ["id"]), usable("__index_level_0__", 2, ()), usable("a\\nb", 3, ())
     ('column_0', 'id_2', 'index_level_0', 'a b')
     """
-    plain = "".join(" " if _is_control(letter) else letter for letter in name).encode("utf-8", "replace").decode()
+    plain = "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in name).encode("utf-8", "replace").decode()
     plain = plain.strip("_") if plain.startswith("_") else plain
     plain = plain.encode()[:LONGEST_NAME_BYTES].decode("utf-8", "ignore") or f"column_{place}"
     made, number = plain, 2
     while made in taken:
         made, number = f"{plain.encode()[: LONGEST_NAME_BYTES - 8].decode('utf-8', 'ignore')}_{number}", number + 1
     return made
-
-
-def _is_control(letter: str) -> bool:
-    return ord(letter) < 32 or 127 <= ord(letter) < 160

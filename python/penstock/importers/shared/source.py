@@ -8,7 +8,7 @@ import dataclasses
 import fnmatch
 import importlib
 import pathlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
@@ -62,7 +62,8 @@ class Options:
 
     `defaults` are the column types of an existing destination. They apply to source columns that `types` does not name. `root` is the
     folder of the files that a manifest names; by default, that of the manifest. `naming` chooses columns, and `ignore` lists the kinds of
-    annotations that are left out. `boxes` says what happens to wrong boxes: see `Dataset.append`.
+    annotations that are left out. `boxes` says what happens to wrong boxes: see `Dataset.append`. Importers need not look at `validate` and
+    those that follow it.
     """
 
     types: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -73,6 +74,21 @@ class Options:
     naming: Naming = dataclasses.field(default_factory=Naming)
     ignore: Sequence[str] = ()
     boxes: str = "refuse"
+    validate: str = "header"
+    mode: str | None = None
+    key: str | None = None
+    limit: int | None = None
+    files: Sequence[str] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("on_error", self.on_error, "raise", "skip", "null")
+        check_one_of("validate", self.validate, "header", "decode")
+        check_one_of("mode", self.mode, "append", "skip-existing", "create", None)
+        if not isinstance(self.name, str | None) or self.name == "":
+            raise InvalidInputError(f"name={self.name!r}, expected a text that names the source")
+        if not isinstance(self.key, str | None):
+            raise InvalidInputError(f"key={self.key!r}, expected the name of a column", hint='write key="id"')
 
     def named(self, found: Sequence[str], source: object, all_found: bool = True) -> tuple[Self, dict[str, str]]:
         """Return options whose types go by the names of the source, which has the columns `found`. Also returns the columns to import, each
@@ -80,6 +96,12 @@ class Options:
         """
         names = self.naming.names_of(found, source, all_found)
         return self._by_source(names), names
+
+    def check_types(self, columns: Collection[str], source: object, *others: str) -> None:
+        """Refuse types of columns that the source lacks. It may also have `others`."""
+        if unknown := [name for name in self.types if name not in columns and name not in others]:
+            hint = f"columns: {', '.join(columns)}"
+            raise InvalidInputError(f"cannot import `{source}`: it has no column `{unknown[0]}`", hint=hint)
 
     def renamed(self) -> Self:
         """Return options whose types go by the names of the source, for a source whose columns are not known yet."""
@@ -117,6 +139,12 @@ class TextOptions(Options):
     """Options for importers that read text."""
 
     encoding: str = "utf-8"
+
+
+def check_one_of(name: str, given: Any, *valid: str | None) -> None:
+    """Refuse an option that has none of the valid values."""
+    if given not in valid:
+        raise InvalidInputError(f"{name}={given!r}, expected {', '.join(map(str, valid[:-1]))} or {valid[-1]}")
 
 
 def checked_patterns(name: str, given: Any) -> tuple[str, ...]:
@@ -187,7 +215,7 @@ class Chunk:
     """Some rows. `columns` maps names to values; `name(i)` returns where row i came from; `refused` lists input that did not become rows.
 
     `problems` lists (row, column, refusal) for each value that the source could not read. In `columns`, these values are None.
-    `dropped_boxes` counts those that were wrong, and that the source has left out.
+    `dropped_boxes` counts those that were wrong, and that the source has left out. `done` is how far the source is, in its unit.
     """
 
     columns: dict[str, Any]
@@ -196,11 +224,17 @@ class Chunk:
     refused: Sequence[Refusal] = ()
     problems: Sequence[tuple[int, str, Refusal]] = ()
     dropped_boxes: int = 0
+    done: int = 0
+
+
+def numbered(prefix: str, first: int = 0) -> Callable[[int], str]:
+    """Return a function that names rows by their numbers, of which row 0 has the number `first`."""
+    return lambda row: f"{prefix} {first + row}"
 
 
 @dataclasses.dataclass
 class OpenedSource:
-    """An opened source. For the progress bar, `total` and `done()` count in `unit`: files, bytes or rows.
+    """An opened source. For the progress bar, `total` and the chunks count in `unit`: files, bytes or rows.
 
     `left_out` lists files that are of other kinds or were not selected, and `files` those that are read. `root` is the folder
     of the files that text in image columns names; None means the usual one. `by_path` says whether the column `path` identifies samples.
@@ -214,7 +248,6 @@ class OpenedSource:
     chunks: Generator[Chunk, None, None]
     total: int | None
     unit: str
-    done: Callable[[], int]
     left_out: list[str] = dataclasses.field(default_factory=list)
     files: list[pathlib.Path] = dataclasses.field(default_factory=list)
     root: pathlib.Path | None = None

@@ -23,7 +23,9 @@ from penstock.errors import Error, UnsupportedError
 from penstock.frameworks.parquet import listed
 from penstock.schema import noted as noted_type
 from penstock.values.arrow.types import (
+    is_any_list,
     is_array_of_hugging_face,
+    is_binary,
     is_list,
     is_media,
     is_number,
@@ -43,7 +45,7 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
         return Scalar(dtype)
     if is_text(kind) or pa.types.is_null(kind):
         return Text()
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+    if is_binary(kind):
         return Bytes()
     if pa.types.is_dictionary(kind):
         return Category() if is_text(kind.value_type) else infer(kind.value_type, name)
@@ -170,8 +172,7 @@ def without_nulls_within(found: ColumnType, arrays: Iterable[pa.Array]) -> Colum
 
 
 def _has_nulls_within(values: pa.Array) -> bool:
-    lists = storage(values.type)
-    plain = not isinstance(values, pa.ExtensionArray) and (is_list(lists) or pa.types.is_fixed_size_list(lists))
+    plain = not isinstance(values, pa.ExtensionArray) and is_any_list(storage(values.type))
     return plain and bool(values.drop_null().flatten().null_count)
 
 

@@ -11,6 +11,7 @@ from penstock.columns.column_type import ColumnType
 from penstock.columns.json_text import Json
 from penstock.errors import InvalidInputError, UnsupportedError
 from penstock.importers.shared.source import Options, Unread
+from penstock.values.arrow.types import is_any_list
 
 # Files that the user left out by include and exclude. They are counted, and never refused.
 UNSELECTED = "unselected"
@@ -81,11 +82,11 @@ def boxes_in_type(name: str, kind: pa.DataType) -> str | None:
     """
     if isinstance(kind, pa.BaseExtensionType):
         return boxes_in_type(name, kind.storage_type)
-    if _is_list(kind):
-        return name if name.lower() in _BOXES and _is_list(kind.value_type) else boxes_in_type("", kind.value_type)
+    if is_any_list(kind):
+        return name if name.lower() in _BOXES and is_any_list(kind.value_type) else boxes_in_type("", kind.value_type)
     if not pa.types.is_struct(kind):
         return None
-    own = [field.name for field in kind if field.name.lower() in _BOXES and _is_list(field.type)]
+    own = [field.name for field in kind if field.name.lower() in _BOXES and is_any_list(field.type)]
     return own[0] if own else next((found for field in kind if (found := boxes_in_type("", field.type))), None)
 
 
@@ -102,7 +103,3 @@ def boxes_in_values(name: str, values: Sequence[Any]) -> str | None:
             if isinstance(value[0], Mapping | list | tuple) and (found := boxes_in_values("", value)):
                 return found
     return None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

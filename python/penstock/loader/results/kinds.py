@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
+from penstock.loader.results.nulls import is_mask
 from penstock.ragged import Ragged
 from penstock.views.readable import Batch
 
@@ -21,20 +23,15 @@ Positions = npt.NDArray[np.int64]
 Results = Sequence[tuple[str, str, list[int | None], bool]]
 
 
-def is_mask(nulls: Mapping[str, Any], name: str) -> bool:
-    """Return whether the nulls of a column stay, beside a column that marks them."""
-    return isinstance(nulls.get(name), str) and nulls[name] == "mask"
-
-
-def kinds_of(results: Results, types: Mapping[str, str], ragged: Collection[str], nulls: Mapping[str, Any]) -> dict[str, str]:
+def kinds_of(results: Results, types: Mapping[str, ColumnType], ragged: Collection[str], nulls: Mapping[str, Any]) -> dict[str, str]:
     """Return the kind of each result: "array", "ragged", "list" of arrays, or "values" such as text. `types` holds the column types.
 
     Images and masks become arrays, unless `ragged` names them. A null among images of unknown size has no size either, so they are a list.
     """
     kinds = {}
     for name, dtype, shape, _ in results:
-        pixels, free = types[name] in ("image", "mask"), None in shape
-        if name in ragged or (dtype != "bytes" and pixels and free and is_mask(nulls, name)):
+        pixels, free = types[name].is_picture, None in shape
+        if name in ragged or (dtype != "bytes" and pixels and free and is_mask(nulls.get(name))):
             kinds[name] = "list"
         else:
             kinds[name] = "values" if dtype == "bytes" else "ragged" if free and not pixels else "array"

@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.columns.column_type import ColumnType
 from penstock.errors import InvalidInputError
 from penstock.ragged import Ragged
 from penstock.values.dtypes import filler
 from penstock.views.readable import Batch
+
+
+def is_mask(value: Any) -> bool:
+    """Return whether the nulls of a column stay, beside a column that marks them. `value` is what `nulls=` says about it."""
+    return isinstance(value, str) and value == "mask"
 
 
 def nulls_of(values: Any) -> int:
@@ -29,7 +35,7 @@ def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | Non
         nulls = values.nulls if isinstance(values, Ragged) else None
         nulls = np.array([item is None for item in values], bool) if isinstance(values, list) else nulls
     there = np.ones(len(values), bool) if nulls is None else ~nulls
-    if isinstance(value, str) and value == "mask":
+    if is_mask(value):
         batch[f"{name}_valid"] = there
     elif isinstance(values, list):
         # Each row gets its own copy, which the user may change.
@@ -38,30 +44,32 @@ def fill(name: str, value: Any, batch: Batch, nulls: npt.NDArray[np.bool_] | Non
         values[~there] = value
 
 
-def check_nulls(wanted: Mapping[str, Any], results: Sequence[tuple[str, str, list[int | None], bool]], kinds: Mapping[str, str]) -> None:
+def check_nulls(
+    wanted: Mapping[str, Any], results: Sequence[tuple[str, str, list[int | None], bool]], kinds: Mapping[str, ColumnType]
+) -> None:
     """Refuse invalid replacements for nulls before anything is read. `kinds`: the column type of each result."""
     for name in wanted:
         if name not in kinds:
             hint = f"the loader's columns: {', '.join(kinds)}"
             raise InvalidInputError(f"nulls= refers to `{name}`, which the loader does not return", code="invalid-argument", hint=hint)
     for name, value in wanted.items():
-        if isinstance(value, str) and value == "mask" and f"{name}_valid" in kinds:
+        if is_mask(value) and f"{name}_valid" in kinds:
             raise InvalidInputError(
                 f"nulls of `{name}` cannot become a mask: the loader already has a column `{name}_valid`",
                 code="invalid-argument",
                 hint="rename that column with outputs={…}",
             )
     for name, dtype, shape, _ in results:
-        if name not in wanted or (isinstance(wanted[name], str) and wanted[name] == "mask"):
+        if name not in wanted or is_mask(wanted[name]):
             continue
         kind, value = kinds[name], wanted[name]
-        if kind in ("tensor", "boxes", "keypoints", "labels") and None in shape:
+        if dtype != "bytes" and None in shape and not kind.is_picture:
             raise InvalidInputError(
                 f"nulls of `{name}` cannot be filled: the column is ragged", code="invalid-argument", hint='use "mask"; the nulls stay None'
             )
         if None in shape or dtype == "bytes":
             if dtype == "bytes":
-                wanted_type = {"text": str, "json": object}.get(kind, bytes)
+                wanted_type = {"text": str, "json": object}.get(kind.type, bytes)
                 fits, expected = isinstance(value, wanted_type), wanted_type.__name__
             else:
                 fits = isinstance(value, np.ndarray) and value.ndim == len(shape)

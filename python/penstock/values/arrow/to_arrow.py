@@ -5,7 +5,6 @@ Source: Arrow columnar format 1.5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,22 +55,34 @@ def words(values: tuple[Any, ...], names: pa.Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=nulls), names)
 
 
-def fixed_type(dtype: str, shape: Sequence[int]) -> pa.DataType:
-    """Return the Arrow type for tensors of the same shape."""
+# The sizes of the dimensions of arrays, with None for free ones; or None for numbers.
+Shape = tuple[int | None, ...] | None
+
+
+def array_type(dtype: str | None, shape: Shape) -> pa.DataType:
+    """Return the Arrow type for numbers, tensors of the same shape, or ragged tensors; for other values, binary."""
+    if dtype is None:
+        return pa.large_binary()
+    if shape is None:
+        return element_type(dtype)
+    if None in shape:
+        return pa.struct([("data", pa.large_list(element_type(dtype))), ("shape", pa.list_(pa.int64(), len(shape)))])
     return pa.fixed_shape_tensor(element_type(dtype), list(shape))
 
 
-def fixed(values: tuple[Any, ...], dtype: str, shape: Sequence[int]) -> pa.Array:
+def array(values: tuple[Any, ...], dtype: str, shape: Shape) -> pa.Array:
+    """Convert numbers, tensors or ragged tensors."""
+    if shape is None:
+        return elements(values[0], dtype, values[1])
+    return ragged(values, dtype) if None in shape else fixed(values, dtype, array_type(dtype, shape))
+
+
+def fixed(values: tuple[Any, ...], dtype: str, kind: pa.DataType) -> pa.Array:
     """Convert an (N, *shape) array to a tensor extension array."""
     array, nulls = values
     mask = None if nulls is None else pa.array(nulls)
-    storage = pa.FixedSizeListArray.from_arrays(elements(array.reshape(-1), dtype, None), int(np.prod(shape)), mask=mask)
-    return pa.ExtensionArray.from_storage(fixed_type(dtype, shape), storage)
-
-
-def ragged_type(dtype: str, rank: int) -> pa.DataType:
-    """Return the Arrow type for ragged tensors."""
-    return pa.struct([("data", pa.large_list(element_type(dtype))), ("shape", pa.list_(pa.int64(), rank))])
+    storage = pa.FixedSizeListArray.from_arrays(elements(array.reshape(-1), dtype, None), kind.storage_type.list_size, mask=mask)
+    return pa.ExtensionArray.from_storage(kind, storage)
 
 
 def ragged(values: tuple[Any, ...], dtype: str) -> pa.Array:
@@ -81,5 +92,5 @@ def ragged(values: tuple[Any, ...], dtype: str) -> pa.Array:
     lists = pa.LargeListArray.from_arrays(pa.array(offsets), elements(data, dtype, None))
     sizes = pa.FixedSizeListArray.from_arrays(pa.array(shapes.reshape(-1)), rank)
     return pa.StructArray.from_arrays(
-        [lists, sizes], fields=list(ragged_type(dtype, rank)), mask=None if nulls is None else pa.array(nulls)
+        [lists, sizes], fields=list(array_type(dtype, (None,) * rank)), mask=None if nulls is None else pa.array(nulls)
     )

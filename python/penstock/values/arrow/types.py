@@ -72,6 +72,11 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def is_any_list(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is one of lists, also of lists of one size."""
+    return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is an integer or float type."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))

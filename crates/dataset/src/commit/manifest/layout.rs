@@ -12,7 +12,7 @@ use penstock_format::manifest::{Fragment, Staged, encode_stages};
 use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
-use super::objects::write_rows;
+use super::objects::{write_object, write_rows};
 use crate::log::records::LogEntry;
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::ManifestPart;
@@ -20,7 +20,7 @@ use crate::store::context::Context;
 
 /// Neighbouring fragments, and those that take their place.
 #[derive(Debug, Clone)]
-pub struct Group {
+pub struct ReplacedFragments {
     /// At least one, in manifest order.
     pub out: Vec<Fragment>,
     /// They have the row ids of `out` in the same order, without those that are dropped.
@@ -30,7 +30,7 @@ pub struct Group {
 /// What a layout changes.
 #[derive(Debug, Clone, Default)]
 pub struct Layout {
-    pub groups: Vec<Group>,
+    pub groups: Vec<ReplacedFragments>,
     /// The ids of the overlays with values that the layout has seen, and of those that the new fragments have.
     pub seen: HashSet<Id>,
     pub folded: HashSet<Id>,
@@ -70,7 +70,8 @@ impl Layout {
     fn parts(&self, parent: &Snapshot) -> Result<Vec<ManifestPart>> {
         let rows = self.rows();
         let first_of = |fragment: &Fragment| fragment.runs.first().map(|run| run.first);
-        let mut groups: HashMap<Option<u64>, &Group> = self.groups.iter().map(|group| (first_of(&group.out[0]), group)).collect();
+        let mut groups: HashMap<Option<u64>, &ReplacedFragments> =
+            self.groups.iter().map(|group| (first_of(&group.out[0]), group)).collect();
         let mut parts = Vec::new();
         // The fragments that are expected next.
         let mut rest: &[Fragment] = &[];
@@ -148,9 +149,8 @@ impl Layout {
             }
             is_same
         });
-        let (id, body) = (context.new_id()?, encode_stages(&staged));
-        puts.push(stages_name(id));
-        context.storage.put(&stages_name(id), &body)?;
+        let body = encode_stages(&staged);
+        let id = write_object(context, stages_name, &body, puts)?;
         all.push(ObjectRef::of(id, &body));
         Ok(all)
     }

@@ -12,20 +12,26 @@ use penstock_format::rows::{RowIds, RowIdsRef, RowSet};
 use crate::store::context::Context;
 
 /// Row sets that are in objects, as far as they are known.
-pub type Known = HashMap<RowIdsRef, Arc<RowIds>>;
+pub type KnownRowIds = HashMap<RowIdsRef, Arc<RowIds>>;
 
 /// If the encoded fragments exceed this size, they are written to manifest pages before the commit. This keeps records small, so
 /// that one record can contain the deltas of many commits.
 pub const INLINE_BYTES: usize = 1024;
+
+/// Write an object under a new id, and return the id. `puts` gets its name, also if the put fails.
+pub fn write_object(context: &Context, name: fn(Id) -> String, body: &[u8], puts: &mut Vec<String>) -> Result<Id> {
+    let id = context.new_id()?;
+    puts.push(name(id));
+    context.storage.put(&name(id), body)?;
+    Ok(id)
+}
 
 /// Write fragments to manifest pages. Cost: one put per page, and one for the statistics of those whose data files this process wrote.
 pub fn write_pages(context: &Context, fragments: &[Fragment], puts: &mut Vec<String>) -> Result<Vec<PageRef>> {
     encode_pages(fragments)
         .into_iter()
         .map(|(body, fragments)| {
-            let id = context.new_id()?;
-            puts.push(page_name(id));
-            context.storage.put(&page_name(id), &body)?;
+            let id = write_object(context, page_name, &body, puts)?;
             let statistics = write_statistics(context, id, fragments, puts)?;
             Ok(PageRef { statistics, ..PageRef::of(id, &body, fragments) })
         })
@@ -46,9 +52,8 @@ fn write_statistics(context: &Context, page: Id, fragments: &[Fragment], puts: &
         return Ok(None);
     }
     let statistics = PageStatistics { page, fragments: fragments.len() as u64, columns: columns.into_iter().collect() };
-    let (id, body) = (context.new_id()?, statistics.encode());
-    puts.push(statistics_name(id));
-    context.storage.put(&statistics_name(id), &body)?;
+    let body = statistics.encode();
+    let id = write_object(context, statistics_name, &body, puts)?;
     // A later root may join the page with others.
     context.caches.get().page_statistics.insert(id, Arc::new(statistics));
     Ok(Some(ObjectRef::of(id, &body)))
@@ -56,9 +61,8 @@ fn write_statistics(context: &Context, page: Id, fragments: &[Fragment], puts: &
 
 /// Write new words of a category column. A commit gives them the codes after those that exist. Cost: one put.
 pub fn write_words<S: AsRef<str>>(context: &Context, column: u64, words: &[S], puts: &mut Vec<String>) -> Result<WordsSegment> {
-    let (id, body) = (context.new_id()?, encode_words(column, words));
-    puts.push(words_name(id));
-    context.storage.put(&words_name(id), &body)?;
+    let body = encode_words(column, words);
+    let id = write_object(context, words_name, &body, puts)?;
     Ok(WordsSegment { column, first_code: 0, words: words.len() as u64, object: ObjectRef::of(id, &body) })
 }
 

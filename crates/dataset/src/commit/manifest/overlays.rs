@@ -1,17 +1,17 @@
 //! Turn the new values and deletions of a transaction into overlays and their change set.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::{PROVISIONAL, Run, data_name};
+use penstock_format::ids::{PROVISIONAL, data_name};
 use penstock_format::manifest::Fragment;
 use penstock_format::overlay::Overlay;
 use penstock_format::record::{Change, ChangeKind};
 use penstock_format::rows::{RowIds, RowSet};
 use penstock_format::schema::Schema;
 
-use super::objects::{Known, write_rows};
+use super::objects::{KnownRowIds, write_rows};
 use super::stored::WordList;
 use crate::store::context::Context;
 use crate::write::pending::{Changed, Pending};
@@ -25,18 +25,18 @@ const CHANGES: usize = 4;
 
 /// Overlays with provisional row ids, the change set, and the row ids that are stored in objects.
 #[derive(Default)]
-pub struct Written {
+pub struct WrittenOverlays {
     pub overlays: Vec<Overlay>,
     pub writes: Vec<Change>,
-    pub known: Known,
+    pub known: KnownRowIds,
     /// The columns in which samples that the transaction appended got new values.
     pub of_appended: HashSet<u64>,
 }
 
-impl Written {
+impl WrittenOverlays {
     /// Write the row ids. `puts` gets the names of the objects. Cost: one put per set with more than a few runs.
-    pub fn write(context: &Context, changed: &[Changed], deleted: &HashSet<u64>, puts: &mut Vec<String>) -> Result<Written> {
-        let mut written = Written::default();
+    pub fn write(context: &Context, changed: &[Changed], deleted: &HashSet<u64>, puts: &mut Vec<String>) -> Result<WrittenOverlays> {
+        let mut written = WrittenOverlays::default();
         for changed in changed {
             for (overlay, ids) in overlays_of(context, changed, puts)? {
                 written.push(ChangeKind::Value, overlay, ids);
@@ -90,32 +90,6 @@ impl Written {
         }
         self.overlays.push(overlay);
     }
-}
-
-/// Make overlays for reads in the same process. Their row ids are in memory, so they need no object.
-pub fn unwritten(context: &Context, changed: &[Changed], deleted: &HashSet<u64>) -> Result<Vec<Overlay>> {
-    let rows = |ids: &mut dyn Iterator<Item = u64>| {
-        let mut runs: Vec<Run> = Vec::new();
-        for first in ids {
-            match runs.last_mut().filter(|run| run.end() == first) {
-                Some(run) => run.count += 1,
-                None => runs.push(Run { first, count: 1 }),
-            }
-        }
-        RowSet::Runs(runs)
-    };
-    let mut overlays = Vec::new();
-    for Changed { columns, row_ids, writer } in changed {
-        let mut rest = row_ids.iter().copied();
-        for fragment in &writer.fragments {
-            let rows = rows(&mut rest.by_ref().take(fragment.samples as usize));
-            overlays.push(Overlay::of_values(columns.clone(), rows, fragment.files.clone(), || context.new_id())?);
-        }
-    }
-    if !deleted.is_empty() {
-        overlays.push(Overlay::deleting(rows(&mut deleted.iter().copied().collect::<BTreeSet<u64>>().into_iter())));
-    }
-    Ok(overlays)
 }
 
 /// Make the overlays of written values: one per fragment. Cost: one put per set with more than a few runs.

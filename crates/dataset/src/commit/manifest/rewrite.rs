@@ -13,13 +13,13 @@ use penstock_tensor::Column;
 use super::stored::WordList;
 use crate::read::fetch::Purpose;
 use crate::read::reader::{OnCorrupt, Reader};
-use crate::read::scan::Group;
+use crate::read::scan::GroupSize;
 use crate::snapshot::Snapshot;
 use crate::write::column::Stored;
 use crate::write::fragments::FragmentsWriter;
 
 /// Row ids, and the position of the first of them. The others follow.
-pub type At = (Run, u64);
+pub type PlacedRun = (Run, u64);
 
 /// Samples that were written again.
 #[derive(Default)]
@@ -36,7 +36,7 @@ pub struct Rewritten {
 pub fn rewritten(
     snapshot: &Arc<Snapshot>,
     specs: &[&ColumnSpec],
-    rows: &[At],
+    rows: &[PlacedRun],
     watched: &HashMap<u64, RowIds>,
     puts: &mut Vec<String>,
 ) -> Result<Rewritten> {
@@ -45,11 +45,11 @@ pub fn rewritten(
     let mut lists: HashMap<u64, WordList> = HashMap::new();
     // A manifest page must not become much larger than usual.
     let done = rows.chunks(FRAGMENT_RUNS).try_for_each(|rows| {
-        let each = |(run, position): &At| {
+        let each = |(run, position): &PlacedRun| {
             let (run, position) = (*run, *position);
             (0..run.count).map(move |index| (run.first + index, position + index))
         };
-        let (mut rest, mut group) = (rows.iter().flat_map(each), Group::default());
+        let (mut rest, mut group) = (rows.iter().flat_map(each), GroupSize::default());
         loop {
             let (ids, positions): (Vec<u64>, Vec<u64>) = rest.by_ref().take(group.samples).unzip();
             if ids.is_empty() {
@@ -86,7 +86,7 @@ pub fn rewritten(
 }
 
 /// Give the samples of fragments these row ids, in order.
-fn number(fragments: &mut [Fragment], rows: &[At]) {
+fn number(fragments: &mut [Fragment], rows: &[PlacedRun]) {
     let mut rest = rows.iter().map(|(run, _)| *run);
     let mut begun: Option<Run> = None;
     for fragment in fragments {

@@ -11,7 +11,7 @@ use penstock_format::overlay::Overlay;
 use penstock_format::rows::{RowIds, RowSet};
 
 use super::fold::folded;
-use super::objects::{folders_of, write_pages, write_rows};
+use super::objects::{folders_of, write_object, write_pages, write_rows};
 use crate::snapshot::Snapshot;
 use crate::snapshot::live::ManifestPart;
 use crate::store::context::Context;
@@ -125,9 +125,8 @@ pub fn write_root(snapshot: &Snapshot, puts: &mut Vec<String>) -> Result<(Object
         stages: snapshot.stages.clone(),
         attachments: covering(snapshot, puts)?,
     };
-    let (id, body) = (context.new_id()?, root.encode());
-    puts.push(root_name(id));
-    context.storage.put(&root_name(id), &body)?;
+    let body = root.encode();
+    let id = write_object(context, root_name, &body, puts)?;
     context.storage.sync(&folders_of(puts))?;
     Ok((ObjectRef::of(id, &body), Arc::new(root)))
 }

@@ -20,7 +20,7 @@ pub const LARGE_BYTES: u64 = 8 << 20;
 pub const PIECE_BYTES: u64 = 8 << 20;
 
 /// Values of bytes of a snapshot, of which the large ones are read when they are written.
-struct Again {
+struct LargeValues {
     snapshot: Arc<Snapshot>,
     column: ColumnSpec,
     positions: Vec<u64>,
@@ -28,13 +28,13 @@ struct Again {
     values: RaggedValues,
 }
 
-impl Debug for Again {
+impl Debug for LargeValues {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "values of {}", self.column.name)
     }
 }
 
-impl Pull for Again {
+impl Pull for LargeValues {
     fn pull(&self, row: usize, _: &[Range<u64>], take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if let Some(value) = self.values.get(row) {
             return take(value);
@@ -100,7 +100,7 @@ impl Reader {
         if !large.is_empty() {
             let validity = Some(large.iter().enumerate().map(|(row, large)| *large || values.get(row).is_some()).collect());
             let (snapshot, positions) = (self.snapshot.clone(), self.plan.positions.clone());
-            let source = Arc::new(Again { snapshot, column: column.clone(), positions, values });
+            let source = Arc::new(LargeValues { snapshot, column: column.clone(), positions, values });
             return Ok(Column::Pulled(Pulled { shapes: vec![Vec::new(); samples], validity, source }));
         }
         let mut stored = Ragged::default();

@@ -23,7 +23,7 @@ impl Transaction {
     /// Add a column at the end. Existing samples, and samples that are appended without the column, have the value `fill`, or are null. Cost:
     /// writes a data file with the value, and closes the data file of the last append.
     pub fn add_column(&mut self, column: ColumnSpec, fill: Option<Input>, validate: Validate) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("add a column")?;
         let random = self.base.context.new_id()?.0;
         let mut schema = self.base.schema.with_column(column, random.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))?;
@@ -55,7 +55,7 @@ impl Transaction {
 
     /// Drop a column. Earlier snapshots keep it. If it may have values, `force` must be set.
     pub fn drop_column(&mut self, name: &str, force: bool) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("drop a column")?;
         let schema = self.base.schema.without_column(name)?;
         let spec = self.base.column(name)?.clone();
@@ -63,14 +63,14 @@ impl Transaction {
             let text = format!("cannot drop column `{name}`: it has values, which the newest snapshot would no longer have");
             return Err(Error::new("invalid-argument", text).hint("pass force=True; earlier snapshots keep the column"));
         }
-        self.keys.retain(|keys| keys.column.id != spec.id);
+        self.reads.keys.retain(|keys| keys.column.id != spec.id);
         self.altered().dropped.push((spec.id, spec.name.clone()));
         self.set_schema(schema)
     }
 
     /// Rename a column. Its values, and columns that belong to it, follow.
     pub fn rename_column(&mut self, old: &str, new: &str) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("rename a column")?;
         let schema = self.base.schema.renamed(old, new)?;
         self.altered();
@@ -79,7 +79,7 @@ impl Transaction {
 
     /// Give a column of numbers a wider dtype. Files keep the values in their earlier dtype, and reads convert them.
     pub fn widen_column(&mut self, name: &str, dtype: &str) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("widen a column")?;
         let schema = self.base.schema.widened(name, dtype)?;
         self.check_not_key(name, "widen")?;
@@ -91,7 +91,7 @@ impl Transaction {
 
     /// Add classes to a label column, except those that it has. Other commits may add theirs in the meantime.
     pub fn add_classes(&mut self, name: &str, classes: &[String]) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("add classes")?;
         let Some(schema) = self.base.schema.with_classes(name, classes)? else { return Ok(()) };
         let dtype = |schema: &Schema| schema.column(name).and_then(|(_, spec)| spec.kind.stored().ok()).map(|(dtype, _)| dtype);
@@ -111,7 +111,7 @@ impl Transaction {
 
     /// Give a class of a label column another name. Samples of the class follow.
     pub fn rename_class(&mut self, name: &str, old: &str, new: &str) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("rename a class")?;
         let schema = self.base.schema.with_class_renamed(name, old, new)?;
         self.altered();
@@ -145,7 +145,7 @@ impl Transaction {
 
     /// Refuse to change how the values of a column are stored if the transaction compares them.
     fn check_not_key(&self, name: &str, verb: &str) -> Result<()> {
-        if self.base.column(name).is_ok_and(|spec| self.keys.iter().any(|keys| keys.column.id == spec.id)) {
+        if self.base.column(name).is_ok_and(|spec| self.reads.known_keys(spec.id).is_some()) {
             let text = format!("cannot {verb} column `{name}`: this transaction has used it as a key");
             return Err(Error::new("invalid-argument", text).hint("do it before the upsert, or in another transaction"));
         }
@@ -161,17 +161,5 @@ impl Transaction {
             Ok(())
         })?;
         Ok(found)
-    }
-
-    /// Begin a new fragment if these new samples and those before give values for different columns with fill values. A fragment lists a
-    /// column for all of its samples or for none.
-    pub(in crate::commit) fn begin_fragment(&mut self, columns: &[Option<Stored>]) -> Result<()> {
-        let with_fill = self.base.schema.columns.iter().zip(columns).filter(|(spec, _)| spec.fill.is_some());
-        let given: Vec<u64> = with_fill.filter(|(_, column)| column.is_some()).map(|(spec, _)| spec.id).collect();
-        if given == self.filled {
-            return Ok(());
-        }
-        self.filled = given;
-        self.close_fragment()
     }
 }

@@ -9,7 +9,7 @@ use penstock_tensor::Column;
 
 use crate::commit::transaction::Transaction;
 use crate::config::Config;
-use crate::store::journal::Call;
+use crate::store::journal::JournalCall;
 use crate::write::check::{Input, check_lengths};
 use crate::write::media::Validate;
 
@@ -17,8 +17,7 @@ impl Transaction {
     /// Give some columns of existing or appended samples new values. If a row id is repeated, its last value counts. All values and
     /// row ids are checked before any value is stored.
     pub fn update(&mut self, row_ids: &[i64], inputs: Vec<Input>, validate: Validate) -> Result<()> {
-        self.check_open()?;
-        let call = Call { verb: Verb::Update, row_ids, decode: validate == Validate::Decode };
+        let call = JournalCall { verb: Verb::Update, row_ids, decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_checked(row_ids, inputs, validate))
     }
 
@@ -43,8 +42,8 @@ impl Transaction {
         if pulled {
             self.write_pending()?;
         }
-        Arc::make_mut(&mut self.pending).push(&row_ids, &self.base.schema, columns);
-        if pulled || self.pending.bytes() as u64 > Config::memory_bytes() / 8 {
+        Arc::make_mut(&mut self.changed.pending).push(&row_ids, &self.base.schema, columns);
+        if pulled || self.changed.pending.bytes() as u64 > Config::memory_bytes() / 8 {
             self.write_pending()?;
         }
         Ok(())
@@ -52,11 +51,11 @@ impl Transaction {
 
     /// Delete existing or appended samples. A row id may be repeated.
     pub fn delete(&mut self, row_ids: &[i64]) -> Result<()> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.find_row_ids(row_ids).map_err(|error| error.context("cannot delete"))?;
-        let call = Call { verb: Verb::Delete, row_ids, decode: false };
+        let call = JournalCall { verb: Verb::Delete, row_ids, decode: false };
         self.keeping(&call, Vec::new(), |transaction, _| {
-            transaction.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
+            transaction.changed.deleted.extend(row_ids.iter().map(|row_id| row_id.cast_unsigned()));
             Ok(())
         })
     }
@@ -78,7 +77,7 @@ impl Transaction {
         };
         let mut existing = Vec::with_capacity(row_ids.len());
         for row_id in row_ids {
-            if self.deleted.contains(&row_id.cast_unsigned()) {
+            if self.changed.deleted.contains(&row_id.cast_unsigned()) {
                 return missing(*row_id, "its sample was deleted in");
             }
             match row_id.cast_unsigned() {

@@ -11,11 +11,10 @@ use penstock_storage::Journal;
 use penstock_tensor::{Column, Dtype, Ragged};
 use rustc_hash::FxHashSet;
 
-use crate::commit::changes::ReadSet;
-use crate::commit::transaction::{Isolation, State, Transaction};
+use crate::commit::transaction::{Isolation, ReadSet, Transaction};
 use crate::log::{newest, records};
 use crate::snapshot::Snapshot;
-use crate::store::journal::{Call, Kept, unable};
+use crate::store::journal::{JournalCall, TransactionJournal, unable};
 use crate::write::check::Input;
 use crate::write::media::Validate;
 
@@ -34,7 +33,7 @@ impl Transaction {
             let began = Began { dataset, snapshot, uuid: transaction.uuid, serializable: isolation == Isolation::Serializable };
             journal.add(&[&began.encode()])?;
             journal.sync()?;
-            transaction.journal = Some(Kept::new(journal, 0));
+            transaction.journal = Some(TransactionJournal::new(journal, 0));
             return Ok(transaction);
         };
         let began = Began::parse(body)?;
@@ -64,14 +63,14 @@ impl Transaction {
                 .repeat(frame)
                 .map_err(|error| error.context(format!("cannot repeat call {restored} of the journal `{}`", path.display())))?;
         }
-        transaction.journal = Some(Kept::new(journal, restored));
+        transaction.journal = Some(TransactionJournal::new(journal, restored));
         Ok(transaction)
     }
 
     /// Make the changes of a frame.
     fn repeat(&mut self, frame: Frame) -> Result<()> {
         let Frame { verb, decode, row_ids, columns, reads } = frame;
-        reads.into_iter().for_each(|(columns, row_ids)| self.reads.note(columns, row_ids));
+        reads.into_iter().for_each(|(columns, row_ids)| self.reads.all.note(columns, row_ids));
         let input = |(name, column, words)| Input { name, column, words: Option::map(words, Arc::new) };
         let inputs: Vec<Input> = columns.into_iter().map(input).collect();
         let row_ids: Vec<i64> = row_ids.into_iter().map(u64::cast_signed).collect();
@@ -89,20 +88,21 @@ impl Transaction {
     /// Make a change, and keep it in the journal if there is one. A change that is refused leaves nothing there.
     pub(in crate::commit) fn keeping<T>(
         &mut self,
-        call: &Call<'_>,
+        call: &JournalCall<'_>,
         mut inputs: Vec<Input>,
         change: impl FnOnce(&mut Transaction, Vec<Input>) -> Result<T>,
     ) -> Result<T> {
+        self.state.check_open()?;
         if let Some(kept) = &mut self.journal {
             read_sources(&self.base, &mut inputs)?;
-            let reads = self.unkept.all();
+            let reads = self.reads.unkept.all();
             let given: Vec<JournaledColumn> = inputs.iter().map(|input| (&input.name[..], &input.column, input.words.as_deref())).collect();
             match last_of_each(call, &inputs) {
                 None => kept.add(call, &given, &reads)?,
                 Some((row_ids, columns)) => {
                     let given: Vec<JournaledColumn> =
                         given.iter().zip(&columns).map(|((name, _, words), column)| (*name, column, *words)).collect();
-                    kept.add(&Call { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
+                    kept.add(&JournalCall { verb: Verb::Update, row_ids: &row_ids, decode: call.decode }, &given, &reads)?;
                 }
             }
         }
@@ -110,8 +110,8 @@ impl Transaction {
         let Some(kept) = &mut self.journal else { return changed };
         match changed {
             Ok(changed) => {
-                kept.sync().inspect_err(|_| self.state = State::Failed)?;
-                self.unkept = ReadSet::default();
+                kept.sync().inspect_err(|_| self.state.fail())?;
+                self.reads.unkept = ReadSet::default();
                 Ok(changed)
             }
             Err(error) => {
@@ -152,7 +152,7 @@ impl Transaction {
 
     /// End the transaction without a commit, and discard all changes.
     pub fn abort(mut self) -> Result<()> {
-        self.journal.take().map_or(Ok(()), Kept::remove)
+        self.journal.take().map_or(Ok(()), TransactionJournal::remove)
     }
 }
 
@@ -181,20 +181,19 @@ fn read_sources(base: &Snapshot, inputs: &mut [Input]) -> Result<()> {
 }
 
 /// Return the last values of an update in which row ids are repeated. Others are not kept, because only the last ones count.
-fn last_of_each(call: &Call<'_>, inputs: &[Input]) -> Option<(Vec<i64>, Vec<Column>)> {
+fn last_of_each(call: &JournalCall<'_>, inputs: &[Input]) -> Option<(Vec<i64>, Vec<Column>)> {
     let pulled = inputs.iter().any(|input| matches!(input.column, Column::Pulled(_)));
     if call.verb != Verb::Update || pulled || inputs.iter().any(|input| input.column.len() != call.row_ids.len()) {
         return None;
     }
     let mut seen = FxHashSet::default();
-    let mut picks: Vec<(usize, usize)> =
-        call.row_ids.iter().enumerate().rev().filter(|(_, row_id)| seen.insert(**row_id)).map(|(row, _)| (0, row)).collect();
-    if picks.len() == call.row_ids.len() {
+    let mut rows: Vec<usize> = (0..call.row_ids.len()).rev().filter(|row| seen.insert(call.row_ids[*row])).collect();
+    if rows.len() == call.row_ids.len() {
         return None;
     }
-    picks.reverse();
-    let columns = inputs.iter().map(|input| Column::gather(&[&input.column], &picks)).collect();
-    Some((picks.iter().map(|(_, row)| call.row_ids[*row]).collect(), columns))
+    rows.reverse();
+    let columns = inputs.iter().map(|input| input.column.take(&rows)).collect();
+    Some((rows.iter().map(|row| call.row_ids[*row]).collect(), columns))
 }
 
 /// Return whether a commit since record `base` has this transaction. Cost: a read per commit.

@@ -5,11 +5,10 @@ use std::collections::HashMap;
 use penstock_error::{Error, Result};
 use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::journal::Verb;
-use penstock_tensor::Column;
 
-use crate::commit::keys::{Keys, NOBODY, each_key, keys_of, not_unique};
+use crate::commit::keys::{NOBODY, each_key, keys_of, not_unique};
 use crate::commit::transaction::{Isolation, Transaction};
-use crate::store::journal::Call;
+use crate::store::journal::JournalCall;
 use crate::write::check::{Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::media::Validate;
@@ -19,8 +18,7 @@ impl Transaction {
     /// Returns the rows of the input whose keys no sample has; their values are not looked at. What was found and what was not are reads.
     /// Cost: reads the whole key column.
     pub fn update_on(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<u64>> {
-        self.check_open()?;
-        let call = Call { verb: Verb::UpdateOn { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
+        let call = JournalCall { verb: Verb::UpdateOn { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.update_on_checked(key, inputs, validate))
     }
 
@@ -40,17 +38,16 @@ impl Transaction {
         let rows: Vec<Option<u64>> = keys.iter().map(|key| found.get(&key[..]).copied().flatten()).collect();
         let (known, missing): (Vec<usize>, Vec<usize>) = (0..keys.len()).partition(|row| rows[*row].is_some());
         if !missing.is_empty() {
-            let picks: Vec<(usize, usize)> = known.iter().map(|row| (0, *row)).collect();
-            others.iter_mut().for_each(|input| input.column = Column::gather(&[&input.column], &picks));
+            others.iter_mut().for_each(|input| input.column = input.column.take(&known));
         }
         let columns = self.check(others, validate, "update").map_err(|error| among(error, &known))?;
         if !known.is_empty() {
             let columns = columns.into_iter().map(|column| column.map(|stored| stored.column)).collect();
             self.update_stored(rows.iter().copied().flatten().collect(), columns)?;
         }
-        if self.isolation == Isolation::Serializable {
+        if self.reads.isolation == Isolation::Serializable {
             for (key, row_id) in keys.iter().zip(&rows) {
-                self.keys_of_column(spec).insert(key.clone(), row_id.unwrap_or(NOBODY));
+                self.reads.keys_of_column(spec, self.altered.as_ref()).insert(key.clone(), row_id.unwrap_or(NOBODY));
             }
         }
         Ok(missing.into_iter().map(|row| row as u64).collect())
@@ -84,16 +81,6 @@ impl Transaction {
                 Err(error.context(format!("cannot {verb}")))
             }
         }
-    }
-
-    pub(super) fn keys_of_column(&mut self, spec: &ColumnSpec) -> &mut Keys {
-        let known = self.keys.iter().position(|keys| keys.column.id == spec.id);
-        let at = known.unwrap_or_else(|| {
-            let fill = self.altered.as_ref().and_then(|altered| altered.fills.get(&spec.id).cloned());
-            self.keys.push(Keys::new(spec.clone(), fill));
-            self.keys.len() - 1
-        });
-        &mut self.keys[at]
     }
 }
 

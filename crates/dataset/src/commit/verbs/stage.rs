@@ -12,7 +12,7 @@ use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::stage::Stage;
 use penstock_tensor::Dtype;
 
-use crate::commit::transaction::{State, Transaction};
+use crate::commit::transaction::Transaction;
 use crate::snapshot::Snapshot;
 use crate::snapshot::values::check_stored_as;
 use crate::store::datafile::DataFile;
@@ -49,24 +49,24 @@ fn unlike(spec: &ColumnSpec, staged: Dtype, here: Dtype) -> Error {
 impl Transaction {
     /// End the transaction without a commit: write its new samples, and return them as a stage. Cost: as for `commit`, without the record.
     pub fn into_stage(mut self) -> Result<Stage> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.close_fragment()?;
         // A stage is known by its data files, and a fragment of nulls has none.
-        if self.writer.fragments.iter().any(|fragment| fragment.files.is_empty()) {
+        if self.appended.writer.fragments.iter().any(|fragment| fragment.files.is_empty()) {
             let text = "cannot stage: a run of samples has only nulls in tiled columns of fixed shape, and no other columns";
             return Err(Error::new("invalid-argument", text).hint("append these samples instead, or give them a value in another column"));
         }
-        self.writer.store_small()?;
+        self.appended.writer.store_small()?;
         self.sync()?;
-        self.state = State::Closed;
-        let (dataset, features) = (self.base.record().dataset, self.writer.features);
-        Ok(Stage { dataset, gc_epoch: self.gc_epoch, features, fragments: std::mem::take(&mut self.writer.fragments) })
+        self.state.close();
+        let (dataset, features) = (self.base.record().dataset, self.appended.writer.features);
+        Ok(Stage { dataset, gc_epoch: self.gc_epoch, features, fragments: std::mem::take(&mut self.appended.writer.fragments) })
     }
 
     /// Add the samples of stages, and return their row ids for each stage. They are final for a stage that was committed already, and provisional
     /// for others. Cost: reads the manifest, and a tail for each data file.
     pub fn add(&mut self, stages: &[Stage]) -> Result<Vec<Vec<Run>>> {
-        self.check_open()?;
+        self.state.check_open()?;
         self.check_repeatable("add stages")?;
         for stage in stages {
             self.check_stage(stage)?;
@@ -98,9 +98,9 @@ impl Transaction {
         self.learn_words(&files)?;
         for (stage, fragment) in stages.iter().flat_map(|stage| stage.fragments.iter().map(move |fragment| (stage, fragment))) {
             let Some(id) = fragment.files.first().map(|file| file.id).filter(|id| added.remove(id)) else { continue };
-            known.insert(id, vec![self.writer.link(fragment.clone(), stage.features)]);
+            known.insert(id, vec![self.appended.writer.link(fragment.clone(), stage.features)]);
             self.gc_epoch = self.gc_epoch.min(stage.gc_epoch);
-            self.touched.extend(fragment.files.iter().flat_map(|file| &file.columns));
+            self.appended.columns.extend(fragment.files.iter().flat_map(|file| &file.columns));
         }
         let runs = |fragment: &Fragment| fragment.files.first().and_then(|file| known.get(&file.id)).cloned().unwrap_or_default();
         Ok(stages.iter().map(|stage| stage.fragments.iter().flat_map(runs).collect()).collect())
@@ -113,8 +113,8 @@ impl Transaction {
             return Err(Error::new("invalid-argument", format!("cannot add a stage to `{place}`: it is a stage of another dataset"))
                 .hint("make the stage with ds.stage of this dataset"));
         }
-        let has = |column: &u64| self.base.schema.columns.iter().any(|spec| spec.id == *column);
-        match stage.fragments.iter().flat_map(|fragment| &fragment.files).flat_map(|file| &file.columns).find(|column| !has(column)) {
+        let mut columns = stage.fragments.iter().flat_map(|fragment| &fragment.files).flat_map(|file| &file.columns);
+        match columns.find(|column| !self.base.schema.has_column(**column)) {
             None => Ok(()),
             Some(column) => {
                 let text = format!("cannot add a stage to `{place}`: it has the column with id {column}, which this snapshot lacks");
@@ -133,7 +133,7 @@ impl Transaction {
         let open = |(file, samples): &(&FileRef, u64)| {
             let opened = context.file(file, *samples)?;
             for chunk in &opened.tail.chunks {
-                let Some(spec) = self.base.schema.columns.iter().find(|spec| spec.id == chunk.column) else { continue };
+                let Some(spec) = self.base.schema.column_by_id(chunk.column) else { continue };
                 if let Err(error) = check_stored_as(&opened, chunk, spec) {
                     let (dtype, _) = spec.kind.stored()?;
                     // Another branch may have a wider dtype.

@@ -6,12 +6,11 @@ use penstock_error::{Error, Result};
 use penstock_format::ids::PROVISIONAL;
 use penstock_format::schema::ColumnSpec;
 use penstock_format::transit::journal::Verb;
-use penstock_tensor::Column;
 
 use super::keyed::given_keys;
 use crate::commit::keys::text_of;
 use crate::commit::transaction::Transaction;
-use crate::store::journal::Call;
+use crate::store::journal::JournalCall;
 use crate::write::check::{Input, check_lengths};
 use crate::write::column::Stored;
 use crate::write::media::Validate;
@@ -21,8 +20,7 @@ impl Transaction {
     /// Returns the row ids, which are provisional for new samples. The commit fails if another commit adds one of the keys in the
     /// meantime. Cost: reads the whole key column.
     pub fn upsert(&mut self, key: &str, inputs: Vec<Input>, validate: Validate) -> Result<Vec<i64>> {
-        self.check_open()?;
-        let call = Call { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
+        let call = JournalCall { verb: Verb::Upsert { key: key.to_owned() }, row_ids: &[], decode: validate == Validate::Decode };
         self.keeping(&call, inputs, |transaction, inputs| transaction.upsert_checked(key, inputs, validate))
     }
 
@@ -38,24 +36,19 @@ impl Transaction {
         })?;
         let keys = given_keys(spec, given, "upsert")?;
         let (row_ids, is_new) = self.rows_for(spec, &keys)?;
-        let chosen = |new: bool| (0..samples).filter(|row| is_new[*row] == new).map(|row| (0, row)).collect::<Vec<(usize, usize)>>();
-        let gather = |picks: &[(usize, usize)], stored: &Stored| Stored {
-            column: Column::gather(&[&stored.column], picks),
-            words: stored.words.clone(),
-        };
-        let (new, known) = (chosen(true), chosen(false));
+        let (new, known): (Vec<usize>, Vec<usize>) = (0..samples).partition(|row| is_new[*row]);
         if !new.is_empty() {
-            let appended = columns.iter().map(|column| column.as_ref().map(|stored| gather(&new, stored))).collect();
-            self.append_stored(appended, new.len())?;
+            let take_new = |stored: &Stored| Stored { column: stored.column.take(&new), words: stored.words.clone() };
+            self.append_stored(columns.iter().map(|column| column.as_ref().map(take_new)).collect(), new.len())?;
         }
         let others = columns.iter().enumerate().filter(|(at, column)| *at != index && column.is_some());
         if !known.is_empty() && others.count() > 0 {
             let updated = columns.iter().enumerate();
-            let updated = updated.map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| gather(&known, stored).column));
-            self.update_stored(known.iter().map(|(_, row)| row_ids[*row]).collect(), updated.collect())?;
+            let updated = updated.map(|(at, column)| column.as_ref().filter(|_| at != index).map(|stored| stored.column.take(&known)));
+            self.update_stored(known.iter().map(|row| row_ids[*row]).collect(), updated.collect())?;
         }
         for (key, row_id) in keys.into_iter().zip(&row_ids) {
-            self.keys_of_column(spec).insert(key, *row_id);
+            self.reads.keys_of_column(spec, self.altered.as_ref()).insert(key, *row_id);
         }
         Ok(row_ids.into_iter().map(u64::cast_signed).collect())
     }
@@ -77,20 +70,20 @@ impl Transaction {
     /// Let all samples that are appended from now on have unique keys in a column. The commit fails if another commit adds one of them in the
     /// meantime. The samples of the snapshot are not looked at. Cost: about 100 bytes of memory per sample.
     pub fn keep_unique(&mut self, key: &str) -> Result<()> {
-        self.check_open()?;
-        self.unique = Some(self.base.column(key)?.clone());
+        self.state.check_open()?;
+        self.reads.unique = Some(self.base.column(key)?.clone());
         Ok(())
     }
 
     /// Return the keys of samples before they are appended, if keys must be unique. Refuses those that the transaction has.
     pub(in crate::commit) fn new_keys(&self, columns: &[Option<Stored>]) -> Result<Vec<Vec<u8>>> {
-        let Some(spec) = &self.unique else { return Ok(Vec::new()) };
+        let Some(spec) = &self.reads.unique else { return Ok(Vec::new()) };
         let index = self.base.schema.columns.iter().position(|column| column.id == spec.id);
         let given = index.and_then(|index| columns.get(index)?.as_ref()).ok_or_else(|| {
             Error::new("invalid-argument", format!("cannot append: the key column `{}` is not given", spec.name)).column(&spec.name)
         })?;
         let keys = given_keys(spec, given, "append to")?;
-        let known = self.keys.iter().find(|keys| keys.column.id == spec.id);
+        let known = self.reads.known_keys(spec.id);
         let mut new = HashSet::with_capacity(keys.len());
         match keys.iter().position(|key| known.is_some_and(|known| known.has(key)) || !new.insert(key)) {
             None => Ok(keys),
@@ -106,8 +99,8 @@ impl Transaction {
 
     /// Remember the keys of samples that were appended.
     pub(in crate::commit) fn insert_keys(&mut self, keys: Vec<Vec<u8>>, first: u64) {
-        if let Some(spec) = self.unique.clone() {
-            let known = self.keys_of_column(&spec);
+        if let Some(spec) = self.reads.unique.clone() {
+            let known = self.reads.keys_of_column(&spec, self.altered.as_ref());
             keys.into_iter().zip(first..).for_each(|(key, row_id)| known.insert(key, row_id));
         }
     }

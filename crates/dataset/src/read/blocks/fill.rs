@@ -19,15 +19,15 @@ use crate::store::context::Context;
 
 /// Whether the block cache keeps fetched blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cache {
+pub enum BlockCaching {
     Keep,
     Bypass,
 }
 
-impl Cache {
+impl BlockCaching {
     /// A read that would fill more than half of the block cache bypasses it.
-    pub fn of(bytes: u64) -> Cache {
-        if bytes <= blocks::budget_bytes() / 2 { Cache::Keep } else { Cache::Bypass }
+    pub fn of(bytes: u64) -> BlockCaching {
+        if bytes <= blocks::budget_bytes() / 2 { BlockCaching::Keep } else { BlockCaching::Bypass }
     }
 }
 
@@ -57,13 +57,13 @@ fn rest_of_tiles(missing: &[Wanted], is_kept: impl Fn(BlockKey) -> bool) -> Vec<
 /// Return the units or blocks to fetch for tiles: those that are not `found`, each once, and the rest of tiles that the block cache keeps.
 pub fn missing_of_tiles(
     wanted: impl Iterator<Item = Wanted>,
-    cache: Cache,
+    cache: BlockCaching,
     mut found: impl FnMut(BlockKey) -> bool,
     is_kept: impl Fn(BlockKey) -> bool,
 ) -> Vec<Wanted> {
     let mut seen = HashSet::new();
     let mut missing: Vec<Wanted> = wanted.filter(|wanted| seen.insert(wanted.key) && !found(wanted.key)).collect();
-    if cache == Cache::Keep {
+    if cache == BlockCaching::Keep {
         let rest: Vec<Wanted> = rest_of_tiles(&missing, is_kept).into_iter().filter(|unit| seen.insert(unit.key)).collect();
         missing.extend(rest);
     }
@@ -72,7 +72,7 @@ pub fn missing_of_tiles(
 
 impl Fetched {
     /// Fetch, verify and decode blocks. An error takes the place of each damaged block, and the reader reports the error.
-    pub fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: Cache) -> Result<()> {
+    pub fn fill(&mut self, context: &Context, mut wanted: Vec<Wanted>, cache: BlockCaching) -> Result<()> {
         wanted.sort_by_key(|wanted| (wanted.key.0, wanted.offset));
         let wanted = Arc::new(wanted);
         let failed = self.fill_once(context, &wanted, cache)?;
@@ -84,7 +84,7 @@ impl Fetched {
     }
 
     /// Fetch, verify and decode the tiles' units or blocks that are not in the cache.
-    pub fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: Cache) -> Result<Fetched> {
+    pub fn of_tiles(context: &Context, wanted: impl Iterator<Item = Wanted>, cache: BlockCaching) -> Result<Fetched> {
         let mut fetched = Fetched::default();
         let missing = missing_of_tiles(wanted, cache, |key| fetched.found(key), |key| blocks::get(key).is_some());
         fetched.fill(context, missing, cache)?;
@@ -92,12 +92,12 @@ impl Fetched {
     }
 
     /// Fetch, verify and decode blocks. Returns the keys of blocks that fail verification or decoding.
-    fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cache: Cache) -> Result<HashSet<BlockKey>> {
+    fn fill_once(&mut self, context: &Context, wanted: &Arc<Vec<Wanted>>, cache: BlockCaching) -> Result<HashSet<BlockKey>> {
         if wanted.is_empty() {
             return Ok(HashSet::new());
         }
         let (segments, mut ranges) = plan_ranges(wanted, context.reads(), self.gaps);
-        if cache == Cache::Bypass {
+        if cache == BlockCaching::Bypass {
             // Blocks that are not cached may share a larger buffer, if gaps make up at most a fifth of the buffer.
             for range in &mut ranges {
                 let gaps: u64 = range.pieces.iter().map(|piece| piece.skip).sum();
@@ -147,7 +147,7 @@ impl Fetched {
         let mut failed = HashSet::new();
         for (wanted, block) in wanted.iter().zip(decoded) {
             match &block {
-                Ok(bytes) if cache == Cache::Keep && !wanted.awaited => blocks::keep(wanted.key, bytes.clone()),
+                Ok(bytes) if cache == BlockCaching::Keep && !wanted.awaited => blocks::keep(wanted.key, bytes.clone()),
                 Ok(_) => {}
                 Err(_) => {
                     failed.insert(wanted.key);

@@ -8,9 +8,9 @@ use penstock_error::Result;
 use penstock_format::Id;
 use penstock_storage::RangeRequest;
 
-use super::fill::Cache;
+use super::fill::BlockCaching;
 use super::ranges::plan_ranges;
-use super::{Fetched, Files, Gaps, Held, Wanted};
+use super::{Fetched, Files, Gaps, HeldBlocks, Wanted};
 use crate::store::context::Context;
 use crate::store::datafile::DataFile;
 
@@ -43,15 +43,15 @@ impl BlockAt {
     }
 }
 
-impl Held {
+impl HeldBlocks {
     /// Hold blocks that are in memory already. Cost: no copies.
-    pub fn of<'a>(blocks: impl Iterator<Item = (&'a BlockAt, Bytes)>) -> Held {
+    pub fn of<'a>(blocks: impl Iterator<Item = (&'a BlockAt, Bytes)>) -> HeldBlocks {
         let (mut files, mut held) = (Files::new(), Vec::new());
         for (BlockAt { file, chunk, block }, bytes) in blocks {
             files.entry(file.id).or_insert_with(|| Ok(file.clone()));
             held.push((file.key(*chunk as usize, *block as usize, None), bytes));
         }
-        Held { files, blocks: held }
+        HeldBlocks { files, blocks: held }
     }
 }
 
@@ -69,7 +69,7 @@ pub fn fetch_blocks(context: &Context, blocks: &[BlockAt]) -> Result<Vec<Option<
     // What lies between these blocks may be fetched later.
     let mut fetched = Fetched { gaps: Gaps::Few, ..Fetched::default() };
     fetched.set_apart(wanted.iter().filter(|wanted| wanted.is_plain()))?;
-    fetched.fill(context, wanted.clone(), Cache::Bypass)?;
-    let mut held: HashMap<_, Bytes> = Held::new(&fetched, Files::new(), &wanted)?.blocks.into_iter().collect();
+    fetched.fill(context, wanted.clone(), BlockCaching::Bypass)?;
+    let mut held: HashMap<_, Bytes> = HeldBlocks::new(&fetched, Files::new(), &wanted)?.blocks.into_iter().collect();
     Ok(wanted.iter().map(|wanted| held.remove(&wanted.key)).collect())
 }

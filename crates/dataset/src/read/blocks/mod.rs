@@ -111,8 +111,8 @@ fn separate_memory(bytes: usize) -> Result<Slot> {
 }
 
 impl Fetched {
-    /// Add the data files and blocks of a `Held`.
-    pub fn lend(&mut self, held: &Held) {
+    /// Add the data files and blocks of a `HeldBlocks`.
+    pub fn lend(&mut self, held: &HeldBlocks) {
         self.files.extend(held.files.iter().map(|(id, file)| (*id, file.clone())));
         self.blocks.extend(held.blocks.iter().map(|(key, block)| (*key, Ok(block.clone()))));
     }
@@ -179,14 +179,14 @@ impl Fetched {
 pub type Files = HashMap<Id, Result<Arc<DataFile>>>;
 
 /// The blocks of some samples, and the data files of those blocks. Any number of takes can reuse them through `Reader::lend`.
-pub struct Held {
+pub struct HeldBlocks {
     files: Files,
     blocks: Vec<(BlockKey, Bytes)>,
 }
 
-impl Held {
+impl HeldBlocks {
     /// Hold the fetched blocks of one group. Blocks not placed by `set_apart` are copied into one allocation.
-    pub fn new(fetched: &Fetched, files: Files, wanted: &[Wanted]) -> Result<Held> {
+    pub fn new(fetched: &Fetched, files: Files, wanted: &[Wanted]) -> Result<HeldBlocks> {
         // A block that could not be read is left out, and the take that needs the block reports the error.
         let mut blocks: Vec<(BlockKey, Bytes)> =
             wanted.iter().filter_map(|wanted| Some((wanted.key, fetched.get(wanted.key).ok()?))).collect();
@@ -198,7 +198,7 @@ impl Held {
         blocks.iter_mut().filter(placed).for_each(|(_, block)| memory.push(block));
         let mut whole = memory.freeze();
         blocks.iter_mut().filter(placed).for_each(|(_, block)| *block = whole.split_to(block.len()));
-        Ok(Held { files, blocks })
+        Ok(HeldBlocks { files, blocks })
     }
 
     /// Return the total size of all held blocks in bytes.
@@ -206,7 +206,7 @@ impl Held {
         self.blocks.iter().map(|(_, block)| block.len() as u64).sum()
     }
 
-    /// Return each data file's id and how many bytes of memory the file uses. Several `Held` values may share a file.
+    /// Return each data file's id and how many bytes of memory the file uses. Several `HeldBlocks` values may share a file.
     pub fn files(&self) -> impl Iterator<Item = (Id, u64)> {
         self.files.iter().filter_map(|(id, file)| Some((*id, file.as_ref().ok()?.held_bytes())))
     }

@@ -6,13 +6,13 @@ use object_store::ClientOptions;
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use penstock_error::{Error, Result};
 
-use super::place::{Place, no_retry, own_option};
+use super::place::{StorePlace, no_retry, own_option};
 use super::service::Connector;
 use crate::options::Options;
 
 pub const CREDENTIALS_HINT: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass storage_options; for public data, pass storage_options={\"anonymous\": True}";
 
-pub fn builder(place: &Place, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
+pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, connector: Connector) -> Result<AmazonS3Builder> {
     let missing = |why: &str, hint: &str| Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(hint);
     options.others().try_for_each(|(name, _)| Err(own_option(place, name, "S3")))?;
     // Both keys and the token come from a single source. Sources are tried in this order: the options, a profile named in the
@@ -43,7 +43,7 @@ pub fn builder(place: &Place, options: &Options, client: ClientOptions, connecto
             }
             [None, None, _] if profile.elsewhere().is_some() => {
                 let (name, key) = (&profile.name, profile.elsewhere().unwrap_or_default());
-                let why = format!("profile `{name}` gets its keys by `{key}`, which Penstock does not follow");
+                let why = format!("profile `{name}` gets its keys through `{key}`, which Penstock does not support");
                 return Err(missing(
                     &why,
                     &format!("run `eval \"$(aws configure export-credentials --profile {name} --format env)\"` first"),
@@ -82,7 +82,7 @@ pub fn builder(place: &Place, options: &Options, client: ClientOptions, connecto
 }
 
 /// Use the server at an address: S3 itself, or one like it.
-fn with_endpoint(place: &Place, builder: AmazonS3Builder, endpoint: String, virtual_hosted: bool) -> Result<AmazonS3Builder> {
+fn with_endpoint(place: &StorePlace, builder: AmazonS3Builder, endpoint: String, virtual_hosted: bool) -> Result<AmazonS3Builder> {
     let endpoint = place.plain("endpoint_url", endpoint)?;
     let bad = |why: &str| {
         Error::new("invalid-argument", format!("cannot open `{}`: endpoint_url is `{endpoint}`: {why}", place.uri))

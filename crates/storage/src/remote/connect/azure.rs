@@ -4,7 +4,7 @@ use object_store::ClientOptions;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use penstock_error::{Error, Result};
 
-use super::place::{Place, no_retry, own_option};
+use super::place::{StorePlace, no_retry, own_option};
 use super::service::Connector;
 use crate::options::Options;
 
@@ -15,7 +15,7 @@ const VARIABLES: [(&str, AzureConfigKey); 2] =
     [("AZURE_STORAGE_ACCOUNT", AzureConfigKey::AccountName), ("AZURE_STORAGE_KEY", AzureConfigKey::AccessKey)];
 
 /// The options count most, then a connection string, then single variables.
-pub fn builder(place: &Place, options: &Options, client: ClientOptions, connector: Connector) -> Result<MicrosoftAzureBuilder> {
+pub fn builder(place: &StorePlace, options: &Options, client: ClientOptions, connector: Connector) -> Result<MicrosoftAzureBuilder> {
     let mut builder = MicrosoftAzureBuilder::from_env().with_client_options(client).with_container_name(&place.host);
     for (variable, key) in VARIABLES {
         if let Some(value) = std::env::var(variable).ok().filter(|value| !value.is_empty()) {
@@ -32,10 +32,10 @@ pub fn builder(place: &Place, options: &Options, client: ClientOptions, connecto
         builder = builder.with_config(name.parse().map_err(|_| own_option(place, name, "Azure"))?, value);
     }
     let anonymous = options.flag("anonymous")?;
-    let has = |key: AzureConfigKey| builder.get_config_value(&key).is_some_and(|value| !value.is_empty() && value != "false");
+    let is_set = |key: AzureConfigKey| builder.get_config_value(&key).is_some_and(|value| !value.is_empty() && value != "false");
     let missing = |why: &str| Err(Error::new("credentials-missing", format!("cannot open `{}`: {why}", place.uri)).hint(CREDENTIALS_HINT));
-    let emulator = has(AzureConfigKey::UseEmulator);
-    if !emulator && !has(AzureConfigKey::AccountName) {
+    let emulator = is_set(AzureConfigKey::UseEmulator);
+    if !emulator && !is_set(AzureConfigKey::AccountName) {
         return missing("no storage account is named");
     }
     let keys = [
@@ -53,7 +53,7 @@ pub fn builder(place: &Place, options: &Options, client: ClientOptions, connecto
         AzureConfigKey::ObjectId,
         AzureConfigKey::MsiResourceId,
     ];
-    if !emulator && !anonymous && !keys.into_iter().any(has) {
+    if !emulator && !anonymous && !keys.into_iter().any(is_set) {
         return missing("no credentials were found; for the identity of an Azure machine, set AZURE_CREDENTIAL_TYPE=managed_identity");
     }
     if anonymous {
@@ -63,7 +63,7 @@ pub fn builder(place: &Place, options: &Options, client: ClientOptions, connecto
 }
 
 /// Apply a connection string, as the Azure portal shows it: `AccountName=…;AccountKey=…;EndpointSuffix=…`.
-fn with_connection_string(place: &Place, mut builder: MicrosoftAzureBuilder, text: &str) -> Result<MicrosoftAzureBuilder> {
+fn with_connection_string(place: &StorePlace, mut builder: MicrosoftAzureBuilder, text: &str) -> Result<MicrosoftAzureBuilder> {
     let bad = |why: String| {
         Error::new("invalid-argument", format!("cannot open `{}`: the Azure connection string {why}", place.uri))
             .hint("copy it from the portal: it has the form AccountName=…;AccountKey=…;EndpointSuffix=core.windows.net")

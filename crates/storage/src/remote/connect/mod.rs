@@ -18,7 +18,7 @@ use object_store::signer::Signer;
 use object_store::{Certificate, ClientOptions, ObjectStore};
 use penstock_error::{Error, Result};
 
-use self::place::{Place, no_retry, own_option};
+use self::place::{StorePlace, no_retry, own_option};
 use self::service::{Connector, Traffic, chain};
 use crate::options::Options;
 
@@ -57,7 +57,7 @@ impl Client {
 }
 
 /// Build the client for a place. Sends no request.
-pub fn connect(place: &Place, options: &Options, traffic: Arc<Traffic>) -> Result<Client> {
+pub fn connect(place: &StorePlace, options: &Options, traffic: Arc<Traffic>) -> Result<Client> {
     let invalid = |error: object_store::Error| {
         Error::new("invalid-argument", format!("cannot open `{}`: {}", place.uri, chain(&error)))
             .hint("check storage_options and the environment variables")
@@ -83,7 +83,7 @@ pub fn connect(place: &Place, options: &Options, traffic: Arc<Traffic>) -> Resul
 }
 
 /// Return what to do without credentials.
-pub fn credentials_hint(place: &Place) -> &'static str {
+pub fn credentials_hint(place: &StorePlace) -> &'static str {
     match place.scheme.as_str() {
         "az" => azure::CREDENTIALS_HINT,
         "gs" => google::CREDENTIALS_HINT,

@@ -8,7 +8,7 @@ use penstock_error::{Error, Result};
 
 /// The location of a dataset in an object store.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct StorePlace {
     pub uri: String,
     pub scheme: String,
     /// The bucket or container, or the whole URL for HTTP.
@@ -16,8 +16,8 @@ pub struct Place {
     pub prefix: Path,
 }
 
-impl Place {
-    pub fn parse(uri: &str) -> Result<Place> {
+impl StorePlace {
+    pub fn parse(uri: &str) -> Result<StorePlace> {
         let trimmed = uri.trim_end_matches('/');
         let bad = |why: &str| Error::new("invalid-uri", format!("cannot open `{uri}`: {why}"));
         let (scheme, rest) = trimmed.split_once("://").ok_or_else(|| bad("no scheme"))?;
@@ -30,9 +30,11 @@ impl Place {
         }
         let http = matches!(scheme, "http" | "https");
         if !http && !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._@:".contains(&byte)) {
-            return Err(bad(&format!("`{host}` cannot be the name of a bucket")).hint("buckets have letters, digits, dots and hyphens"));
+            return Err(
+                bad(&format!("`{host}` is not a valid bucket name")).hint("bucket names consist of letters, digits, dots and hyphens")
+            );
         }
-        Ok(Place {
+        Ok(StorePlace {
             uri: trimmed.into(),
             scheme: scheme.into(),
             host: if http { trimmed.into() } else { host.into() },
@@ -58,7 +60,7 @@ impl Place {
 }
 
 /// Make the error for an option that belongs to another service.
-pub fn own_option(place: &Place, name: &str, service: &str) -> Error {
+pub fn own_option(place: &StorePlace, name: &str, service: &str) -> Error {
     Error::new("invalid-argument", format!("cannot open `{}`: storage option `{name}` is not one of {service}", place.uri))
         .hint("see help(ps.open) for the options of each store")
 }

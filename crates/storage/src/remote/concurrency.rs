@@ -12,13 +12,13 @@ const MOST: usize = 256;
 const WINDOW_REQUESTS: usize = 32;
 
 #[derive(Debug)]
-pub struct Level {
+pub struct ConcurrencyLimit {
     permits: Arc<Semaphore>,
-    state: Mutex<State>,
+    state: Mutex<LimitState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LimitState {
     limit: usize,
     /// Number of permits to remove when they are returned.
     surplus: usize,
@@ -35,15 +35,15 @@ struct State {
 
 /// The right to run one request.
 pub struct Permit<'a> {
-    level: &'a Level,
+    concurrency: &'a ConcurrencyLimit,
     permit: Option<OwnedSemaphorePermit>,
     pub bytes: u64,
     pub throttled: bool,
 }
 
-impl Level {
-    pub fn new() -> Level {
-        let state = State {
+impl ConcurrencyLimit {
+    pub fn new() -> ConcurrencyLimit {
+        let state = LimitState {
             limit: FIRST,
             surplus: 0,
             began: Instant::now(),
@@ -54,10 +54,10 @@ impl Level {
             climbing: true,
             doubling: true,
         };
-        Level { permits: Arc::new(Semaphore::new(FIRST)), state: Mutex::new(state) }
+        ConcurrencyLimit { permits: Arc::new(Semaphore::new(FIRST)), state: Mutex::new(state) }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, LimitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,7 +75,7 @@ impl Level {
                 self.permits.clone().acquire_owned().await.ok() // The semaphore is never closed.
             }
         };
-        Permit { level: self, permit, bytes: 0, throttled: false }
+        Permit { concurrency: self, permit, bytes: 0, throttled: false }
     }
 
     /// Record the end of a request. Returns whether its permit must be removed.
@@ -103,7 +103,7 @@ impl Level {
         one_too_many
     }
 
-    fn adapt(&self, state: &mut State, rate: f64) {
+    fn adapt(&self, state: &mut LimitState, rate: f64) {
         let better = rate > 1.05 * state.best;
         if !better {
             state.doubling = false;
@@ -119,7 +119,7 @@ impl Level {
         self.set(state, next);
     }
 
-    fn set(&self, state: &mut State, limit: usize) {
+    fn set(&self, state: &mut LimitState, limit: usize) {
         let limit = limit.clamp(LEAST, MOST);
         if limit > state.limit {
             let more = limit - state.limit;
@@ -133,7 +133,7 @@ impl Level {
     }
 }
 
-impl State {
+impl LimitState {
     fn restart(&mut self) {
         self.began = Instant::now();
         self.done = 0;
@@ -144,7 +144,7 @@ impl State {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.level.ended(self.bytes, self.throttled)
+        if self.concurrency.ended(self.bytes, self.throttled)
             && let Some(permit) = self.permit.take()
         {
             permit.forget();
@@ -156,31 +156,31 @@ impl Drop for Permit<'_> {
 mod tests {
     use super::*;
 
-    fn run(level: &Level, requests: usize, throttled: bool) {
+    fn run(concurrency: &ConcurrencyLimit, requests: usize, throttled: bool) {
         for _ in 0..requests {
-            level.state().waited = true;
-            if level.ended(1 << 20, throttled) {
-                level.permits.forget_permits(1);
+            concurrency.state().waited = true;
+            if concurrency.ended(1 << 20, throttled) {
+                concurrency.permits.forget_permits(1);
             }
         }
     }
 
     #[test]
     fn throttling_halves_down_to_the_least() {
-        let level = Level::new();
-        run(&level, 64, true);
-        assert_eq!(level.limit(), LEAST);
-        assert!(level.permits.available_permits() <= LEAST);
+        let concurrency = ConcurrencyLimit::new();
+        run(&concurrency, 64, true);
+        assert_eq!(concurrency.limit(), LEAST);
+        assert!(concurrency.permits.available_permits() <= LEAST);
     }
 
     #[test]
     fn the_limit_stays_in_bounds_and_matches_the_permits() {
-        let level = Level::new();
+        let concurrency = ConcurrencyLimit::new();
         for round in 0..200 {
-            run(&level, 40, round % 17 == 16);
-            let state = level.state();
+            run(&concurrency, 40, round % 17 == 16);
+            let state = concurrency.state();
             assert!((LEAST..=MOST).contains(&state.limit));
-            assert_eq!(level.permits.available_permits() as i64 - state.surplus as i64, state.limit as i64);
+            assert_eq!(concurrency.permits.available_permits() as i64 - state.surplus as i64, state.limit as i64);
         }
     }
 }

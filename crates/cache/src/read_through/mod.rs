@@ -9,17 +9,17 @@ use penstock_error::{Error, Result};
 use penstock_storage::{Piece, RangeRequest, Slot, add};
 
 use crate::cache::{Cached, Counting, only};
-use crate::drive::now_seconds;
-use crate::extent::{BLOCK_BYTES, EXTENT_BYTES, PAGE_BYTES};
+use crate::drive::{LOCKS, now_seconds};
+use crate::extent::pages::{extents_of, pages_of};
+use crate::extent::{EXTENT_BYTES, PAGE_BYTES, STRETCH_BYTES, bytes_of};
 use crate::flight::Flight;
-use crate::registry::Registered;
 use crate::usage::Counts;
 
-mod part;
-mod warm;
+mod extent_read;
+mod prefetch;
 
-use part::Part;
-pub use warm::Run;
+use extent_read::{ExtentRead, chunk_at};
+pub use prefetch::ExtentPages;
 
 /// Pages that are read and verified together, so that they are still in the processor's cache when they are copied.
 const GROUP_PAGES: u32 = 16;
@@ -39,6 +39,15 @@ struct Wanted {
     /// Index of the part that has the first byte. A piece that crosses extents continues in the parts that follow.
     part: usize,
     target: Target,
+}
+
+impl Wanted {
+    /// Return the parts that have the bytes that are still missing, and these bytes in each extent.
+    fn rest(&self) -> impl Iterator<Item = (usize, Range<u64>)> + use<> {
+        let (part, first) = (self.part, self.begin / EXTENT_BYTES);
+        let rest = extents_of(self.begin + self.target.filled() as u64..self.begin + self.bytes as u64);
+        rest.map(move |(extent, bytes)| (part + (u64::from(extent) - first) as usize, bytes))
+    }
 }
 
 /// Where the bytes of a piece go.
@@ -71,20 +80,20 @@ impl Target {
 }
 
 /// Pages that this operation has locked and must fetch.
-struct Fetch {
+struct PageFetch {
     part: usize,
     pages: Range<u32>,
     /// Whether the bytes may be kept, because there is room for them.
     keep: bool,
 }
 
-/// The pieces of a range: for each one, the number of its `Fetch`, its pages, and where it begins in the extent.
+/// The pieces of a range: for each one, the number of its `PageFetch`, its pages, and where it begins in the extent.
 type Pieces = Vec<(usize, Range<u32>, u64)>;
 
 /// A read of many ranges.
-pub struct Fill<'a> {
+pub struct ReadThrough<'a> {
     cached: &'a Cached,
-    parts: Vec<Part<'a>>,
+    parts: Vec<ExtentRead<'a>>,
     wanted: Vec<Wanted>,
     scratch: Vec<u8>,
     now_seconds: u32,
@@ -95,33 +104,33 @@ pub struct Fill<'a> {
     gap_bytes: u64,
 }
 
-impl<'a> Fill<'a> {
+impl<'a> ReadThrough<'a> {
     /// Divide ranges of objects that the cache may keep into pieces and parts.
-    pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> Fill<'a> {
+    pub fn new(cached: &'a Cached, ranges: &mut [(usize, RangeRequest)]) -> ReadThrough<'a> {
         let keeping = cached.may_keep();
-        let mut fill = Fill::empty(cached, keeping.is_some(), cached.cold.features().request_cost.gap_bytes);
-        fill._keeping = keeping;
+        let mut read = ReadThrough::empty(cached, keeping.is_some(), cached.cold.features().request_cost.gap_bytes);
+        read._keeping = keeping;
         for (index, range) in ranges {
             let object_bytes = range.object_bytes.unwrap_or(0);
             let mut begin = range.begin;
             let mut slots = std::mem::take(&mut range.slots).into_iter();
             for (number, piece) in range.pieces.iter().enumerate() {
                 begin += piece.skip;
-                let part = fill.parts_of(&range.name, object_bytes, begin, piece.bytes as u64);
+                let part = read.parts_of(&range.name, object_bytes, begin, piece.bytes as u64);
                 let target = match slots.next().flatten() {
                     Some(slot) => Target::Slot(slot),
                     None => Target::Memory(Vec::with_capacity(piece.bytes.min(MOST_RESERVED_BYTES))),
                 };
-                fill.wanted.push(Wanted { range: *index, piece: number, begin, bytes: piece.bytes, part, target });
+                read.wanted.push(Wanted { range: *index, piece: number, begin, bytes: piece.bytes, part, target });
                 begin += piece.bytes as u64;
             }
         }
-        fill
+        read
     }
 
-    fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> Fill<'a> {
+    fn empty(cached: &'a Cached, keeps: bool, gap_bytes: u64) -> ReadThrough<'a> {
         let scratch = vec![0; (u64::from(GROUP_PAGES) * PAGE_BYTES) as usize];
-        Fill { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, _keeping: None, gap_bytes }
+        ReadThrough { cached, parts: Vec::new(), wanted: Vec::new(), scratch, now_seconds: now_seconds(), keeps, _keeping: None, gap_bytes }
     }
 
     /// Add the events of all parts to the counters of the store and the counts of each drive, once.
@@ -151,25 +160,20 @@ impl<'a> Fill<'a> {
     /// Return the first part of a piece, and add the parts that are new.
     fn parts_of(&mut self, name: &str, object_bytes: u64, begin: u64, bytes: u64) -> usize {
         let extents = (begin / EXTENT_BYTES) as u32..=((begin + bytes.max(1) - 1) / EXTENT_BYTES) as u32;
-        let first = *extents.start();
         // Ranges of one object follow each other, so its parts are the last ones.
-        let known = |part: &Part<'_>| part.key.extent == first && part.key.name() == name && part.object_bytes == object_bytes;
-        let at = self.parts.iter().rposition(known);
-        let at = at.filter(|at| {
-            extents
-                .clone()
-                .zip(*at..)
-                .all(|(extent, at)| self.parts.get(at).is_some_and(|part| part.key.extent == extent && part.key.name() == name))
-        });
-        at.unwrap_or_else(|| {
-            let at = self.parts.len();
-            for extent in extents {
-                let key = self.cached.key(name, extent);
-                let drive = self.cached.drive_of(&key);
-                self.parts.push(Part::new(drive, key, object_bytes));
-            }
-            at
-        })
+        let first = self.parts.iter().rposition(|part| part.is_of(name, *extents.start()) && part.object_bytes == object_bytes);
+        let has_all = |first: &usize| {
+            extents.clone().zip(*first..).all(|(extent, at)| self.parts.get(at).is_some_and(|part| part.is_of(name, extent)))
+        };
+        if let Some(first) = first.filter(has_all) {
+            return first;
+        }
+        let first = self.parts.len();
+        for extent in extents {
+            let key = self.cached.key(name, extent);
+            self.parts.push(ExtentRead::new(self.cached.drive_of(&key), key, object_bytes));
+        }
+        first
     }
 
     /// Return the only piece, if its pages are cached and sound.
@@ -210,14 +214,10 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Fill a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
+    /// ReadThrough a piece as far as its pages are cached or fetched. Returns whether it is complete, and then passes it to `done`.
     fn complete(&mut self, wanted: &mut Wanted, first: bool, done: &mut dyn FnMut(usize, usize, Result<Bytes>)) -> bool {
-        while wanted.target.filled() < wanted.bytes {
-            let at = wanted.begin + wanted.target.filled() as u64;
-            let end = wanted.begin + wanted.bytes as u64;
-            let part = wanted.part + (at / EXTENT_BYTES - wanted.begin / EXTENT_BYTES) as usize;
-            let base = at / EXTENT_BYTES * EXTENT_BYTES;
-            if !self.push(part, at - base, (end - base).min(EXTENT_BYTES), &mut wanted.target) {
+        while let Some((part, bytes)) = wanted.rest().next() {
+            if !self.push(part, bytes, &mut wanted.target) {
                 return false;
             }
         }
@@ -233,51 +233,36 @@ impl<'a> Fill<'a> {
         true
     }
 
-    /// Push the bytes from `begin` to at most `end` of a part into a target. Returns false if no byte could be pushed.
-    fn push(&mut self, part: usize, begin: u64, end: u64, target: &mut Target) -> bool {
-        let Part { drive, extent, fetched, events, key, corrupt, .. } = &mut self.parts[part];
-        let page = (begin / PAGE_BYTES) as u32;
-        let after = fetched.partition_point(|(at, _)| *at <= begin);
-        if let Some((at, bytes)) = after.checked_sub(1).map(|at| &fetched[at]) {
-            let skip = begin - at;
-            if skip < bytes.len() as u64 {
-                let until = (end - begin + skip).min(bytes.len() as u64);
-                target.push(&bytes[skip as usize..until as usize]);
-                return true;
-            }
+    /// Push the first of these bytes of a part into a target. Returns false if no byte could be pushed.
+    fn push(&mut self, part: usize, Range { start: begin, end }: Range<u64>, target: &mut Target) -> bool {
+        let ExtentRead { drive, extent, fetched, events, key, corrupt, .. } = &mut self.parts[part];
+        let wanted_bytes = (end - begin) as usize;
+        if let Some((bytes, skip)) = chunk_at(fetched, begin) {
+            target.push(&bytes[skip..bytes.len().min(skip + wanted_bytes)]);
+            return true;
         }
         if let Some(bytes) = self.cached.prefetched().find(key, begin) {
-            target.push(&bytes[..bytes.len().min((end - begin) as usize)]);
+            target.push(&bytes[..bytes.len().min(wanted_bytes)]);
             return true;
         }
         let Some(found) = extent.clone() else { return false };
-        let next_fetched = fetched.get(after).map_or(u32::MAX, |(at, _)| (at / PAGE_BYTES) as u32).max(page);
-        let last = (end.div_ceil(PAGE_BYTES) as u32).min(page + GROUP_PAGES).min(next_fetched);
-        let mut read = || -> std::io::Result<Option<(usize, usize)>> {
-            let table = found.table(page..last)?;
-            let pages = table.iter().take_while(|crc| **crc != 0).count();
-            if pages == 0 {
-                return Ok(None);
-            }
-            let base = u64::from(page) * PAGE_BYTES;
-            let bytes = (pages as u64 * PAGE_BYTES).min(found.data_bytes() - base) as usize;
-            let good = found.read(page, &table[..pages], &mut self.scratch[..bytes])?;
-            Ok(Some((good, bytes)))
-        };
-        match read() {
-            Ok(Some((0, _))) => {
+        let pages = pages_of(&(begin..end));
+        let page = pages.start;
+        let next_fetched = fetched.get(fetched.partition_point(|(at, _)| *at <= begin));
+        let until = next_fetched.map_or(u32::MAX, |(at, _)| (at / PAGE_BYTES) as u32).max(page);
+        match found.read_stored(page..pages.end.min(page + GROUP_PAGES).min(until), &mut self.scratch) {
+            Ok(Some(0)) => {
                 // The other corrupt pages up to the end are found now, so that they are fetched together.
-                let more = found.corrupt(page..end.div_ceil(PAGE_BYTES) as u32).unwrap_or_else(|_| vec![page]);
+                let more = found.corrupt(pages).unwrap_or_else(|_| vec![page]);
                 let new = more.into_iter().filter(|page| !corrupt.contains(page)).collect::<Vec<u32>>();
                 events.corrupt_pages += new.len() as u64;
                 corrupt.extend(new);
                 false
             }
-            Ok(Some((good, bytes))) => {
-                let base = u64::from(page) * PAGE_BYTES;
-                let until = ((good as u64 * PAGE_BYTES).min(bytes as u64)).min(end - base);
-                target.push(&self.scratch[(begin - base) as usize..until as usize]);
-                found.stamp((begin / BLOCK_BYTES) as u32, self.now_seconds);
+            Ok(Some(sound_bytes)) => {
+                let skip = (begin % PAGE_BYTES) as usize;
+                target.push(&self.scratch[skip..sound_bytes.min(skip + wanted_bytes)]);
+                found.stamp((begin / STRETCH_BYTES) as u32, self.now_seconds);
                 drive.worked();
                 true
             }
@@ -293,17 +278,13 @@ impl<'a> Fill<'a> {
 
     /// Add the pages of a piece that are neither fetched nor cached.
     fn note_missing(&mut self, wanted: &Wanted) {
-        let (begin, end) = (wanted.begin + wanted.target.filled() as u64, wanted.begin + wanted.bytes as u64);
-        for extent in begin / EXTENT_BYTES..=(end - 1) / EXTENT_BYTES {
-            let part = &mut self.parts[wanted.part + (extent - wanted.begin / EXTENT_BYTES) as usize];
-            let base = extent * EXTENT_BYTES;
-            let pages = (begin.saturating_sub(base) / PAGE_BYTES) as u32..((end - base).min(EXTENT_BYTES)).div_ceil(PAGE_BYTES) as u32;
-            part.missing.push(pages);
-            part.needed.push(begin.saturating_sub(base)..(end - base).min(EXTENT_BYTES));
+        for (part, bytes) in wanted.rest() {
+            self.parts[part].missing.push(pages_of(&bytes));
+            self.parts[part].needed.push(bytes);
         }
     }
 
-    /// Fetch missing pages that no other operation is fetching, and keep them. Returns whether others are fetching some of them.
+    /// PageFetch missing pages that no other operation is fetching, and keep them. Returns whether others are fetching some of them.
     fn fetch_missing(&mut self, began: Instant) -> Result<bool> {
         // One set of locks for each drive.
         let (mut fetches, mut flights, mut busy) = (Vec::new(), HashMap::new(), None);
@@ -313,38 +294,30 @@ impl<'a> Fill<'a> {
             if missing.is_empty() {
                 continue;
             }
-            let flight = flights.entry(std::ptr::from_ref(part.drive)).or_insert_with(|| {
-                let begin = || {
-                    Ok::<_, std::io::Error>((
-                        part.drive.flight()?,
-                        Registered::new(&part.drive.pending_folder(), part.key.store().as_bytes())?,
-                    ))
-                };
-                if self.keeps { begin().ok() } else { None }
-            });
+            let flight = flights.entry(std::ptr::from_ref(part.drive)).or_insert_with(|| if self.keeps { part.begin().ok() } else { None });
             let flight = flight.as_ref().and_then(|(flight, _)| flight.as_ref());
-            let (locked, is_locked, waiting) = part.lock(&missing, flight).unwrap_or_else(|error| {
-                part.drive.failed(&error);
-                (missing, false, None)
-            });
-            busy = busy.or(waiting.map(|pages| (index, pages)));
-            let runs = match is_locked {
-                true => part.reserve(locked),
-                false => locked.into_iter().map(|pages| (pages, false)).collect(),
+            let locked = part.lock(&missing, flight);
+            let runs = match part.drive.succeeded(locked).flatten() {
+                Some((locked, waiting)) => {
+                    busy = busy.or(waiting.map(|pages| (index, pages)));
+                    part.reserve(locked)
+                }
+                // Without locks, the pages are fetched but not kept.
+                None => missing.into_iter().map(|pages| (pages, false)).collect(),
             };
-            fetches.extend(runs.into_iter().map(|(pages, keep)| Fetch { part: index, pages, keep }));
+            fetches.extend(runs.into_iter().map(|(pages, keep)| PageFetch { part: index, pages, keep }));
         }
         let fetched = self.fetch(fetches);
         drop(flights);
         fetched?;
         let Some((part, pages)) = busy else { return Ok(false) };
         // This operation holds no lock now, so it may wait for others.
-        let Part { drive, key, .. } = &self.parts[part];
+        let ExtentRead { drive, key, .. } = &self.parts[part];
         if !drive.is_patient() {
             return Ok(false);
         }
         let patience = OTHERS_PATIENCE.saturating_sub(began.elapsed());
-        match Flight::new(&drive.locks()).and_then(|flight| flight.lock(key.hash(), pages, patience)) {
+        match Flight::new(&drive.part(LOCKS)).and_then(|flight| flight.lock(key.hash(), pages, patience)) {
             Ok(true) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
                 Err(Error::new("interrupted", "interrupted while another process fetches the same bytes"))
@@ -357,8 +330,8 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// Fetch pages from the store, and keep those for which there is room.
-    fn fetch(&mut self, fetches: Vec<Fetch>) -> Result<()> {
+    /// PageFetch pages from the store, and keep those for which there is room.
+    fn fetch(&mut self, fetches: Vec<PageFetch>) -> Result<()> {
         self.parts.iter_mut().for_each(|part| part.needed.sort_unstable_by_key(|needed| needed.start));
         let (ranges, order) = self.plan(&fetches);
         let answers = self.answers(ranges, &order, &fetches);
@@ -367,7 +340,7 @@ impl<'a> Fill<'a> {
             match answer {
                 Ok(pieces) => {
                     for (bytes, (number, pages, begin)) in pieces.into_iter().zip(numbers) {
-                        let Fetch { part, keep, .. } = fetches[number];
+                        let PageFetch { part, keep, .. } = fetches[number];
                         if !is_held {
                             self.parts[part].events.cold_bytes += bytes.len() as u64;
                         }
@@ -390,7 +363,7 @@ impl<'a> Fill<'a> {
     }
 
     /// Join runs of pages into ranges. Returns the ranges, and for each of their pieces the number of its run and its pages.
-    fn plan(&self, fetches: &[Fetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
+    fn plan(&self, fetches: &[PageFetch]) -> (Vec<RangeRequest>, Vec<Pieces>) {
         // If pages are kept, the gaps between them are cached already.
         let gap_bytes = if self.keeps { 0 } else { self.gap_bytes };
         let most = self.cached.cold.features().range_bytes.min(JOINED_BYTES);
@@ -402,17 +375,18 @@ impl<'a> Fill<'a> {
             for first in fetch.pages.clone().step_by(step) {
                 let pages = first..fetch.pages.end.min(first.saturating_add(step as u32));
                 // Pages that are not kept need not be whole.
-                let within =
-                    if fetch.keep { u64::from(first) * PAGE_BYTES..u64::from(pages.end) * PAGE_BYTES } else { part.needed_of(&pages) };
+                let within = if fetch.keep { bytes_of(&pages) } else { part.needed_of(&pages) };
                 let (begin, end) = (base + within.start, (base + within.end).min(part.object_bytes));
                 if begin >= end {
                     continue;
                 }
-                let joins = |range: &RangeRequest| {
-                    range.name == part.key.name() && begin >= range.end() && begin - range.end() <= gap_bytes && end - range.begin <= most
-                };
-                match (ranges.last_mut().filter(|range| joins(range)), order.last_mut()) {
-                    (Some(range), Some(order)) => {
+                match (ranges.last_mut(), order.last_mut()) {
+                    (Some(range), Some(order))
+                        if range.name == part.key.name()
+                            && begin >= range.end()
+                            && begin - range.end() <= gap_bytes
+                            && end - range.begin <= most =>
+                    {
                         range.pieces.push(Piece { skip: begin - range.end(), bytes: (end - begin) as usize });
                         order.push((number, pages, within.start));
                     }
@@ -438,7 +412,7 @@ impl<'a> Fill<'a> {
     }
 }
 
-impl Drop for Fill<'_> {
+impl Drop for ReadThrough<'_> {
     fn drop(&mut self) {
         self.note_events();
     }

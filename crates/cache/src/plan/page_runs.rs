@@ -1,6 +1,6 @@
-//! The units of a plan: runs of pages that the same samples use, and the order in which an epoch uses them. Pure functions without I/O.
+//! The page runs of a plan: consecutive pages that the same samples use, and the order in which an epoch uses them. Pure functions without I/O.
 //!
-//! Samples share pages at their borders. Cutting objects there gives units that are used as a whole, so that one sample's pages can
+//! Samples share pages at their borders. Cutting objects there gives runs that are used as a whole, so that one sample's pages can
 //! be evicted while its neighbour's stay.
 
 use std::ops::Range;
@@ -61,37 +61,37 @@ pub struct Object {
     pub bytes: u64,
 }
 
-/// A run of pages of one extent.
+/// Consecutive pages of one extent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unit {
+pub struct PageRun {
     pub object: u32,
     pub extent: u32,
     /// Pages of the extent.
     pub pages: Range<u32>,
 }
 
-impl Unit {
+impl PageRun {
     pub fn bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE_BYTES
     }
 }
 
-/// The units that each sample uses.
+/// The page runs that each sample uses.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Units {
-    pub units: Vec<Unit>,
-    /// For each sample, where its runs begin in `runs`.
-    first_run: Vec<u32>,
-    /// Runs of units.
-    runs: Vec<Range<u32>>,
+pub struct PageRuns {
+    pub runs: Vec<PageRun>,
+    /// For each sample, where its ranges begin in `ranges`.
+    first_range: Vec<u32>,
+    /// Ranges of runs.
+    ranges: Vec<Range<u32>>,
 }
 
-impl Units {
-    /// Cut the objects into units. Cost: sorts the needs.
-    pub fn new(samples: u32, mut needs: Vec<Need>) -> Units {
+impl PageRuns {
+    /// Cut the objects into runs. Cost: sorts the needs.
+    pub fn new(samples: u32, mut needs: Vec<Need>) -> PageRuns {
         needs.retain(|need| need.begin < need.end);
         let page = |byte: u64| byte / PAGE_BYTES;
-        // Where a unit begins or ends: the borders of needs in whole pages, and those of extents inside of needs.
+        // Where a run begins or ends: the borders of needs in whole pages, and those of extents inside of needs.
         let mut cuts: Vec<(u32, u64)> = Vec::with_capacity(2 * needs.len());
         for need in &needs {
             cuts.extend([(need.object, page(need.begin)), (need.object, page(need.end - 1) + 1)]);
@@ -101,90 +101,93 @@ impl Units {
         cuts.sort_unstable();
         cuts.dedup();
         needs.sort_unstable_by_key(|need| (need.sample, need.object, need.begin));
-        // A unit lies between two cuts of an object. Those that no sample uses are numbered, too, but never used.
-        let unit = |pair: &[(u32, u64)]| {
+        // A run lies between two cuts of an object. Those that no sample uses are numbered, too, but never used.
+        let run = |pair: &[(u32, u64)]| {
             let ((object, begin), (next, end)) = (pair[0], pair[1]);
             let per_extent = EXTENT_BYTES / PAGE_BYTES;
             let (extent, first) = (begin / per_extent, (begin % per_extent) as u32);
             let pages = if next == object { first..first + (end - begin).min(per_extent) as u32 } else { first..first };
-            Unit { object, extent: extent as u32, pages }
+            PageRun { object, extent: extent as u32, pages }
         };
-        let units = cuts.windows(2).map(unit).collect();
+        let runs = cuts.windows(2).map(run).collect();
         let at = |object: u32, page: u64| cuts.partition_point(|cut| *cut < (object, page)) as u32;
-        let (mut first_run, mut runs) = (Vec::with_capacity(samples as usize + 1), Vec::with_capacity(needs.len()));
+        let (mut first_range, mut ranges) = (Vec::with_capacity(samples as usize + 1), Vec::with_capacity(needs.len()));
         let mut rest = needs.into_iter().peekable();
         for sample in 0..=samples {
-            first_run.push(runs.len() as u32);
+            first_range.push(ranges.len() as u32);
             while let Some(need) = rest.next_if(|need| need.sample == sample) {
-                runs.push(at(need.object, page(need.begin))..at(need.object, page(need.end - 1) + 1));
+                ranges.push(at(need.object, page(need.begin))..at(need.object, page(need.end - 1) + 1));
             }
         }
-        Units { units, first_run, runs }
+        PageRuns { runs, first_range, ranges }
     }
 
-    /// Return for each unit whether any sample uses it.
+    /// Return for each run whether any sample uses it.
     pub fn is_needed(&self) -> Vec<bool> {
-        let mut needed = vec![false; self.units.len()];
-        self.runs.iter().flat_map(Clone::clone).for_each(|unit| needed[unit as usize] = true);
+        let mut needed = vec![false; self.runs.len()];
+        self.ranges.iter().flat_map(Clone::clone).for_each(|run| needed[run as usize] = true);
         needed
     }
 
-    pub fn bytes(&self, units: &[u32]) -> u64 {
-        units.iter().map(|unit| self.units[*unit as usize].bytes()).sum()
+    pub fn bytes(&self, runs: &[u32]) -> u64 {
+        runs.iter().map(|run| self.runs[*run as usize].bytes()).sum()
     }
 
-    /// Return the units that samples use, each one once, in ascending order.
+    /// Return the runs that samples use, each one once, in ascending order.
     pub fn of(&self, samples: impl Iterator<Item = u32>) -> Vec<u32> {
-        let runs = samples.flat_map(|sample| {
+        let ranges = samples.flat_map(|sample| {
             let sample = sample as usize;
-            &self.runs[self.first_run[sample] as usize..self.first_run[sample + 1] as usize]
+            &self.ranges[self.first_range[sample] as usize..self.first_range[sample + 1] as usize]
         });
-        let mut units: Vec<u32> = runs.flat_map(Clone::clone).collect();
-        units.sort_unstable();
-        units.dedup();
-        units
+        let mut runs: Vec<u32> = ranges.flat_map(Clone::clone).collect();
+        runs.sort_unstable();
+        runs.dedup();
+        runs
     }
 }
 
 /// Return a number that is equal for loaders which read the same bytes in the same order, whatever part of it each one reads. Cost: computes
 /// a few steps.
-pub fn order_of(future: &dyn Future, objects: &[Object], units: &Units, place: &str) -> u64 {
-    let text = |hash: u64, text: &str| text.bytes().fold(mix(hash ^ text.len() as u64), |hash, byte| mix(hash ^ u64::from(byte)));
-    let mut hash = objects.iter().fold(text(0, place), |hash, object| text(mix(hash ^ object.bytes), &object.name));
-    let runs = units.runs.iter().flat_map(|run| [run.start, run.end]).chain(units.first_run.iter().copied());
-    hash = runs.fold(hash, |hash, number| mix(hash ^ u64::from(number)));
+pub fn order_of(future: &dyn Future, objects: &[Object], runs: &PageRuns, place: &str) -> u64 {
+    let mut hash = objects.iter().fold(mix_text(0, place), |hash, object| mix_text(mix(hash ^ object.bytes), &object.name));
+    let ranges = runs.ranges.iter().flat_map(|range| [range.start, range.end]).chain(runs.first_range.iter().copied());
+    hash = ranges.fold(hash, |hash, number| mix(hash ^ u64::from(number)));
     for step in (0..COMPARED_STEPS).map(|part| part * COMPARED_EPOCHS * future.epoch_steps() / COMPARED_STEPS) {
         hash = future.samples_of(step, 0).into_iter().fold(mix(hash ^ step), |hash, sample| mix(hash ^ u64::from(sample)));
     }
     hash
 }
 
+fn mix_text(hash: u64, text: &str) -> u64 {
+    text.bytes().fold(mix(hash ^ text.len() as u64), |hash, byte| mix(hash ^ u64::from(byte)))
+}
+
 /// Orders are the same if these many steps of these many epochs are.
 const COMPARED_STEPS: u64 = 32;
 const COMPARED_EPOCHS: u64 = 3;
 
-/// The uses of units in consecutive steps, such as those of an epoch.
+/// The uses of runs in consecutive steps, such as those of an epoch.
 #[derive(Debug, Default)]
 pub struct Uses {
     pub begin: u64,
-    /// For each step, where its units begin in `units`.
+    /// For each step, where its runs begin in `runs`.
     first: Vec<u32>,
-    units: Vec<u32>,
-    /// The step of the first use of each unit.
+    runs: Vec<u32>,
+    /// The step of the first use of each run.
     pub first_use: Vec<u64>,
 }
 
 impl Uses {
-    /// Collect the units of the steps from `begin` on.
-    pub fn new(units: usize, begin: u64, steps: impl Iterator<Item = Vec<u32>>) -> Uses {
-        let mut uses = Uses { begin, first: vec![0], units: Vec::new(), first_use: vec![NEVER; units] };
-        for (step, units) in (begin..).zip(steps) {
-            for unit in &units {
-                let first = &mut uses.first_use[*unit as usize];
+    /// Collect the runs of the steps from `begin` on.
+    pub fn new(runs: usize, begin: u64, steps: impl Iterator<Item = Vec<u32>>) -> Uses {
+        let mut uses = Uses { begin, first: vec![0], runs: Vec::new(), first_use: vec![NEVER; runs] };
+        for (step, runs) in (begin..).zip(steps) {
+            for run in &runs {
+                let first = &mut uses.first_use[*run as usize];
                 *first = (*first).min(step);
             }
-            uses.units.extend(units);
-            uses.first.push(uses.units.len() as u32);
+            uses.runs.extend(runs);
+            uses.first.push(uses.runs.len() as u32);
         }
         uses
     }
@@ -193,20 +196,20 @@ impl Uses {
         self.begin..self.begin + self.first.len() as u64 - 1
     }
 
-    /// Return the units of a step.
+    /// Return the runs of a step.
     pub fn of(&self, step: u64) -> &[u32] {
         let at = (step - self.begin) as usize;
-        &self.units[self.first[at] as usize..self.first[at + 1] as usize]
+        &self.runs[self.first[at] as usize..self.first[at + 1] as usize]
     }
 
-    /// Return, for each use in order, the step of the next use of the same unit. `later` has the first uses after these steps.
+    /// Return, for each use in order, the step of the next use of the same run. `later` has the first uses after these steps.
     pub fn next_uses(&self, later: &[u64]) -> Vec<u64> {
         let mut seen = later.to_vec();
-        let mut next = vec![NEVER; self.units.len()];
+        let mut next = vec![NEVER; self.runs.len()];
         for step in self.steps().rev() {
             let at = (step - self.begin) as usize;
             for index in self.first[at] as usize..self.first[at + 1] as usize {
-                next[index] = std::mem::replace(&mut seen[self.units[index] as usize], step);
+                next[index] = std::mem::replace(&mut seen[self.runs[index] as usize], step);
             }
         }
         next
@@ -230,12 +233,11 @@ mod tests {
             need(2, 0, 50_000, 50_000),
             need(3, 0, 90_000, 98_304),
         ];
-        let units = Units::new(4, needs);
+        let runs = PageRuns::new(4, needs);
         let pages = |samples: &[u32]| -> Vec<(u32, Range<u32>)> {
-            units
-                .of(samples.iter().copied())
+            runs.of(samples.iter().copied())
                 .into_iter()
-                .map(|unit| (units.units[unit as usize].object, units.units[unit as usize].pages.clone()))
+                .map(|run| (runs.runs[run as usize].object, runs.runs[run as usize].pages.clone()))
                 .collect()
         };
         assert_eq!(pages(&[0]), [(0, 0..2), (0, 2..3)]);
@@ -246,12 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn units_end_with_their_extents() {
-        let units = Units::new(1, vec![need(0, 0, EXTENT_BYTES - 1, 2 * EXTENT_BYTES + 1)]);
-        let found: Vec<(u32, Range<u32>)> = units
+    fn runs_end_with_their_extents() {
+        let runs = PageRuns::new(1, vec![need(0, 0, EXTENT_BYTES - 1, 2 * EXTENT_BYTES + 1)]);
+        let found: Vec<(u32, Range<u32>)> = runs
             .of([0].into_iter())
             .into_iter()
-            .map(|unit| (units.units[unit as usize].extent, units.units[unit as usize].pages.clone()))
+            .map(|run| (runs.runs[run as usize].extent, runs.runs[run as usize].pages.clone()))
             .collect();
         assert_eq!(found, [(0, 262_143..262_144), (1, 0..262_144), (2, 0..1)]);
     }

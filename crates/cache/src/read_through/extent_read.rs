@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::drive::{Drive, now_seconds};
-use crate::extent::{BLOCK_PAGES, Extent, Key, PAGE_BYTES};
+use crate::drive::{Drive, PENDING, now_seconds};
+use crate::extent::pages::{join, runs_of};
+use crate::extent::{Extent, Key, PAGE_BYTES, STRETCH_PAGES, bytes_of};
 use crate::flight::Flight;
+use crate::registry::Registered;
 use crate::room;
 use crate::usage::Counts;
 
 /// The pieces of one extent that a read wants.
-pub struct Part<'a> {
+pub struct ExtentRead<'a> {
     pub drive: &'a Drive,
     pub key: Key,
     pub object_bytes: u64,
@@ -31,19 +33,31 @@ pub struct Part<'a> {
     pub events: Counts,
 }
 
-/// The runs that an operation fetches, whether it has locked them, and pages that another operation has locked.
-pub type Locked = (Vec<Range<u32>>, bool, Option<Range<u32>>);
+/// The runs that an operation has locked, and pages that another operation has locked.
+pub type Locked = (Vec<Range<u32>>, Option<Range<u32>>);
 
-impl<'a> Part<'a> {
+/// Return which of ascending chunks has the byte at `begin`, and where in it. Each chunk has the place of its first byte.
+pub fn chunk_at(chunks: &[(u64, Bytes)], begin: u64) -> Option<(&Bytes, usize)> {
+    let (at, bytes) = &chunks[chunks.partition_point(|(at, _)| *at <= begin).checked_sub(1)?];
+    let skip = (begin - at) as usize;
+    (skip < bytes.len()).then_some((bytes, skip))
+}
+
+impl<'a> ExtentRead<'a> {
     /// Begin a read of an extent that may be missing.
-    pub fn new(drive: &'a Drive, key: Key, object_bytes: u64) -> Part<'a> {
-        let found = if drive.is_usable() { drive.find(&key, Some(object_bytes)) } else { Ok(None) };
-        let extent = found.unwrap_or_else(|error| {
-            drive.failed(&error);
-            None
-        });
+    pub fn new(drive: &'a Drive, key: Key, object_bytes: u64) -> ExtentRead<'a> {
+        let extent = drive.succeeded(drive.find_usable(&key, Some(object_bytes))).flatten();
         let (fetched, ahead, missing, needed, corrupt, events) = Default::default();
-        Part { drive, key, object_bytes, extent, fetched, ahead, missing, needed, corrupt, events }
+        ExtentRead { drive, key, object_bytes, extent, fetched, ahead, missing, needed, corrupt, events }
+    }
+
+    pub fn is_of(&self, name: &str, extent: u32) -> bool {
+        self.key.extent == extent && self.key.name() == name
+    }
+
+    /// Begin an operation that keeps pages on the drive of this part. The locks are missing while another process counts again.
+    pub fn begin(&self) -> std::io::Result<(Option<Flight>, Registered)> {
+        Ok((self.drive.flight()?, Registered::new(&self.drive.part(PENDING), self.key.store().as_bytes())?))
     }
 
     /// Take the runs of pages that open pieces need, without repetitions. Gaps of up to `gap_pages` between them are added.
@@ -51,12 +65,7 @@ impl<'a> Part<'a> {
         let mut missing = std::mem::take(&mut self.missing);
         missing.sort_unstable_by_key(|pages| pages.start);
         let mut runs: Vec<Range<u32>> = Vec::new();
-        for pages in missing {
-            match runs.last_mut() {
-                Some(last) if pages.start <= last.end.saturating_add(gap_pages) => last.end = last.end.max(pages.end),
-                _ => runs.push(pages),
-            }
-        }
+        missing.into_iter().for_each(|pages| join(&mut runs, pages, gap_pages));
         self.lacking(&runs, self.extent.as_deref())
     }
 
@@ -68,12 +77,8 @@ impl<'a> Part<'a> {
             for page in run.clone() {
                 let is_cached =
                     table.as_ref().is_some_and(|table| table[(page - run.start) as usize] != 0 && !self.corrupt.contains(&page));
-                if is_cached || self.has_fetched(page) {
-                    continue;
-                }
-                match lacking.last_mut() {
-                    Some(last) if last.end == page => last.end += 1,
-                    _ => lacking.push(page..page + 1),
+                if !is_cached && !self.has_fetched(page) {
+                    join(&mut lacking, page..page + 1, 0);
                 }
             }
         }
@@ -81,51 +86,47 @@ impl<'a> Part<'a> {
     }
 
     fn has_fetched(&self, page: u32) -> bool {
-        let (begin, end) = (u64::from(page) * PAGE_BYTES, u64::from(page + 1) * PAGE_BYTES);
-        let after = self.fetched.partition_point(|(at, _)| *at < end);
-        after.checked_sub(1).is_some_and(|at| self.fetched[at].0 + self.fetched[at].1.len() as u64 > begin)
+        let Range { start: begin, end } = bytes_of(&(page..page + 1));
+        let before_end = &self.fetched[..self.fetched.partition_point(|(at, _)| *at < end)];
+        before_end.last().is_some_and(|(at, bytes)| at + bytes.len() as u64 > begin)
     }
 
     /// Return the bytes of a run of pages that are needed, without those before the first and behind the last. `needed` is sorted.
     pub fn needed_of(&self, pages: &Range<u32>) -> Range<u64> {
-        let (begin, end) = (u64::from(pages.start) * PAGE_BYTES, u64::from(pages.end) * PAGE_BYTES);
+        let Range { start: begin, end } = bytes_of(pages);
         let until = self.needed.partition_point(|needed| needed.start < end);
         let inside = self.needed[..until].iter().rev().take_while(|needed| needed.end > begin);
         let (first, last) = inside.fold((end, begin), |(first, last), needed| (first.min(needed.start), last.max(needed.end)));
         first.max(begin)..last.min(end).max(begin)
     }
 
-    /// Lock the pages that no other operation has locked, and leave out those that were cached in the meantime. Without locks, the pages
-    /// are fetched but not kept.
-    pub fn lock(&mut self, missing: &[Range<u32>], flight: Option<&Flight>) -> std::io::Result<Locked> {
-        let unlocked = || Ok((missing.to_vec(), false, None));
-        let Some(flight) = flight.filter(|_| self.drive.is_writable()) else { return unlocked() };
-        let Some(extent) = room::make(self.drive, &self.key, self.object_bytes)? else { return unlocked() };
+    /// Lock the pages that no other operation has locked, and leave out those that were cached in the meantime. Returns None if the extent cannot be
+    /// written to.
+    pub fn lock(&mut self, missing: &[Range<u32>], flight: Option<&Flight>) -> std::io::Result<Option<Locked>> {
+        let Some(flight) = flight.filter(|_| self.drive.is_writable()) else { return Ok(None) };
+        let Some(extent) = room::make(self.drive, &self.key, self.object_bytes)? else { return Ok(None) };
         let (mut locked, mut busy): (Vec<Range<u32>>, Option<Range<u32>>) = (Vec::new(), None);
         for pages in missing {
-            if flight.try_lock(extent.hash(), pages.clone())? {
+            if flight.try_lock(extent.hash, pages.clone())? {
                 locked.push(pages.clone());
                 continue;
             }
             for page in pages.clone() {
-                if !flight.try_lock(extent.hash(), page..page + 1)? {
+                if flight.try_lock(extent.hash, page..page + 1)? {
+                    join(&mut locked, page..page + 1, 0);
+                } else {
                     busy.get_or_insert(page..page + 1);
-                    continue;
-                }
-                match locked.last_mut() {
-                    Some(last) if last.end == page => last.end += 1,
-                    _ => locked.push(page..page + 1),
                 }
             }
         }
         if !extent.is_linked() {
             // It was removed after it was opened.
             self.drive.forget(&self.key);
-            return unlocked();
+            return Ok(None);
         }
         let lacking = self.lacking(&locked, Some(&extent));
         self.extent = Some(extent);
-        Ok((lacking, true, busy))
+        Ok(Some((lacking, busy)))
     }
 
     /// Return the bytes to reserve for pages. Those of corrupt pages are reserved already.
@@ -144,7 +145,7 @@ impl<'a> Part<'a> {
         let mut has_room = true;
         let cut = locked
             .iter()
-            .flat_map(|pages| pages.clone().step_by(BLOCK_PAGES as usize).map(|first| first..pages.end.min(first + BLOCK_PAGES)));
+            .flat_map(|pages| pages.clone().step_by(STRETCH_PAGES as usize).map(|first| first..pages.end.min(first + STRETCH_PAGES)));
         let reserve = |pages: Range<u32>| {
             has_room = has_room && self.has_room(self.reserved_bytes(&pages));
             (pages, has_room)
@@ -153,35 +154,25 @@ impl<'a> Part<'a> {
     }
 
     fn has_room(&self, bytes: u64) -> bool {
-        room::reserve(self.drive, self.key.store(), bytes).unwrap_or_else(|error| {
-            self.drive.failed(&error);
-            false
-        })
+        self.drive.succeeded(room::reserve(self.drive, self.key.store(), bytes)).unwrap_or(false)
     }
 
     /// Release the bytes of pages that were reserved but not stored.
     pub fn give_back(&self, pages: Range<u32>) {
-        if let Err(error) = self.drive.usage.release(self.key.store(), self.reserved_bytes(&pages), 0) {
-            self.drive.failed(&error);
-        }
+        self.drive.succeeded(self.drive.usage.release(self.key.store(), self.reserved_bytes(&pages), 0));
     }
 
     /// Return bytes that were fetched ahead. Copies them if they were fetched in several pieces.
     pub fn held(&self, begin: u64, bytes: usize) -> Option<Bytes> {
-        let from = |begin: u64| {
-            let (at, held) = &self.ahead[self.ahead.partition_point(|(at, _)| *at <= begin).checked_sub(1)?];
-            let skip = (begin - at) as usize;
-            (skip < held.len()).then(|| held.slice(skip..))
-        };
-        let first = from(begin)?;
-        if first.len() >= bytes {
-            return Some(first.slice(..bytes));
+        let (chunk, skip) = chunk_at(&self.ahead, begin)?;
+        if chunk.len() - skip >= bytes {
+            return Some(chunk.slice(skip..skip + bytes));
         }
-        let mut all = first.to_vec();
+        let mut all = Vec::with_capacity(bytes);
         while all.len() < bytes {
-            all.extend_from_slice(&from(begin + all.len() as u64)?);
+            let (chunk, skip) = chunk_at(&self.ahead, begin + all.len() as u64)?;
+            all.extend_from_slice(&chunk[skip..chunk.len().min(skip + bytes - all.len())]);
         }
-        all.truncate(bytes);
         Some(all.into())
     }
 
@@ -190,18 +181,13 @@ impl<'a> Part<'a> {
         let Some(extent) = &self.extent else { return Ok(()) };
         for run in &self.missing {
             let table = extent.table(run.clone())?;
-            let mut first = run.start;
-            for pages in table.chunk_by(|one, next| (*one == 0) == (*next == 0)) {
-                let begin = u64::from(first) * PAGE_BYTES;
-                if pages[0] != 0 {
-                    let mut bytes = vec![0; (pages.len() as u64 * PAGE_BYTES).min(extent.data_bytes() - begin) as usize];
-                    let good = extent.read(first, pages, &mut bytes)?;
-                    bytes.truncate(good * PAGE_BYTES as usize);
-                    if good > 0 {
-                        self.fetched.push((begin, bytes.into()));
-                    }
+            for (pages, crcs) in runs_of(run.start, &table).filter(|(_, crcs)| crcs[0] != 0) {
+                let mut bytes = vec![0; extent.bytes_in(&pages)];
+                let sound_pages = extent.read(pages.start, crcs, &mut bytes)?;
+                bytes.truncate(sound_pages * PAGE_BYTES as usize);
+                if sound_pages > 0 {
+                    self.fetched.push((bytes_of(&pages).start, bytes.into()));
                 }
-                first += pages.len() as u32;
             }
         }
         self.fetched.sort_unstable_by_key(|(begin, _)| *begin);
