@@ -123,7 +123,8 @@ impl Schema {
 
     /// Return the columns that another schema lacks.
     pub fn columns_missing_in<'a>(&'a self, other: &'a Schema) -> impl Iterator<Item = &'a ColumnSpec> {
-        self.columns.iter().filter(|column| !other.has_column(column.id))
+        let known = other.columns_by_id();
+        self.columns.iter().filter(move |column| !known.contains_key(&column.id))
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -15,7 +15,7 @@ WRITE_BACK = typer.Option(
     "",
     "--write-back",
     help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged once they are in this folder, and sent to the cold store later. "
-    "Risk: until then, its drive has the only copy, and a later write by others to the cold store is overwritten.",
+    "Risk: until then, its drive has the only copy of up to that many bytes, and later writes by others to the cold store are overwritten.",
 )
 MOST = 1_000_000
 LISTEN = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port.")

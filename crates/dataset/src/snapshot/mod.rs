@@ -223,7 +223,7 @@ impl Snapshot {
     /// Return this snapshot with another schema. `others` have the words of category columns that this snapshot lacks.
     pub fn with_schema(&self, schema: Arc<Schema>, others: &[&Snapshot]) -> Snapshot {
         let mut made = self.anew();
-        for spec in schema.columns.iter().filter(|spec| !self.schema.has_column(spec.id)) {
+        for spec in schema.columns_missing_in(&self.schema) {
             let known = others.iter().find_map(|other| other.words.get(&spec.id));
             made.words.extend(known.map(|segments| (spec.id, segments.clone())));
         }
