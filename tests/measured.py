@@ -38,8 +38,9 @@ class Grown:
 
 
 def run(program, *arguments, **variables):
-    """Run a program with extra environment variables, and return its output. The program can import this module."""
-    paths = [str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Run a program with extra environment variables, and return its output. The program can import what tests can import."""
+    folder = pathlib.Path(__file__).parent
+    paths = [str(folder), str(folder.parent / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
