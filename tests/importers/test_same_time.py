@@ -88,7 +88,7 @@ def test_what_can_be_read_only_once_is_never_read_in_part(root):
     taken = while_importing(lambda: ps.open(root).append({"id": [2]}))
     with pytest.raises(ps.ConflictError, match="added the key 2") as caught:
         import_data(Once([{"id": 1}, {"id": 2}]), root, key="id", progress=taken)
-    assert "import it once more" in caught.value.hint and ps.open(root)["id"][:].tolist() == [2]
+    assert "import it again" in caught.value.hint and ps.open(root)["id"][:].tolist() == [2]
     assert import_data(tqdm(iter([{"id": 7}])), root, key="id").samples == 1
 
 

@@ -120,7 +120,7 @@ def test_options_come_from_a_file_and_the_command_line_wins(files):
         ("status-tls = true", "--status-tls needs --status"),
         ("status = '127.0.0.1:0'\nstatus-tls = true", "--status-tls needs --tls-certificate"),
         ("status = '127.0.0.1:0'\nstatus-token = '/nowhere'", "cannot use the token of"),
-        ("immutable = ['bucket/a']", "--immutable has no use without --cache"),
+        ("immutable = ['bucket/a']", "--immutable has no effect without --cache"),
     ],
 )
 def test_wrong_configurations_are_refused_by_name(files, text, says):
