@@ -22,7 +22,7 @@ pub struct Array {
 
 pub enum ColumnValues {
     Array(Array),
-    /// ColumnValues of different shapes in one array. `offsets` are in elements, and `shapes` contains `rank` sizes per sample.
+    /// Values of different shapes in one array. `offsets` are in elements, and `shapes` contains `rank` sizes per sample.
     Ragged {
         values: Array,
         offsets: Vec<i64>,
@@ -31,7 +31,7 @@ pub enum ColumnValues {
     },
     /// Stored bytes, unchanged.
     Raw(Raw),
-    /// ColumnValues of different shapes, each in its own memory, with None for each null.
+    /// Values of different shapes, each in its own memory, with None for each null.
     List(Vec<Option<Loose>>),
 }
 
