@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use penstock_server::{Config, Revalidate, Unconnected};
-use penstock_storage::{Io, Options};
+use penstock_server::{Config, Unconnected};
 use tokio::runtime::Runtime;
 
 const METHODS: [&str; 6] = ["GET", "PUT", "HEAD", "DELETE", "POST", "PATCH"];
@@ -37,29 +36,28 @@ fn served() -> &'static Served {
         std::fs::write(folder.path().join("served/other/a"), KEPT).expect("an object");
         let config = Config {
             cold: folder.path().join("served").display().to_string(),
-            options: Options::new(std::collections::BTreeMap::new(), Io::Auto).expect("no options"),
+            storage_options: std::collections::BTreeMap::new(),
             cache: Some(format!("{}:10MB", folder.path().join("cache").display())),
             write_back: None,
-            listen: ([127, 0, 0, 1], 0).into(),
+            listen: "127.0.0.1:0".into(),
             status: None,
             status_token: None,
             status_tls: false,
             keys: None,
-            takes_version_2: true,
+            signature_v2: true,
             tls: None,
             access_log: None,
-            domains: Vec::new(),
-            revalidate: Revalidate::Always,
+            domain: Vec::new(),
+            revalidate: "always".into(),
             stale_if_error: Duration::ZERO,
-            marker_of: |_| None,
             immutable: Vec::new(),
-            quotas: Vec::new(),
+            quota: Vec::new(),
             memory_bytes: 64 << 20,
             connections: 16,
             requests: 16,
-            idle: Duration::from_millis(500),
+            idle_seconds: Duration::from_millis(500),
             lame_duck: Duration::ZERO,
-            drain: Duration::ZERO,
+            drain_seconds: Duration::ZERO,
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
         let server = runtime.block_on(Unconnected::open(&config)).expect("a server");

@@ -27,5 +27,4 @@ mod tls;
 mod upload;
 mod watch;
 
-pub use read::states::Revalidate;
 pub use server::{Addresses, Config, Unconnected, check, serve};

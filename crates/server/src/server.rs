@@ -37,14 +37,14 @@ use crate::ops::dispatch::Dispatch;
 use crate::ops::tier::Tier;
 use crate::read::arena::Arena;
 use crate::read::blocks::{Blocks, Reading};
-use crate::read::immutable::Immutable;
+use crate::read::immutable::{Immutable, MarkerOf};
 use crate::read::memory_cache::MemoryCache;
 use crate::read::zero_copy::ZeroCopy;
 use crate::tls::Certificates;
 use crate::watch::access_log::AccessLog;
 use crate::watch::admin::{self, Admin};
 use crate::watch::sampler::Sampler;
-use config::{check_limits, failed, not_served, only_bucket, pending_folder, quotas, token};
+use config::{check_values, failed, not_served, only_bucket, pending_folder, quotas, token};
 
 mod config;
 
@@ -66,12 +66,12 @@ pub struct Addresses {
 
 /// Serve until SIGTERM or Ctrl-C. Calls `ready` when connections are accepted, and `note` with what an operator should know. SIGHUP reads keys and
 /// certificates again, and opens the access log again.
-pub fn serve(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
-    check_limits(&config)?;
+pub fn serve(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
+    check_values(&config)?;
     allow_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| failed("threads", error))?;
-    let ended = runtime.block_on(run(config, ready, note));
+    let ended = runtime.block_on(run(config, marker_of, ready, note));
     // Threads that wait for a drive or a cold store must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
@@ -93,8 +93,8 @@ pub struct Unconnected {
 impl Unconnected {
     /// Open the cold store and the cache of a configuration. Nobody listens.
     pub async fn open(config: &Config) -> Result<Unconnected> {
-        let Parts { middleware, .. } = parts(config, &Arc::new(Metrics::new()), |_| {}).await?;
-        Ok(Unconnected { middleware, idle: config.idle })
+        let Parts { middleware, .. } = parts(config, |_| None, &Arc::new(Metrics::new()), |_| {}).await?;
+        Ok(Unconnected { middleware, idle: config.idle_seconds })
     }
 
     /// Answer all requests of a connection, on which a client sends these bytes and then nothing more. Returns what the server sends.
@@ -130,18 +130,19 @@ struct Parts {
     arena: Option<Arc<Arena>>,
 }
 
-async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
+async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
     let [Ok(mut terminate), Ok(mut interrupt), Ok(hangup)] = signals else { return Err(failed("signals", "they cannot be received")) };
     let metrics = Arc::new(Metrics::new());
-    let parts = parts(&config, &metrics, note).await?;
+    let parts = parts(&config, marker_of, &metrics, note).await?;
     let bind = |address: SocketAddr| async move {
         let hint = "name another address or port, or end the program that uses it";
         TcpListener::bind(address).await.map_err(|error| failed(&format!("listen at {address}"), error).hint(hint))
     };
-    let listener = bind(config.listen).await?;
+    let wanted = config.addresses()?;
+    let listener = bind(wanted.listen).await?;
     let mut addresses = Addresses { listen: listener.local_addr().map_err(|error| failed("listen", error))?, status: None };
-    if let Some(address) = config.status {
+    if let Some(address) = wanted.status {
         let listener = bind(address).await?;
         addresses.status = listener.local_addr().ok();
         let token = config.status_token.as_deref().map(token).transpose()?;
@@ -173,11 +174,11 @@ async fn run(config: Config, ready: impl FnOnce(Addresses), note: fn(&str)) -> R
     drop(listener);
     note(&format!("stopping: {} requests are being answered", metrics.running.get()));
     // Connections that are still busy after this time are cut.
-    if tokio::time::timeout(config.drain, graceful.shutdown()).await.is_err() {
-        note(&format!("cut {} requests after {} seconds", metrics.running.get(), config.drain.as_secs()));
+    if tokio::time::timeout(config.drain_seconds, graceful.shutdown()).await.is_err() {
+        note(&format!("cut {} requests after {} seconds", metrics.running.get(), config.drain_seconds.as_secs()));
     }
     if let Some(back) = &parts.back {
-        let _ = tokio::time::timeout(config.drain, back.settle_all()).await;
+        let _ = tokio::time::timeout(config.drain_seconds, back.settle_all()).await;
         if back.pending_objects() > 0 {
             note(&format!("{} objects are not in the cold store yet; they are sent when the server starts again", back.pending_objects()));
         }
@@ -200,8 +201,8 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
             continue;
         };
         let mut stream = TimeoutStream::new(ZeroCopy::new(stream, parts.arena.clone()));
-        stream.set_write_timeout(Some(config.idle));
-        let (middleware, metrics, watcher, idle) = (parts.middleware.clone(), metrics.clone(), graceful.watcher(), config.idle);
+        stream.set_write_timeout(Some(config.idle_seconds));
+        let (middleware, metrics, watcher, idle) = (parts.middleware.clone(), metrics.clone(), graceful.watcher(), config.idle_seconds);
         let acceptor = parts.certificates.as_ref().map(|certificates| certificates.acceptor());
         tokio::spawn(async move {
             let _open = Counted::begin(&metrics.connections);
@@ -248,7 +249,7 @@ async fn converse(
     let _ = watcher.watch(connection).await;
 }
 
-async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
+async fn parts(config: &Config, marker_of: MarkerOf, metrics: &Arc<Metrics>, note: fn(&str)) -> Result<Parts> {
     let limits = quotas(config)?;
     let (mut cold, identity) = open_cold(config, metrics, note).await?;
     let back = match &config.write_back {
@@ -276,8 +277,8 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
             for (folder, error) in &drives.failed {
                 note(&format!("the cache {} is not used: {error}", folder.display()));
             }
-            let immutable = Immutable::new(cold.clone(), config.marker_of, config.immutable.clone(), metrics.clone());
-            let (revalidate, stale_if_error, states_bytes) = (config.revalidate, config.stale_if_error, config.memory_bytes / 8);
+            let immutable = Immutable::new(cold.clone(), marker_of, config.immutable.clone(), metrics.clone());
+            let (revalidate, stale_if_error, states_bytes) = (config.revalidate()?, config.stale_if_error, config.memory_bytes / 8);
             let reading = Reading { memory: memory.clone(), memory_cache, states_bytes, revalidate, stale_if_error, immutable };
             let blocks = Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())?;
             // What was acknowledged earlier is sent now. A server without the folder may have run meanwhile, and knows nothing of it.
@@ -294,10 +295,10 @@ async fn parts(config: &Config, metrics: &Arc<Metrics>, note: fn(&str)) -> Resul
     let keys = config.keys.as_deref().map(|path| Keys::open(path, only_bucket(config)?)).transpose()?;
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
-    let domains = Arc::new(Domains::new(&config.domains)?);
+    let domains = Arc::new(Domains::new(&config.domain)?);
     let service = service(Tier { cold, is_folder, blocks: blocks.clone(), trust, memory: memory.clone(), quotas }, keys.clone(), &domains);
-    let limits = Limits { requests: config.requests, idle: config.idle, memory };
-    let taken = match (&keys, config.takes_version_2) {
+    let limits = Limits { requests: config.requests, idle: config.idle_seconds, memory };
+    let taken = match (&keys, config.signature_v2) {
         (None, _) => Taken::Unverified,
         (Some(_), false) => Taken::Version4,
         (Some(_), true) => Taken::Both,
@@ -325,7 +326,7 @@ fn memory(config: &Config, note: fn(&str)) -> (Memory, Option<MemoryCache>) {
 /// Open the cold store. Returns it, and a text that identifies it in the keys of the cache.
 async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result<(Arc<dyn s3s::S3>, String)> {
     if config.cold.starts_with("s3://") {
-        let (remote, identity) = Remote::open(&config.cold, &config.options, metrics.cold_running.clone()).await?;
+        let (remote, identity) = Remote::open(&config.cold, &config.options()?, metrics.cold_running.clone()).await?;
         let remote = Arc::new(remote);
         let (tried, cold) = (remote.clone(), config.cold.clone());
         tokio::spawn(async move {

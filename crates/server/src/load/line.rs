@@ -1,12 +1,15 @@
 //! What a load is made of, and what its workers measure.
 
+use std::collections::BTreeMap;
+
 use hdrhistogram::Histogram;
-use penstock_storage::Options;
+use serde::Deserialize;
 
 /// What a load is made of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Load {
-    pub options: Options,
+    pub storage_options: BTreeMap<String, String>,
     pub bucket: String,
     /// The beginning of the keys that are written and read.
     pub prefix: String,

@@ -1,12 +1,14 @@
 //! Reads of all objects below a prefix, once each, so that a server between here and the store has them.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use aws_sdk_s3::Client;
 use futures::{Stream, StreamExt as _};
 use penstock_error::{Error, Result};
-use penstock_storage::Options;
+use penstock_storage::{Io, Options};
+use serde::Deserialize;
 
 use super::on_runtime;
 use super::see::{seen_each, stopped};
@@ -19,9 +21,10 @@ const NAMED: usize = 5;
 const TRIES: usize = 2;
 
 /// What is read.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Warm {
-    pub options: Options,
+    pub storage_options: BTreeMap<String, String>,
     pub bucket: String,
     /// The beginning of the keys, which may end anywhere in a name.
     pub prefix: String,
@@ -46,7 +49,7 @@ pub fn warm(warm: &Warm, see: &mut dyn FnMut(&Warmed) -> ControlFlow<()>) -> Res
 }
 
 async fn run(warm: &Warm, see: &mut dyn FnMut(&Warmed) -> ControlFlow<()>) -> Result<Warmed> {
-    let (client, _) = client(&warm.options).await?;
+    let (client, _) = client(&Options::new(warm.storage_options.clone(), Io::Auto)?).await?;
     let bytes = AtomicU64::new(0);
     let read = keys(&client, warm).map(|key| {
         let (client, bytes) = (&client, &bytes);

@@ -11,6 +11,7 @@ use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use penstock_error::{Error, Result};
+use penstock_storage::{Io, Options};
 
 use super::line::{Counts, Load};
 use super::see::{See, seen, stopped};
@@ -51,11 +52,12 @@ impl Running {
 
 impl Workers {
     pub async fn new(load: &Load) -> Result<Arc<Workers>> {
+        let options = Options::new(load.storage_options.clone(), Io::Auto)?;
         if load.objects == 0 || load.workers == 0 || !(0.0..=1.0).contains(&load.puts) {
             return Err(Error::new("invalid-argument", "cannot load: there must be objects and workers, and a share of puts from 0 to 1"));
         }
         // Each error counts while requests are measured.
-        let (patient, _) = client(&load.options).await?;
+        let (patient, _) = client(&options).await?;
         let client = Client::from_conf(patient.config().to_builder().retry_config(RetryConfig::disabled()).build());
         let mut random = vec![0; load.object_bytes + 4096];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

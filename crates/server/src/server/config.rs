@@ -1,38 +1,42 @@
 //! What a server is started with, and whether that can be.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use penstock_cache::{DriveSpec, Spec};
 use penstock_error::{Error, Result};
-use penstock_storage::Options;
+use penstock_storage::{Io, Options};
+use serde::{Deserialize, Deserializer};
 
+use super::Addresses;
 use crate::access_keys::Keys;
 use crate::cold::remote::bucket_of;
 use crate::hosts::Domains;
 use crate::limits::quota::Limit;
 use crate::metrics::Metrics;
-use crate::read::immutable::MarkerOf;
 use crate::read::states::Revalidate;
 use crate::tls::Certificates;
 
 /// The least memory that lets each kind of request proceed.
 const LEAST_MEMORY_BYTES: u64 = 64 << 20;
 
-/// What a server is started with.
-#[derive(Debug, Clone)]
+/// What a server is started with: the options of `penstock serve`, by their names.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// `s3://`, `s3://bucket` or a folder.
     pub cold: String,
-    pub options: Options,
+    pub storage_options: BTreeMap<String, String>,
     /// The drives of the cache, such as `/nvme:2TB`, or None to cache nothing.
     pub cache: Option<String>,
     /// A folder and a size for puts that are acknowledged before the cold store has them, such as `/nvme/pending:50GB`, or None to wait for it.
     pub write_back: Option<String>,
-    pub listen: SocketAddr,
+    /// An address and a port.
+    pub listen: String,
     /// The address of the status page and of the counts, or None.
-    pub status: Option<SocketAddr>,
+    pub status: Option<String>,
     /// A file with the token that the status page needs, or None.
     pub status_token: Option<PathBuf>,
     /// Whether the status page is served with the certificate.
@@ -40,41 +44,82 @@ pub struct Config {
     /// A file with access keys, or None to allow everything to everybody.
     pub keys: Option<PathBuf>,
     /// Whether signatures of version 2 are taken.
-    pub takes_version_2: bool,
+    pub signature_v2: bool,
     /// Files with a chain of certificates and its private key, or None for plain HTTP.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// The file of the access log, or None.
     pub access_log: Option<PathBuf>,
     /// Domains whose subdomains are buckets.
-    pub domains: Vec<String>,
-    pub revalidate: Revalidate,
+    pub domain: Vec<String>,
+    /// `always`, `never`, or a time such as `60s`.
+    pub revalidate: String,
     /// How old a state may be that is served while the cold store fails.
+    #[serde(deserialize_with = "seconds")]
     pub stale_if_error: Duration,
-    /// Finds what proves that an object never changes.
-    pub marker_of: MarkerOf,
     /// Beginnings of `bucket/key` of objects that never change.
     pub immutable: Vec<String>,
     /// The most bytes of buckets and prefixes, such as `bucket/folder/=100GB`.
-    pub quotas: Vec<String>,
+    pub quota: Vec<String>,
     pub memory_bytes: u64,
     pub connections: usize,
     /// Requests that are answered at once.
     pub requests: usize,
     /// How long a connection may do nothing.
-    pub idle: Duration,
+    #[serde(deserialize_with = "seconds")]
+    pub idle_seconds: Duration,
     /// How long connections are accepted after SIGTERM, while the status says that the server ends.
+    #[serde(deserialize_with = "seconds")]
     pub lame_duck: Duration,
     /// How long requests may take to finish after that.
-    pub drain: Duration,
+    #[serde(deserialize_with = "seconds")]
+    pub drain_seconds: Duration,
+}
+
+fn seconds<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<Duration, D::Error> {
+    f64::deserialize(value).map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)))
+}
+
+impl Config {
+    pub fn options(&self) -> Result<Options> {
+        Options::new(self.storage_options.clone(), Io::Auto)
+    }
+
+    pub fn addresses(&self) -> Result<Addresses> {
+        Ok(Addresses { listen: address(&self.listen)?, status: self.status.as_deref().map(address).transpose()? })
+    }
+
+    pub fn revalidate(&self) -> Result<Revalidate> {
+        let text = &*self.revalidate;
+        match text {
+            "always" => return Ok(Revalidate::Always),
+            "never" => return Ok(Revalidate::Never),
+            _ => {}
+        }
+        let seconds = text.strip_suffix('s').and_then(|seconds| seconds.parse().ok()).filter(|seconds| (0.0..=1e9).contains(seconds));
+        match seconds {
+            Some(seconds) => Ok(Revalidate::After(Duration::from_secs_f64(seconds))),
+            None => {
+                let text = format!("--revalidate cannot be `{text}`");
+                Err(Error::new("invalid-argument", text).hint("write always, never, or a time such as 60s"))
+            }
+        }
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr> {
+    text.parse().map_err(|_| Error::new("invalid-argument", format!("cannot listen at `{text}`")).hint("write it as 127.0.0.1:9100"))
 }
 
 pub fn failed(what: &str, error: impl std::fmt::Display) -> Error {
     Error::new("storage-failed", format!("cannot serve: {what}: {error}"))
 }
 
-pub fn check_limits(config: &Config) -> Result<()> {
-    if config.keys.is_none() && !config.listen.ip().is_loopback() {
-        return Err(Error::new("invalid-argument", format!("cannot serve at {}: everybody could write", config.listen))
+pub fn check_values(config: &Config) -> Result<()> {
+    config.options()?;
+    let addresses = config.addresses()?;
+    config.revalidate()?;
+    if config.keys.is_none() && !addresses.listen.ip().is_loopback() {
+        return Err(Error::new("invalid-argument", format!("cannot serve at {}: everybody could write", addresses.listen))
             .hint("give --keys FILE, or listen at 127.0.0.1"));
     }
     if config.memory_bytes < LEAST_MEMORY_BYTES {
@@ -86,8 +131,8 @@ pub fn check_limits(config: &Config) -> Result<()> {
 
 /// Check a configuration and the files that it names, without serving or creating anything. Calls `note` with what an operator should know.
 pub fn check(config: &Config, note: fn(&str)) -> Result<()> {
-    check_limits(config)?;
-    Domains::new(&config.domains)?;
+    check_values(config)?;
+    Domains::new(&config.domain)?;
     config.keys.as_deref().map(|path| Keys::open(path, only_bucket(config)?)).transpose()?;
     let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?;
     certificates.iter().for_each(|certificates| certificates.watch(&Metrics::new(), note));
@@ -110,7 +155,7 @@ pub fn check(config: &Config, note: fn(&str)) -> Result<()> {
 
 /// Parse the quotas of a configuration.
 pub fn quotas(config: &Config) -> Result<Vec<Limit>> {
-    Limit::parse_all(&config.quotas, only_bucket(config)?)
+    Limit::parse_all(&config.quota, only_bucket(config)?)
 }
 
 /// Return the only bucket that is served, or None if there may be several.
