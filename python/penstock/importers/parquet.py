@@ -377,6 +377,4 @@ def _guard(file: pathlib.Path, work: Callable[[], Any]) -> Any:
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         if hasattr(error, "code"):
             raise
-        raise CorruptError(
-            f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}", code="object-malformed"
-        ) from error
+        raise CorruptError(f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error

@@ -191,12 +191,10 @@ def _sendable(recipe: Recipe, base: tuple[int, int]) -> bytes:
             text = _unsendable(getattr(fn, "fn", fn))
             if text is not None:
                 raise InvalidInputError(
-                    f"cannot send {fn!r} to python_workers: {text}", code="invalid-argument",
+                    f"cannot send {fn!r} to python_workers: {text}",
                     hint="make such objects inside the function; or move it to a module that workers can import, which is sent by name",
                 ) from error  # fmt: skip
-        raise InvalidInputError(
-            f"cannot send this loader to python_workers: {error}", code="invalid-argument", hint="memory:// datasets cannot be sent"
-        ) from error
+        raise InvalidInputError(f"cannot send this loader to python_workers: {error}", hint="memory:// datasets cannot be sent") from error
 
 
 def _unsendable(fn: Any) -> str | None:
@@ -325,7 +323,7 @@ def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Ba
         recipe, base = pickle.loads(packed)
     except Exception as error:
         raise InvalidInputError(
-            f"cannot load this loader in a python worker: {type(error).__name__}: {error}", code="invalid-argument",
+            f"cannot load this loader in a python worker: {type(error).__name__}: {error}",
             hint="workers must be able to import the modules that functions come from; set PYTHONPATH, or install them",
         ) from error  # fmt: skip
     before, core = recipe.counted(), recipe.open(base)
