@@ -9,114 +9,95 @@ import typer
 
 from penstock.cli.terminal import at, config_file
 
-COLD = typer.Option(..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket.")
-CACHE = typer.Option([], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated.")
-WRITE_BACK = typer.Option(
-    "",
-    "--write-back",
-    help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged once they are in this folder, and sent to the cold store later. "
-    "Risk: until then, its drive has the only copy of up to that many bytes, and later writes by others to the cold store are overwritten.",
-)
 MOST = 1_000_000
-LISTEN = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port.")
-KEYS = typer.Option("", "--keys", help="A JSON file with access keys and their rights.")
-SIGNATURE_V2 = typer.Option(
-    False, "--signature-v2", help="Also accept version 2 signatures, for old clients. They cover neither the host nor the body."
-)
-ANONYMOUS = typer.Option(False, "--anonymous", help="Accept unsigned requests. Allowed only on a loopback address.")
-TLS_CERTIFICATE = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS.")
-TLS_KEY = typer.Option("", "--tls-key", help="A PEM file with the private key.")
-STATUS = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101.")
-STATUS_TOKEN = typer.Option(
-    "", "--status-token", help="A file with a token. All status pages except /health require it, and it allows POST /purge."
-)
-STATUS_TLS = typer.Option(False, "--status-tls", help="Serve the status page over HTTPS, too.")
-ACCESS_LOG = typer.Option("", "--access-log", help="A file for the access log, with a line of JSON per request; - for standard output.")
-DOMAIN = typer.Option([], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated.")
-REVALIDATE = typer.Option(
-    "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
-)
-STALE_IF_ERROR = typer.Option(
-    86400.0,
-    "--stale-if-error",
-    min=0.0,
-    max=3650 * 86400.0,
-    help="While the cold store fails, serve objects that were confirmed at most this many seconds ago, with the headers Age and Warning.",
-)
-IMMUTABLE = typer.Option(
-    [], "--immutable", help="A prefix, such as bucket/folder/, whose objects never change and need no revalidation. Can be repeated."
-)
-QUOTA = typer.Option(
-    [],
-    "--quota",
-    help="The maximum size of a bucket or a prefix, such as bucket=1TB or bucket/folder/=100GB. Writes beyond it are refused with 403, "
-    "QuotaExceeded. Can be repeated.",
-)
-MEMORY = typer.Option(
-    1 << 30,
-    "--memory-bytes",
-    min=1,
-    max=1 << 50,
-    help="Memory for bodies that are being fetched or uploaded. A quarter of it keeps frequently read data.",
-)
-CONNECTIONS = typer.Option(
-    1024, "--connections", min=1, max=MOST, help="The maximum number of connections. Further ones are answered with 503."
-)
-REQUESTS = typer.Option(
-    512,
-    "--requests",
-    min=1,
-    max=MOST,
-    help="The maximum number of concurrent requests, including responses being sent. Further ones are answered with 503.",
-)
-IDLE = typer.Option(60.0, "--idle-seconds", min=1.0, max=86400.0, help="How long a connection may be idle.")
-LAME_DUCK = typer.Option(
-    None,
-    "--lame-duck",
-    min=0.0,
-    max=86400.0,
-    help="How many seconds to accept connections after SIGTERM while /health returns 503. 5 with --status, otherwise 0.",
-    show_default=False,
-)
-CONFIG = typer.Option(
-    "",
-    "--config",
-    is_eager=True,
-    callback=config_file.read,
-    help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table \\[option] for the store. Command-line options take precedence.",
-)
-CHECK = typer.Option(False, "--check", help="Check the options and their files, and exit without serving or creating anything.")
-DRAIN = typer.Option(30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to finish after that.")
 
 
 # Over 6 parameters: each is an option of the command line.
+# Over 80 lines: most of them are these options.
 def serve(
-    cold: str = COLD,
-    cache: list[str] = CACHE,
-    write_back: str = WRITE_BACK,
-    listen: str = LISTEN,
-    keys: str = KEYS,
-    signature_v2: bool = SIGNATURE_V2,
-    anonymous: bool = ANONYMOUS,
-    tls_certificate: str = TLS_CERTIFICATE,
-    tls_key: str = TLS_KEY,
-    status: str = STATUS,
-    status_token: str = STATUS_TOKEN,
-    status_tls: bool = STATUS_TLS,
-    access_log: str = ACCESS_LOG,
-    domain: list[str] = DOMAIN,
-    revalidate: str = REVALIDATE,
-    stale_if_error: float = STALE_IF_ERROR,
-    immutable: list[str] = IMMUTABLE,
-    quota: list[str] = QUOTA,
-    memory: int = MEMORY,
-    connections: int = CONNECTIONS,
-    requests: int = REQUESTS,
-    idle: float = IDLE,
-    lame_duck: float | None = LAME_DUCK,
-    config: str = CONFIG,
-    check: bool = CHECK,
-    drain: float = DRAIN,
+    cold: str = typer.Option(
+        ..., "--cold", help="What to serve: s3://bucket, s3:// for all buckets, or a folder with a folder per bucket."
+    ),
+    cache: list[str] = typer.Option([], "--cache", "-c", help="A drive of the cache and its size, such as /nvme1:2TB. Can be repeated."),
+    write_back: str = typer.Option(
+        "",
+        "--write-back",
+        help="A folder and a size, such as /nvme2/pending:50GB. Puts are acknowledged once they are in this folder, and sent to the cold store later. "
+        "Risk: until then, its drive has the only copy of up to that many bytes, and later writes by others to the cold store are overwritten.",
+    ),
+    listen: str = typer.Option("127.0.0.1:9100", "--listen", "-l", help="Address and port."),
+    keys: str = typer.Option("", "--keys", help="A JSON file with access keys and their rights."),
+    signature_v2: bool = typer.Option(
+        False, "--signature-v2", help="Also accept version 2 signatures, for old clients. They cover neither the host nor the body."
+    ),
+    anonymous: bool = typer.Option(False, "--anonymous", help="Accept unsigned requests. Allowed only on a loopback address."),
+    tls_certificate: str = typer.Option("", "--tls-certificate", help="A PEM file with the chain of certificates, to serve HTTPS."),
+    tls_key: str = typer.Option("", "--tls-key", help="A PEM file with the private key."),
+    status: str = typer.Option("", "--status", help="Address and port of the status page and of /metrics, such as 127.0.0.1:9101."),
+    status_token: str = typer.Option(
+        "", "--status-token", help="A file with a token. All status pages except /health require it, and it allows POST /purge."
+    ),
+    status_tls: bool = typer.Option(False, "--status-tls", help="Serve the status page over HTTPS, too."),
+    access_log: str = typer.Option(
+        "", "--access-log", help="A file for the access log, with a line of JSON per request; - for standard output."
+    ),
+    domain: list[str] = typer.Option(
+        [], "--domain", help="A domain whose subdomains are buckets, such as s3.example.com. Can be repeated."
+    ),
+    revalidate: str = typer.Option(
+        "always", "--revalidate", help="When to ask the cold store for the current version: always, never, or a time such as 60s."
+    ),
+    stale_if_error: float = typer.Option(
+        86400.0,
+        "--stale-if-error",
+        min=0.0,
+        max=3650 * 86400.0,
+        help="While the cold store fails, serve objects that were confirmed at most this many seconds ago, with the headers Age and Warning.",
+    ),
+    immutable: list[str] = typer.Option(
+        [], "--immutable", help="A prefix, such as bucket/folder/, whose objects never change and need no revalidation. Can be repeated."
+    ),
+    quota: list[str] = typer.Option(
+        [],
+        "--quota",
+        help="The maximum size of a bucket or a prefix, such as bucket=1TB or bucket/folder/=100GB. Writes beyond it are refused with 403, "
+        "QuotaExceeded. Can be repeated.",
+    ),
+    memory: int = typer.Option(
+        1 << 30,
+        "--memory-bytes",
+        min=1,
+        max=1 << 50,
+        help="Memory for bodies that are being fetched or uploaded. A quarter of it keeps frequently read data.",
+    ),
+    connections: int = typer.Option(
+        1024, "--connections", min=1, max=MOST, help="The maximum number of connections. Further ones are answered with 503."
+    ),
+    requests: int = typer.Option(
+        512,
+        "--requests",
+        min=1,
+        max=MOST,
+        help="The maximum number of concurrent requests, including responses being sent. Further ones are answered with 503.",
+    ),
+    idle: float = typer.Option(60.0, "--idle-seconds", min=1.0, max=86400.0, help="How long a connection may be idle."),
+    lame_duck: float | None = typer.Option(
+        None,
+        "--lame-duck",
+        min=0.0,
+        max=86400.0,
+        help="How many seconds to accept connections after SIGTERM while /health returns 503. 5 with --status, otherwise 0.",
+        show_default=False,
+    ),
+    config: str = typer.Option(
+        "",
+        "--config",
+        is_eager=True,
+        callback=config_file.read,
+        help="A file in TOML with these options, such as memory-bytes = 1073741824, and a table \\[option] for the store. Command-line options take precedence.",
+    ),
+    check: bool = typer.Option(False, "--check", help="Check the options and their files, and exit without serving or creating anything."),
+    drain: float = typer.Option(30.0, "--drain-seconds", min=0.0, max=86400.0, help="How long requests may take to finish after that."),
 ) -> None:
     """Serve objects by the protocol of S3, from a cache of local drives. Ends on SIGTERM or Ctrl-C, after the requests that are running.
 
