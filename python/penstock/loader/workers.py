@@ -45,7 +45,7 @@ WHY_IT_DIED = {
 }
 
 
-class Process:
+class Process(subprocess.Popen[bytes]):
     """A Python process that runs `run` on its end of a pipe. Unlike those of multiprocessing, it does not import the program's script, so a
     script needs no `if __name__ == "__main__":`.
     """
@@ -53,13 +53,12 @@ class Process:
     def __init__(self, pipe: Any) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.loader.workers import run; run({pipe.fileno()})"
         command = [os.fsdecode(multiprocessing.spawn.get_executable()), *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
-        self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], stdin=subprocess.DEVNULL)
-        self.pid = self._process.pid
+        super().__init__(command, pass_fds=[pipe.fileno()], stdin=subprocess.DEVNULL)
 
     @property
     def exitcode(self) -> int | None:
         """The exit code, or minus the signal that ended the process. None while it runs."""
-        return self._process.poll()
+        return self.poll()
 
     def is_alive(self) -> bool:
         return self.exitcode is None
@@ -67,10 +66,7 @@ class Process:
     def join(self, seconds: float | None = None) -> None:
         """Wait until the process ends, at most this long."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-
-    def kill(self) -> None:
-        self._process.kill()
+            self.wait(seconds)
 
 
 def _kill(processes: list[Process], owner: int) -> None:
