@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import drawn
@@ -64,24 +65,12 @@ def _connected(o: Any, other: str) -> Any:
 
 def samples(o: Any) -> Any:
     system = _connected(o, "volume-64")
-
-    def turn() -> Any:
-        array = _array(o, system, "samples")
-        for batch in drawn.sorted_batches(o):
-            yield array[batch]
-
-    return turn
+    return drawn.reads(o, drawn.sorted_batches, lambda: _array(o, system, "samples"), operator.getitem)
 
 
 def windows(o: Any) -> Any:
     system = _connected(o, "samples")
-
-    def turn() -> Any:
-        array = _array(o, system, f"volume-{o.side}")
-        for window in drawn.windows(o):
-            yield array[window]
-
-    return turn
+    return drawn.reads(o, drawn.windows, lambda: _array(o, system, f"volume-{o.side}"), operator.getitem)
 
 
 def text_write(o: Any) -> Any:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import drawn
@@ -52,24 +54,14 @@ def _ready(o: Any, name: str) -> Any:
 
 def samples(o: Any) -> Any:
     store = _ready(o, "samples")
-
-    def turn() -> Any:
-        array = zarr.open_array(store, mode="r", zarr_format=3)
-        for batch in drawn.sorted_batches(o):
-            yield array.oindex[batch]
-
-    return turn
+    opened = functools.partial(zarr.open_array, store, mode="r", zarr_format=3)
+    return drawn.reads(o, drawn.sorted_batches, opened, lambda array, batch: array.oindex[batch])
 
 
 def windows(o: Any) -> Any:
     store = _ready(o, f"volume-{o.side}")
-
-    def turn() -> Any:
-        array = zarr.open_array(store, mode="r", zarr_format=3)
-        for window in drawn.windows(o):
-            yield array[window]
-
-    return turn
+    opened = functools.partial(zarr.open_array, store, mode="r", zarr_format=3)
+    return drawn.reads(o, drawn.windows, opened, operator.getitem)
 
 
 if __name__ == "__main__":
