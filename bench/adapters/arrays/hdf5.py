@@ -12,7 +12,6 @@ import drawn
 import h5py
 import numpy as np
 import s3fs
-import serving
 
 PAGES = {"1": 1 << 20, "8": 8 << 20}  # In MiB.
 
@@ -106,7 +105,3 @@ def text(o: Any) -> Any:
             yield {"text": [one.decode() for one in found.tolist()], "label": read(labels, rows, np.empty(len(rows), np.int64))}
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

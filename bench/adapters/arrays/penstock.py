@@ -8,7 +8,6 @@ from typing import Any
 import drawn
 import numpy as np
 import penstock as ps
-import serving
 
 
 def samples_write(o: Any) -> Any:
@@ -38,7 +37,3 @@ def windows(o: Any) -> Any:
     _ready(o, "samples")
     uri = f"s3://{o.bucket}/penstock-volume-{o.side}"
     return drawn.reads(o, drawn.windows, lambda: ps.open(uri)["x"], lambda column, window: column[(0, *window)])
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -9,7 +9,6 @@ from typing import Any
 
 import drawn
 import numpy as np
-import serving
 import tensorstore
 
 
@@ -99,7 +98,3 @@ def embeddings(o: Any) -> Any:
         return values[back]
 
     return drawn.changes(o, change, finish)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

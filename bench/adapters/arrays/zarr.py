@@ -12,7 +12,6 @@ from typing import Any
 import drawn
 import numpy as np
 import obstore
-import serving
 import zarr
 from zarr.experimental.cache_store import CacheStore
 
@@ -62,7 +61,3 @@ def windows(o: Any) -> Any:
     store = _ready(o, f"volume-{o.side}")
     opened = functools.partial(zarr.open_array, store, mode="r", zarr_format=3)
     return drawn.reads(o, drawn.windows, opened, operator.getitem)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())
