@@ -123,6 +123,11 @@ def comparison(what: str, unit: str, values: dict[str, Iterable[float]], best: s
     return {"what": what, "unit": unit, "best": best, "systems": {name: list(found) for name, found in values.items()}, "notes": notes}
 
 
+def bar(what: str, value: float, **limit: float) -> dict[str, Any]:
+    """Describe a bar: what is measured, its value, and its limit, which is `at_least` or `at_most`."""
+    return {"what": what, "value": value, **limit}
+
+
 def rivals(compared: dict[str, Any]) -> dict[str, list[float]]:
     """Return the values of the rivals: not of Penstock, of limits, or of systems in brackets, which do other work."""
     return {name: values for name, values in compared["systems"].items() if values and not name.startswith(("penstock", "limit", "("))}

@@ -80,7 +80,8 @@ class System:
         environment["PYTHONPATH"] = str(ADAPTERS / "common")
         if python != own and os.environ.get("PYTHONPATH"):  # For example a build of Penstock that is not installed.
             environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
-        command = [str(python), "-P", str(path), entry.workload, json.dumps(entry.options, default=str)]
+        program = "import serving; serving.serve()"
+        command = [str(python), "-P", "-c", program, str(path), entry.workload, json.dumps(entry.options, default=str)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment, start_new_session=True,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import interleaved, stored_bytes, synced_file
+from harness import bar, interleaved, stored_bytes, synced_file
 from serving import touch
 
 Result = dict[str, Any]
@@ -81,11 +81,11 @@ def overlays(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         each = {name: spent[name]["median_seconds"] / len(handles[name]) for name in reads}
         lines.append(f"{what}: " + ", ".join(f"{name} {seconds * 1e6:.2f} µs/sample" for name, seconds in each.items()))
         for name in ("updated", "deleted"):
-            bars.append({"what": f"{what}: time per live sample, {name} / before", "value": each[name] / each["before"], "at_most": 1.2})
+            bars.append(bar(f"{what}: time per live sample, {name} / before", each[name] / each["before"], at_most=1.2))
     allowed = {"updated": len(changed) * (8 + 512 + 4), "deleted": samples * 3 // 10 * 4}
     for name, needed in allowed.items():
         value = written[name] / (needed + (32 << 10))
-        bars.append({"what": f"bytes written, {name} / (values + 4 bytes a sample + 32 KiB)", "value": value, "at_most": 2})
+        bars.append(bar(f"bytes written, {name} / (values + 4 bytes a sample + 32 KiB)", value, at_most=2))
     return {"what": f"{samples} samples in {FRAGMENTS} fragments", "written": written, "times": times, "lines": lines, "bars": bars}
 
 
@@ -115,11 +115,9 @@ def branches(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     functions["a synced file"] = lambda: synced_file(folder / f"file{next(number)}", 600)
     times = interleaved(functions)
     seconds = {name: spent["median_seconds"] for name, spent in times.items()}
-    bars = [{"what": f"{name}: seconds", "value": seconds[name], "at_most": 1} for name in seconds if name.startswith("merge")]
-    bars.append({"what": "open any snapshot, and read one value: seconds", "value": seconds["open a snapshot"], "at_most": 0.05})
-    bars.append(
-        {"what": "create a branch / two synced files", "value": seconds["create a branch"] / seconds["a synced file"] / 2, "at_most": 2}
-    )
+    bars = [bar(f"{name}: seconds", seconds[name], at_most=1) for name in seconds if name.startswith("merge")]
+    bars.append(bar("open any snapshot, and read one value: seconds", seconds["open a snapshot"], at_most=0.05))
+    bars.append(bar("create a branch / two synced files", seconds["create a branch"] / seconds["a synced file"] / 2, at_most=2))
     lines = [f"{name}: {spent * 1e3:.2f} ms" for name, spent in seconds.items()]
     return {"what": f"{CHANGES} changes on each side of 100,000 samples", "times": times, "lines": lines, "bars": bars}
 
@@ -229,7 +227,7 @@ def beside(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             f"{epochs} epochs were summed, {changed} of them had other values",
         ],
         "bars": [
-            {"what": "2 readers: rate beside the limited writer / alone", "value": kept[2], "at_least": 0.9},
-            {"what": "epochs whose samples changed under a snapshot", "value": changed, "at_most": 0},
+            bar("2 readers: rate beside the limited writer / alone", kept[2], at_least=0.9),
+            bar("epochs whose samples changed under a snapshot", changed, at_most=0),
         ],
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, evict, fewer, note_versions, rounds
+from harness import bar, comparison, evict, fewer, note_versions, rounds
 from serving import device_bytes, touch
 
 BIG_BYTES, BIG_SAMPLES = 140_000_000, 8
@@ -246,21 +246,11 @@ def direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> dict[str, Any]
                     notes="NumPy's load, memmap and preadv read through the page cache, which was emptied.",
                 )
             )
-        bars.append(
-            {
-                "what": f"penstock / fio at its best: {name}",
-                "value": statistics.median(rate["penstock", "readers"]) / statistics.median(fastest),
-                "at_least": 1.0,
-            }
-        )
+        ratio = statistics.median(rate["penstock", "readers"]) / statistics.median(fastest)
+        bars.append(bar(f"penstock / fio at its best: {name}", ratio, at_least=1.0))
         rival = min((spent[system, "one_reader"], system) for system in buffered if "O_DIRECT" not in system)
-        bars.append(
-            {
-                "what": f"CPU seconds per GB, one reader, {name}: penstock / best rival ({rival[1]}, buffered)",
-                "value": spent["penstock", "one_reader"] / rival[0],
-                "at_most": 0.5,
-            }
-        )
+        what = f"CPU seconds per GB, one reader, {name}: penstock / best rival ({rival[1]}, buffered)"
+        bars.append(bar(what, spent["penstock", "one_reader"] / rival[0], at_most=0.5))
     return {
         "what": "O_DIRECT and io_uring on local disk; fio on the same files at the fastest of its block sizes, depths and jobs",
         "rates": results,

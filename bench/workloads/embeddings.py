@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import penstock as ps
 from drawn import STEP
-from harness import against_best, comparison, fewer, rounds, stored_bytes
+from harness import against_best, bar, comparison, fewer, rounds, stored_bytes
 from race import Entry, Missing, failed, once
 
 Result = dict[str, Any]
@@ -94,7 +94,7 @@ def embeddings(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     lines.append(
         f"10^6 distinct ids of 400 float32: {large['rows_per_second']:,.0f} rows/s, {large['peak_anonymous_mib']:.0f} MiB anonymous memory"
     )
-    bars.append({"what": "10^6 distinct ids of 400 float32: rows/s", "value": large["rows_per_second"], "at_least": 200_000})
+    bars.append(bar("10^6 distinct ids of 400 float32: rows/s", large["rows_per_second"], at_least=200_000))
     return {
         "what": "read-modify-write of embeddings, two cores. A system that is four times slower than the best rival is left out of later rows that are durable alike", "points": results, "large": large, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
     }  # fmt: skip
@@ -197,10 +197,8 @@ def patterns(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             f"{what}: wrote {amplification:.2f} × the changed bytes; scan {ratio['scan']:.2f}, takes {ratio['takes']:.2f} of the time before"
         )
         if changed:
-            bars.append(
-                {"what": f"{what}: bytes written / (changed + 32 KiB)", "value": written / (changed * row + (32 << 10)), "at_most": 2}
-            )
-        bars.extend({"what": f"{what}: {name} after / before", "value": value, "at_most": 1.2} for name, value in ratio.items())
+            bars.append(bar(f"{what}: bytes written / (changed + 32 KiB)", written / (changed * row + (32 << 10)), at_most=2))
+        bars.extend(bar(f"{what}: {name} after / before", value, at_most=1.2) for name, value in ratio.items())
         shutil.rmtree(place)
 
     for share, pattern in itertools.product((0.001, 0.01, 1.0), ("random", "clustered")):

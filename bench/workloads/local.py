@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, fewer, interleaved
+from harness import bar, comparison, fewer, interleaved
 from photographs import photographs
 from race import Entry, empty_place, race, start, told, written
 
@@ -66,10 +66,10 @@ def cifar(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     found = takes("samples", {"place": folder, "batch": 512}, ("tables/penstock", "loaders/numpy"), ("tables/lance", "tables/lmdb"))
     rate = {name: row["per_second"] for name, row in found["systems"].items()}
     bars = [
-        {"what": "penstock / numpy, one thread, after the first epoch", "value": rate["penstock"] / rate["numpy"], "at_least": 1.1},
-        {"what": "penstock / numpy, one thread, first epoch of a fresh handle", "value": rate["penstock, fresh handle"] / rate["numpy, fresh handle"], "at_least": 1.0},
-        {"what": "penstock / numpy, two threads", "value": rate["penstock, two threads"] / rate["numpy, two threads"], "at_least": 1.0},
-        *({"what": "penstock / lance", "value": rate["penstock"] / rate["lance"], "at_least": 25} for _ in range("lance" in rate)),
+        bar("penstock / numpy, one thread, after the first epoch", rate["penstock"] / rate["numpy"], at_least=1.1),
+        bar("penstock / numpy, one thread, first epoch of a fresh handle", rate["penstock, fresh handle"] / rate["numpy, fresh handle"], at_least=1.0),
+        bar("penstock / numpy, two threads", rate["penstock, two threads"] / rate["numpy, two threads"], at_least=1.0),
+        *(bar("penstock / lance", rate["penstock"] / rate["lance"], at_least=25) for _ in range("lance" in rate)),
     ]  # fmt: skip
     return {
         "what": f"{samples:,} samples of 32 × 32 × 3 uint8 and a label, takes of 512; a fresh handle verifies every checksum", **found,
@@ -85,8 +85,8 @@ def jpeg(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
     rate = {name: row["per_second"] for name, row in found["systems"].items()}
     mean = statistics.mean(path.stat().st_size for path in files)
     bars = [
-        {"what": "penstock / copies from the page cache", "value": rate["penstock"] / rate["numpy"], "at_least": 0.85},
-        *({"what": "penstock / lance", "value": rate["penstock"] / rate["lance"], "at_least": 5} for _ in range("lance" in rate)),
+        bar("penstock / copies from the page cache", rate["penstock"] / rate["numpy"], at_least=0.85),
+        *(bar("penstock / lance", rate["penstock"] / rate["lance"], at_least=5) for _ in range("lance" in rate)),
     ]
     return {
         "what": f"{len(files):,} JPEGs, mean {mean / 1e3:.1f} KB, takes of 128 as bytes objects", "mean_bytes": mean, **found,
@@ -128,7 +128,7 @@ def ingest(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
         ]
         comparisons.append(comparison(f"{cores} cores", "s", seconds, "lowest"))
         ratio = statistics.median(seconds["penstock"]) / statistics.median(seconds["limit: one file"])
-        bars.append({"what": f"{cores} cores: penstock / one file with the same bytes + fsync, seconds", "value": ratio, "at_most": 1.0})
+        bars.append(bar(f"{cores} cores: penstock / one file with the same bytes + fsync, seconds", ratio, at_most=1.0))
     return {
         "what": f"{len(files):,} JPEGs, {total / 1e6:.0f} MB, from the page cache to a synced disk; Penstock also checks headers and computes checksums, FFCV decodes and encodes",
         "bytes": total, "threads": results, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,
@@ -155,6 +155,6 @@ def calls(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         "what": "takes of CIFAR-shaped samples, warm, one thread", "microseconds_per_call": micros,
         "lines": [f"take of {count}: {spent:,.1f} µs, {spent / count:.2f} µs per row" for count, spent in micros.items()],
         "bars": [
-            {"what": "take of 1, µs", "value": micros[1], "at_most": 10}, {"what": "take of 32, µs per row", "value": micros[32] / 32, "at_most": 2},
+            bar("take of 1, µs", micros[1], at_most=10), bar("take of 32, µs per row", micros[32] / 32, at_most=2),
         ],
     }  # fmt: skip

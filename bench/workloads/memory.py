@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import against_best, comparison, evict, fewer, rounds
+from harness import against_best, bar, comparison, evict, fewer, rounds
 
 Result = dict[str, Any]
 LIMIT = 256 << 20
@@ -45,7 +45,7 @@ print(report.samples, peak() - before, time.perf_counter() - begin, ps.configure
     return {
         "what": "2,048 files of 1 MiB imported as one commit", "peak_bytes": int(peak), "seconds": float(seconds), "budget_bytes": int(budget),
         "lines": [f"{samples} files, peak {int(peak) >> 20} MiB excluding the interpreter, {float(seconds):.1f} s"],
-        "bars": [{"what": "peak memory / budget", "value": int(peak) / int(budget), "at_most": 1.0}],
+        "bars": [bar("peak memory / budget", int(peak) / int(budget), at_most=1.0)],
     }  # fmt: skip
 
 

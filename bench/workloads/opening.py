@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import against_best, comparison, evict, fewer, interleaved
+from harness import against_best, bar, comparison, evict, fewer, interleaved
 from race import Entry, System, race, start, told, written
 from workloads import writers
 
@@ -43,8 +43,8 @@ def opening(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     seconds = {name: [100 / rate for rate in row["rates"]] for name, row in rows.items()}
     compared = comparison("open, and take 100 samples", "s", seconds, "lowest")
     bars = [
-        {"what": "open, ms", "value": times["open"]["median_seconds"] * 1e3, "at_most": 1},
-        {"what": "open with caches evicted, ms", "value": cold * 1e3, "at_most": 10},
+        bar("open, ms", times["open"]["median_seconds"] * 1e3, at_most=1),
+        bar("open with caches evicted, ms", cold * 1e3, at_most=10),
         *against_best(compared),
     ]
     return {

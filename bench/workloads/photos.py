@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import penstock as ps
 import servers
-from harness import against_best, comparison, fewer
+from harness import against_best, bar, comparison, fewer
 from penstock import transforms as T
 from photographs import SETS, digest, linked, sets
 from race import CORES, Entry, System, fastest, race, start, told, written
@@ -143,11 +143,11 @@ def _compared(name: str, found: Result) -> tuple[list[Result], list[Result]]:
         )
         comparisons.append(compared)
         value = statistics.median(mine) / statistics.median(alone[label])
-        bars.append({"what": f"{name}, {scales[label]}: penstock / region decode at the same scales", "value": value, "at_least": 0.65})
+        bars.append(bar(f"{name}, {scales[label]}: penstock / region decode at the same scales", value, at_least=0.65))
         bars += against_best(compared, 1.8 if label == "penstock" else 1.0, what=f"{name}, {scales[label]}")
     if len(ours) > 1:
         value = statistics.median(ours["penstock"]) / statistics.median(alone["penstock, full scale"])
-        bars.append({"what": f"{name}: penstock at its default scales / region decode at full scale", "value": value, "at_least": 0.95})
+        bars.append(bar(f"{name}: penstock at its default scales / region decode at full scale", value, at_least=0.95))
     return comparisons, bars
 
 
@@ -208,11 +208,7 @@ def loader_augment(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result
         for rival in ("numpy", "ffcv"):
             if rival in rows:
                 bars.append(
-                    {
-                        "what": f"{cores} cores: penstock / {rival}",
-                        "value": rows["penstock"]["per_second"] / rows[rival]["per_second"],
-                        "at_least": 1.0,
-                    }
+                    bar(f"{cores} cores: penstock / {rival}", rows["penstock"]["per_second"] / rows[rival]["per_second"], at_least=1.0)
                 )
     return {
         "what": f"{count:,} samples of 32 × 32 × 3 uint8: crop with padding, flip, normalise to float32; batches of 512; each system is pinned to as many cores as it has threads",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import comparison, fewer, interleaved
+from harness import bar, comparison, fewer, interleaved
 from race import Entry, empty_place, fastest, race, start, told
 
 Result = dict[str, Any]
@@ -61,9 +61,9 @@ def rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     positions = rng.integers(0, POSITIONS, POSITIONS)
     select = interleaved({"select": lambda: ds.select(positions)})
     bars = [
-        *({"what": f"from Arrow / {name}", "value": median["penstock"] / median[name], "at_most": 1.0} for name in ("lance", "parquet") if name in median),
-        {"what": "lists / the same rows from Arrow", "value": median["penstock from lists"] / median["penstock half"], "at_most": 2.0},
-        {"what": "seconds to select 10^7 positions", "value": select["select"]["median_seconds"], "at_most": 0.1},
+        *(bar(f"from Arrow / {name}", median["penstock"] / median[name], at_most=1.0) for name in ("lance", "parquet") if name in median),
+        bar("lists / the same rows from Arrow", median["penstock from lists"] / median["penstock half"], at_most=2.0),
+        bar("seconds to select 10^7 positions", select["select"]["median_seconds"], at_most=0.1),
     ]  # fmt: skip
     return {
         "what": f"{count:,} rows from Arrow and NumPy; half as many, without vectors, from lists; all synced, two cores", "systems": found, "times": select,
@@ -101,7 +101,7 @@ def import_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         lines += told(found, f"{kind}: ")
         comparisons.append(comparison(kind, "s", _seconds(found, count), "lowest"))
         if "duckdb" in found:
-            bars.append({"what": f"{kind} / DuckDB", "value": found["penstock"]["seconds"] / found["duckdb"]["seconds"], "at_most": most})
+            bars.append(bar(f"{kind} / DuckDB", found["penstock"]["seconds"] / found["duckdb"]["seconds"], at_most=most))
     return {
         "what": f"{count:,} rows, imported and synced; DuckDB converts the same file to Parquet, synced; two cores", "systems": results,
         "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,

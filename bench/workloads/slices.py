@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import servers
-from harness import against_best, comparison, fewer, rounds
+from harness import against_best, bar, comparison, fewer, rounds
 from race import LONG_TURN_SECONDS, Entry, Missing, failed, once, written
 
 Result = dict[str, Any]
@@ -138,15 +138,9 @@ def _report(results: dict[str, dict[str, dict[str, list[float]]]], missing: dict
             if case not in ("open", "one sample"):
                 bars += against_best(comparisons[-1])
     middle = lambda case, what: statistics.median(results[case]["penstock"][what])  # noqa: E731
-    bars.append(
-        {
-            "what": "one cold sample after open: requests",
-            "value": middle("one sample", "requests") - middle("open", "requests"),
-            "at_most": 2,
-        }
-    )
+    bars.append(bar("one cold sample after open: requests", middle("one sample", "requests") - middle("open", "requests"), at_most=2))
     many = "1,000 random samples"
-    bars.append({"what": f"{many}: bytes received / needed", "value": middle(many, "bytes") / CASES[many][2], "at_most": 1.1})
+    bars.append(bar(f"{many}: bytes received / needed", middle(many, "bytes") / CASES[many][2], at_most=1.1))
     return {
         "what": f"E47: samples of 100 KB and a volume of {EDGE}³ float32 on MinIO; a fresh process each turn, whose imports, clients and first connection are not timed; caches of {BUDGET >> 20} MiB for each system unless stated (Penstock's block cache, which is half of its `memory_bytes`). TileDB has none",
         "cases": results, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
-from harness import against_best, comparison, fewer
+from harness import against_best, bar, comparison, fewer
 from race import Entry, race, start, told, written
 
 Result = dict[str, Any]
@@ -55,9 +55,7 @@ def text(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
     compared = comparison("random rows", "rows/s", {name: row["rates"] for name, row in rows.items()})
     bars = against_best(compared, 3.0) + against_best(compared, 3.0, "penstock, loader")
     if ORDERED in rates:
-        bars.append(
-            {"what": "penstock at random / RocksDB in the order of keys", "value": rates["penstock"] / rates[ORDERED], "at_least": 0.5}
-        )
+        bars.append(bar("penstock at random / RocksDB in the order of keys", rates["penstock"] / rates[ORDERED], at_least=0.5))
     return {
         "what": f"{count:,} rows of a label and a text of {sum(map(len, texts[:1000])) / 1000:.0f} B; takes of 1,024 random rows; each text is read in full; one core for each system. LitData has no takes: its rows come in its own shuffled order",
         "systems": rows, "lines": told(rows), "bars": bars, "missing": missing,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import penstock as ps
-from harness import against_best, comparison, evict, fewer, interleaved, rounds
+from harness import against_best, bar, comparison, evict, fewer, interleaved, rounds
 from penstock import transforms as T
 from serving import device_bytes, touch
 
@@ -68,7 +68,7 @@ def loader_functions(folder: pathlib.Path, _photos: pathlib.Path | None) -> Resu
         "what": "6,000 samples of 96 × 96 × 3 through a NumPy function, two processes, three epochs a turn", "samples_per_second": rates, "times": times,
         "comparisons": [comparison("a NumPy function per sample", "samples/s", {name: [3 * len(images) / s for s in row["seconds"]] for name, row in times.items()})],
         "lines": [f"{name}: {value:,.0f} samples/s" for name, value in rates.items()],
-        "bars": [{"what": "penstock / DataLoader", "value": rates["penstock"] / rates["dataloader"], "at_least": 1.0}],
+        "bars": [bar("penstock / DataLoader", rates["penstock"] / rates["dataloader"], at_least=1.0)],
     }  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def loader_starting(folder: pathlib.Path, _photos: pathlib.Path | None) -> Resul
         "what": "1 M samples in 10 fragments, local; 10^9 draws", "times": times,
         "lines": [f"{name}: {1000 * row['median_seconds']:.2f} ms" for name, row in times.items()],
         "bars": [
-            {"what": "open to first batch, ms", "value": 1000 * times["first_batch"]["median_seconds"], "at_most": 50},
-            *({"what": f"{name}, at step 10^6 of 10^9 draws, ms", "value": 1000 * times[name]["median_seconds"], "at_most": 1} for name in huge),
+            bar("open to first batch, ms", 1000 * times["first_batch"]["median_seconds"], at_most=50),
+            *(bar(f"{name}, at step 10^6 of 10^9 draws, ms", 1000 * times[name]["median_seconds"], at_most=1) for name in huge),
         ],
     }  # fmt: skip
 
@@ -153,7 +153,7 @@ def loader_whole_direct(folder: pathlib.Path, _photos: pathlib.Path | None) -> R
         "what": f"{count} tensors of 140 MB, {epochs} epochs per round; the device read in the last round " + ", ".join(f"{size / 1e9:.2f} GB ({name})" for name, size in read.items()), "bytes_per_second": rates,
         "comparisons": [comparison(name, "GB/s", {"penstock": [v / 1e9 for v in rates[name]], "limit: fio at its best": [v / 1e9 for v in limits[name].values]}) for name in limits],
         "lines": [f"{name}: {value / 1e9:.2f} GB/s, fio {fio[name] / 1e9:.2f} with {limits[name].name(limits[name].best)}" for name, value in medians.items()],
-        "bars": [{"what": f"{name} / fio", "value": medians[name] / fio[name], "at_least": 1.0} for name in limits],
+        "bars": [bar(f"{name} / fio", medians[name] / fio[name], at_least=1.0) for name in limits],
     }  # fmt: skip
 
 

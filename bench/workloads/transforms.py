@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from harness import comparison, fewer
+from harness import bar, comparison, fewer
 from race import Entry, fastest, once, race, start, told
 
 SIDE, IMAGES, BATCH = 224, 512, 64
@@ -40,7 +40,7 @@ def loader_transforms(folder: pathlib.Path, _photos: pathlib.Path | None) -> dic
         comparisons.append(comparison(case, "images/s", {name: row["rates"] for name, row in found.items()}))
         if "torchvision" in found:
             ratio = found["penstock"]["per_second"] / found["torchvision"]["per_second"]
-            bars.append({"what": f"{case}: penstock / torchvision", "value": ratio, "at_least": 1.5})
+            bars.append(bar(f"{case}: penstock / torchvision", ratio, at_least=1.5))
     return {
         "what": f"{count} images of {SIDE} × {SIDE} × 3 uint8 from memory to batches of {BATCH}, one core, one transform each; torchvision in a DataLoader without workers, on tensors or PIL images",
         "systems": rows, "lines": lines, "bars": bars, "comparisons": comparisons, "missing": missing,

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import penstock as ps
-from harness import comparison, interleaved, rate, synced_file
+from harness import bar, comparison, interleaved, rate, synced_file
 from workloads.stores.remote import BUCKET, servers
 
 Result = dict[str, Any]
@@ -150,7 +150,6 @@ def limits(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         server.stop()
     remote_rates = {name: rate(COMMITS, spent) for name, spent in remote.items()}
     together = statistics.median(sum(each) for each in shares)
-    bar = lambda what, value, **limit: {"what": what, "value": value, **limit}  # noqa: E731
     return {
         "what": "commits of one sample. plain: create a file, sync it, and sync its folder; puts: conditional puts to MinIO",
         "commits_per_second": rates, "times": times, "processes": {"alone": alone / SECONDS, "each_of_eight": shares}, "after_10000": many,

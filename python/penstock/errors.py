@@ -146,18 +146,9 @@ def unpicklable(what: str, remedy: str) -> InvalidInputError:
     return InvalidInputError(f"cannot pickle or copy {what}", hint=remedy)
 
 
+# The class of each kind of error of the core, by its name there.
 _CLASSES: dict[str, type[Error]] = {
-    "NotFound": NotFoundError,
-    "OutOfRange": OutOfRangeError,
-    "AlreadyExists": AlreadyExistsError,
-    "Conflict": ConflictError,
-    "Unavailable": UnavailableError,
-    "InvalidInput": InvalidInputError,
-    "Corrupt": CorruptError,
-    "Unsupported": UnsupportedError,
-    "PermissionDenied": PermissionDeniedError,
-    "Closed": ClosedError,
-    "Internal": InternalError,
+    name.removesuffix("Error"): kind for name, kind in vars().items() if isinstance(kind, type) and issubclass(kind, Error)
 }
 
 

@@ -55,7 +55,7 @@ class Ragged(Sequence[Any]):
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
         """Copy one or more arrays of equal rank and dtype into one buffer."""
         if not len(arrays):
-            raise InvalidInputError("cannot join an empty list: the rank and dtype are unknown", code="invalid-argument")
+            raise InvalidInputError("cannot join an empty list: the rank and dtype are unknown")
         flat = np.concatenate([np.ravel(array) for array in arrays])
         offsets = np.cumsum([0] + [array.size for array in arrays]).astype(np.int64)
         shapes = np.array([array.shape for array in arrays], dtype=np.int64).reshape(len(arrays), -1)
@@ -115,12 +115,12 @@ class Ragged(Sequence[Any]):
         ([[1, 2, 3, -1], [4, -1, -1, -1]], [3, 1])
         """
         if not isinstance(multiple_of, int) or multiple_of < 1:
-            raise InvalidInputError(f"multiple_of={multiple_of!r}, expected a whole number above 0", code="invalid-argument")
+            raise InvalidInputError(f"multiple_of={multiple_of!r}, expected a whole number above 0")
         dtype = str(self.values.dtype).removeprefix("torch.")
         try:
             filler(value, dtype)
         except InvalidInputError as error:
-            raise InvalidInputError(f"value={value!r} cannot be stored as {dtype}", code="invalid-argument") from error
+            raise InvalidInputError(f"value={value!r} cannot be stored as {dtype}") from error
         most = self.shapes.max(axis=0, initial=0)
         free = [axis for axis, size in enumerate(self.form) if size is None]
         sizes = [-(-int(most[axis]) // multiple_of) * multiple_of if size is None else size for axis, size in enumerate(self.form)]

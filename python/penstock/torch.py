@@ -131,7 +131,7 @@ class Sampler(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         left = max(0, self._loader._position.step - self._began)
         number = self._asked if batches is None else batches
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= max(left, self._asked):
-            raise InvalidInputError(f"batches={batches!r}, expected a whole number up to {left}", code="invalid-argument")
+            raise InvalidInputError(f"batches={batches!r}, expected a whole number up to {left}")
         epoch, draw = self._loader._core.begin_of(self._began + number)
         return {**self._loader.state_dict(), "epoch": epoch, "draw": draw}
 

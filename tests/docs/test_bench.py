@@ -147,7 +147,7 @@ def test_environments_have_names_of_their_own() -> None:
 
 
 def adapter(folder: pathlib.Path, text: str, name: str = "made", **options: object) -> race.Entry:
-    (folder / f"{name}.py").write_text(text + "\nimport serving\nserving.serve(globals())\n")
+    (folder / f"{name}.py").write_text(text)
     return race.Entry(name, str(folder / name), "read", {"size": 3, **options})
 
 

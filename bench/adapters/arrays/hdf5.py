@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import drawn
 import h5py
 import numpy as np
 import s3fs
-import serving
 
 PAGES = {"1": 1 << 20, "8": 8 << 20}  # In MiB.
 
@@ -64,24 +64,12 @@ def _connected(o: Any, other: str) -> Any:
 
 def samples(o: Any) -> Any:
     system = _connected(o, "volume-64")
-
-    def turn() -> Any:
-        array = _array(o, system, "samples")
-        for batch in drawn.sorted_batches(o):
-            yield array[batch]
-
-    return turn
+    return drawn.reads(o, drawn.sorted_batches, lambda: _array(o, system, "samples"), operator.getitem)
 
 
 def windows(o: Any) -> Any:
     system = _connected(o, "samples")
-
-    def turn() -> Any:
-        array = _array(o, system, f"volume-{o.side}")
-        for window in drawn.windows(o):
-            yield array[window]
-
-    return turn
+    return drawn.reads(o, drawn.windows, lambda: _array(o, system, f"volume-{o.side}"), operator.getitem)
 
 
 def text_write(o: Any) -> Any:
@@ -117,7 +105,3 @@ def text(o: Any) -> Any:
             yield {"text": [one.decode() for one in found.tolist()], "label": read(labels, rows, np.empty(len(rows), np.int64))}
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import drawn
 import numpy as np
 import penstock as ps
-import serving
-
-
-def _tile(o: Any) -> tuple[int, ...] | None:
-    return (o.side,) * 3 if o.side else None
 
 
 def samples_write(o: Any) -> Any:
@@ -22,7 +18,7 @@ def samples_write(o: Any) -> Any:
 
 def volume_write(o: Any) -> Any:
     whole = np.load(f"{o.data}/volume.npy")
-    schema = {"x": ps.Tensor(whole.shape, "float32", tile=_tile(o))}
+    schema = {"x": ps.Tensor(whole.shape, "float32", tile=(o.side,) * 3 if o.side else None)}
     return lambda: len(ps.create(f"s3://{o.bucket}/penstock-volume-{o.side}", schema).append({"x": [whole]}).row_ids)
 
 
@@ -34,25 +30,10 @@ def _ready(o: Any, other: str) -> None:
 
 def samples(o: Any) -> Any:
     _ready(o, "volume-64")
-
-    def turn() -> Any:
-        column = ps.open(f"s3://{o.bucket}/penstock-samples")["x"]
-        for batch in drawn.sorted_batches(o):
-            yield column[batch]
-
-    return turn
+    return drawn.reads(o, drawn.sorted_batches, lambda: ps.open(f"s3://{o.bucket}/penstock-samples")["x"], operator.getitem)
 
 
 def windows(o: Any) -> Any:
     _ready(o, "samples")
-
-    def turn() -> Any:
-        column = ps.open(f"s3://{o.bucket}/penstock-volume-{o.side}")["x"]
-        for window in drawn.windows(o):
-            yield column[(0, *window)]
-
-    return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())
+    uri = f"s3://{o.bucket}/penstock-volume-{o.side}"
+    return drawn.reads(o, drawn.windows, lambda: ps.open(uri)["x"], lambda column, window: column[(0, *window)])

@@ -9,7 +9,6 @@ from typing import Any
 
 import drawn
 import numpy as np
-import serving
 import tensorstore
 
 
@@ -53,28 +52,17 @@ def _ready(o: Any, spec: dict[str, Any]) -> Any:
     return context
 
 
+def _reads(o: Any, parts: Any, spec: dict[str, Any]) -> Any:
+    options = {"open": True, "read": True, "context": _ready(o, spec)}
+    return drawn.reads(o, parts, lambda: tensorstore.open(spec, **options).result(), lambda array, part: array[part].read().result())
+
+
 def samples(o: Any) -> Any:
-    spec = _spec(o, f"samples-{o.variant}")
-    context = _ready(o, spec)
-
-    def turn() -> Any:
-        array = tensorstore.open(spec, open=True, read=True, context=context).result()
-        for batch in drawn.sorted_batches(o):
-            yield array[batch].read().result()
-
-    return turn
+    return _reads(o, drawn.sorted_batches, _spec(o, f"samples-{o.variant}"))
 
 
 def windows(o: Any) -> Any:
-    spec = _spec(o, f"volume-{o.side}-{o.variant}")
-    context = _ready(o, spec)
-
-    def turn() -> Any:
-        array = tensorstore.open(spec, open=True, read=True, context=context).result()
-        for window in drawn.windows(o):
-            yield array[window].read().result()
-
-    return turn
+    return _reads(o, drawn.windows, _spec(o, f"volume-{o.side}-{o.variant}"))
 
 
 def embeddings(o: Any) -> Any:
@@ -110,7 +98,3 @@ def embeddings(o: Any) -> Any:
         return values[back]
 
     return drawn.changes(o, change, finish)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -9,7 +9,6 @@ from typing import Any
 
 import drawn
 import numpy as np
-import serving
 import tiledb
 
 
@@ -106,7 +105,3 @@ def embeddings(o: Any) -> Any:
 
     write(np.arange(len(rows)), rows)
     return drawn.changes(o, change, lambda: drawn.sync_file_system(o.place))
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import drawn
 import numpy as np
 import obstore
-import serving
 import zarr
 from zarr.experimental.cache_store import CacheStore
 
@@ -52,25 +53,11 @@ def _ready(o: Any, name: str) -> Any:
 
 def samples(o: Any) -> Any:
     store = _ready(o, "samples")
-
-    def turn() -> Any:
-        array = zarr.open_array(store, mode="r", zarr_format=3)
-        for batch in drawn.sorted_batches(o):
-            yield array.oindex[batch]
-
-    return turn
+    opened = functools.partial(zarr.open_array, store, mode="r", zarr_format=3)
+    return drawn.reads(o, drawn.sorted_batches, opened, lambda array, batch: array.oindex[batch])
 
 
 def windows(o: Any) -> Any:
     store = _ready(o, f"volume-{o.side}")
-
-    def turn() -> Any:
-        array = zarr.open_array(store, mode="r", zarr_format=3)
-        for window in drawn.windows(o):
-            yield array[window]
-
-    return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())
+    opened = functools.partial(zarr.open_array, store, mode="r", zarr_format=3)
+    return drawn.reads(o, drawn.windows, opened, operator.getitem)

@@ -56,6 +56,17 @@ def windows(o: Any) -> Any:
     return [tuple(slice(low, low + 64) for low in row) for row in lows.tolist()]
 
 
+def reads(o: Any, parts: Any, opened: Any, read: Any) -> Any:
+    """Return a turn that opens an array, and reads each of the `parts` of a workload from it."""
+
+    def turn() -> Iterator[Any]:
+        array = opened()
+        for part in parts(o):
+            yield read(array, part)
+
+    return turn
+
+
 def photographs(o: Any) -> list[Any]:
     """Return the files of a folder of photographs."""
     return sorted(pathlib.Path(o.source).rglob("*.jpg"))

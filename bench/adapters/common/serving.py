@@ -1,4 +1,4 @@
-"""Run one workload of one adapter in this process, in turns: `python -P ADAPTER WORKLOAD OPTIONS`.
+"""Run one workload of one adapter in this process, in turns: `python -P -c "import serving; serving.serve()" ADAPTER WORKLOAD OPTIONS`.
 
 An adapter is a file of bench/adapters for one system. Its header (PEP 723) pins the packages of its own environment; without a header, the
 system runs in Penstock's. The file has a function for each workload that the system can run. The function gets the options as attributes,
@@ -217,9 +217,14 @@ def turns(work: Any, durable: pathlib.Path | None) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def serve(workloads: dict[str, Any]) -> None:
-    """Run a workload of the main file in turns: `ADAPTER WORKLOAD OPTIONS`."""
-    work, options = workloads[sys.argv[1]], types.SimpleNamespace(**json.loads(sys.argv[2]))
+def serve() -> None:
+    """Run a workload of an adapter in turns: `ADAPTER WORKLOAD OPTIONS`."""
+    del sys.argv[0]
+    # The adapter is the main module, so that new processes that a system starts find its functions there.
+    main = sys.modules["__main__"]
+    main.__file__ = sys.argv[0]
+    exec(compile(pathlib.Path(sys.argv[0]).read_text(), sys.argv[0], "exec"), vars(main))
+    work, options = vars(main)[sys.argv[1]], types.SimpleNamespace(**json.loads(sys.argv[2]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a system prints must not be read as an answer.
     turn = work(options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import drawn
-import serving
 from nvidia.dali import fn, pipeline_def, types
 
 
@@ -27,7 +26,3 @@ def photos(o: Any) -> Any:
     pipe = pipeline()
     pipe.build()
     return lambda: (pipe.run()[0].as_array() for _ in range(batches))
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -22,7 +22,6 @@ from typing import Any
 
 import drawn
 import numpy as np
-import serving
 from ffcv.fields import RGBImageField
 from ffcv.fields.decoders import RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
@@ -91,7 +90,3 @@ def small_images(o: Any) -> Any:
         NormalizeImage(np.array([125.3, 123.0, 113.9]), np.array([51.6, 50.8, 51.3]), np.float32), ToTensor(),
     ]  # fmt: skip
     return _loader(f"{o.place}/small.beton", o, steps)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

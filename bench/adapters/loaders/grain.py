@@ -19,7 +19,6 @@ import crops
 import drawn
 import grain
 import numpy as np
-import serving
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
@@ -77,7 +76,3 @@ def photos(o: Any) -> Any:
         )
     iterator = iter(batches)
     return lambda: itertools.islice(iterator, -(-len(source) // o.batch))
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -12,7 +12,6 @@ from typing import Any
 import crops
 import datasets
 import drawn
-import serving
 import torch
 
 
@@ -65,7 +64,3 @@ def text(o: Any) -> Any:
             yield {"text": found["text"].to_pylist(), "label": found["label"].to_numpy().copy()}
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

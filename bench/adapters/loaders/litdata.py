@@ -12,7 +12,6 @@ from typing import Any
 
 import drawn
 import litdata
-import serving
 from litdata.streaming import downloader
 from torchvision.transforms import v2
 
@@ -89,7 +88,3 @@ def remote_epoch(o: Any) -> Any:
     dataset = Bodies(f"s3://{o.bucket}/litdata", cache_dir=o.scratch, shuffle=True, storage_options=storage)
     loader = litdata.StreamingDataLoader(dataset, batch_size=o.batch, num_workers=o.threads, collate_fn=list)
     return lambda: loader
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

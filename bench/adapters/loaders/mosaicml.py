@@ -13,7 +13,6 @@ from typing import Any
 
 import crops
 import drawn
-import serving
 import streaming
 import torch
 
@@ -70,7 +69,3 @@ def remote_epoch(o: Any) -> Any:
         stream._downloader.clean_up()  # Forked workers would share its connection, and wait for replies that others have read.
     loader = torch.utils.data.DataLoader(dataset, o.batch, num_workers=o.threads, collate_fn=list)
     return lambda: loader
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

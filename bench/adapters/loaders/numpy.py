@@ -10,7 +10,6 @@ from typing import Any
 
 import drawn
 import numpy as np
-import serving
 
 MEAN, STD = [125.3, 123.0, 113.9], [51.6, 50.8, 51.3]
 
@@ -104,7 +103,3 @@ def ingest(o: Any) -> Any:
         return len(files)
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -7,7 +7,6 @@ from typing import Any
 import drawn
 import numpy as np
 import penstock as ps
-import serving
 from penstock import transforms as T
 
 MEAN, STD = [125.3 / 255, 123.0 / 255, 113.9 / 255], [51.6 / 255, 50.8 / 255, 51.3 / 255]
@@ -61,7 +60,3 @@ def small_images_write(o: Any) -> Any:
     images, labels = np.load(f"{o.place}/x.npy", mmap_mode="r"), np.load(f"{o.place}/y.npy")
     schema = {"x": ps.Tensor((32, 32, 3), "uint8"), "label": "int64"}
     return lambda: len(ps.create(f"{o.place}/penstock", schema).append({"x": images, "label": labels}).row_ids)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

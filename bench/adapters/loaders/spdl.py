@@ -15,7 +15,6 @@ from typing import Any
 
 import crops
 import drawn
-import serving
 import spdl.io
 import torch
 from spdl.pipeline import PipelineBuilder
@@ -62,7 +61,3 @@ def photos(o: Any) -> Any:
             yield from pipeline.get_iterator(timeout=60)
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -10,7 +10,6 @@ from typing import Any
 import crops
 import drawn
 import numpy as np
-import serving
 import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
@@ -57,7 +56,3 @@ def transforms(o: Any) -> Any:
         given, transform = [Image.fromarray(image) for image in images], v2.Compose([transform, v2.PILToTensor()])
     loader = torch.utils.data.DataLoader(Images(given, transform), o.batch)
     return lambda: loader
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -10,7 +10,6 @@ from typing import Any
 
 import crops
 import drawn
-import serving
 import torch
 import webdataset as wds
 
@@ -48,7 +47,3 @@ def photos(o: Any) -> Any:
     )
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=o.threads, persistent_workers=True)
     return lambda: loader
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

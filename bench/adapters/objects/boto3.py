@@ -12,7 +12,6 @@ from typing import Any
 
 import boto3
 import drawn
-import serving
 from botocore.config import Config
 
 
@@ -50,7 +49,3 @@ def remote_epoch(o: Any) -> Any:
             yield [next(bodies) for _ in rows]
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

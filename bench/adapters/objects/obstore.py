@@ -11,7 +11,6 @@ from typing import Any
 
 import drawn
 import obstore
-import serving
 
 
 def remote_epoch(o: Any) -> Any:
@@ -45,7 +44,3 @@ def remote_epoch(o: Any) -> Any:
         loop.close()
 
     return in_threads if o.way == "threads" else turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

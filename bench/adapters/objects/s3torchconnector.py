@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
-import serving
 import torch
 from s3torchconnector import S3ClientConfig, S3MapDataset
 
@@ -34,7 +33,3 @@ def remote_epoch(o: Any) -> Any:
         dataset, o.batch, shuffle=True, num_workers=o.threads, persistent_workers=True, collate_fn=list, multiprocessing_context=context
     )
     return lambda: loader
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

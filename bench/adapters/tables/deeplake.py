@@ -9,7 +9,6 @@ from typing import Any
 
 import deeplake
 import numpy as np
-import serving
 
 
 def first_sample_write(o: Any) -> Any:
@@ -48,7 +47,3 @@ def commits(o: Any) -> Any:
         return int(o.commits)
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

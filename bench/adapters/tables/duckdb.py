@@ -9,7 +9,6 @@ import pathlib
 from typing import Any
 
 import duckdb
-import serving
 
 
 def import_rows(o: Any) -> Any:
@@ -20,7 +19,3 @@ def import_rows(o: Any) -> Any:
         return int(duckdb.execute(f"COPY (SELECT * FROM {reader}('{o.source}')) TO '{o.place}/rows.parquet'").fetchall()[0][0])
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

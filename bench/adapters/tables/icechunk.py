@@ -15,7 +15,6 @@ os.environ["ICECHUNK_LOG"] = "error"  # It would format warnings in each open.
 
 import icechunk
 import numpy as np
-import serving
 import zarr
 
 zarr.config.set({"async.concurrency": 128})
@@ -68,7 +67,3 @@ def commits(o: Any) -> Any:
         return int(o.commits)
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

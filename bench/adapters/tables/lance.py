@@ -12,7 +12,6 @@ import drawn
 import lance
 import numpy as np
 import pyarrow as pa
-import serving
 
 PLAIN = {"lance-encoding:compression": "none"}
 
@@ -196,7 +195,3 @@ def append_rows(o: Any) -> Any:
         return len(table)
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

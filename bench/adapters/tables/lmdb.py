@@ -12,7 +12,6 @@ from typing import Any
 import drawn
 import lmdb
 import numpy as np
-import serving
 
 
 def _write(o: Any, values: Any) -> Any:
@@ -77,7 +76,3 @@ def text_write(o: Any) -> Any:
 def text(o: Any) -> Any:
     count, get = _reads(o)
     return lambda: (drawn.unpacked(get(rows)) for rows in drawn.random_rows(o, count))
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

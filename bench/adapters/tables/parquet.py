@@ -11,7 +11,6 @@ from typing import Any
 import drawn
 import pyarrow as pa
 import pyarrow.parquet as pq
-import serving
 
 
 def append_rows(o: Any) -> Any:
@@ -28,7 +27,3 @@ def append_rows(o: Any) -> Any:
         return len(table)
 
     return turn
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

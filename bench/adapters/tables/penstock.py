@@ -7,7 +7,6 @@ from typing import Any
 import drawn
 import numpy as np
 import penstock as ps
-import serving
 
 
 def _create(path: str, schema: dict[str, Any], values: Any) -> Any:
@@ -182,7 +181,3 @@ def embeddings(o: Any) -> Any:
         return values[back]
 
     return drawn.changes(o, change, transaction.commit)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

@@ -12,7 +12,6 @@ from typing import Any
 
 import drawn
 import numpy as np
-import serving
 from rocksdict import DBCompressionType, Options, PlainTableFactoryOptions, Rdict, SliceTransform, WriteBatch, WriteOptions
 
 ROWS = 1024
@@ -93,7 +92,3 @@ def embeddings(o: Any) -> Any:
         write(np.arange(begin, min(begin + (1 << 14), len(rows))), rows[begin : begin + (1 << 14)])
     store.flush()
     return drawn.changes(o, change, (lambda: None) if o.each else (lambda: store.flush_wal(True)) if o.log else store.flush)
-
-
-if __name__ == "__main__":
-    serving.serve(globals())

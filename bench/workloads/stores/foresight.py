@@ -19,7 +19,7 @@ import harness
 import numpy as np
 import penstock as ps
 import servers
-from harness import fewer
+from harness import bar, fewer
 
 Result = dict[str, Any]
 WHAT = (
@@ -151,10 +151,9 @@ def foresight(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
         for row in rows:
             name = f"{row['cache_percent']} % cached, {row['latency_ms']} ms, {row['link_mb_per_second']} MB/s"
             bars += [
-                {"what": f"{name}: hit rate - Belady's", "value": row["hit_rate"] - row["belady"], "at_least": -0.01},
-                {"what": f"{name}: seconds of stalls / seconds, after the first epoch", "value": row["stalled_seconds"] / row["seconds"],
-                 "at_most": 0.005},
-            ]  # fmt: skip
+                bar(f"{name}: hit rate - Belady's", row["hit_rate"] - row["belady"], at_least=-0.01),
+                bar(f"{name}: seconds of stalls / seconds, after the first epoch", row["stalled_seconds"] / row["seconds"], at_most=0.005),
+            ]
         shared = []
         for part in (10,) if harness.QUICK else (10, 20, 50):
             found = {}
@@ -167,9 +166,7 @@ def foresight(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             shared.append({"cache_percent": part, **found})
             print(f"  {part} % cached: " + ", ".join(f"{name} {received / 1e6:.0f} MB" for name, received in found.items()), flush=True)
             for name in ("two jobs", "two ranks"):
-                bars.append(
-                    {"what": f"{part} % cached: cold bytes of {name} / one job", "value": found[name] / found["one job"], "at_most": 1.05}
-                )
+                bars.append(bar(f"{part} % cached: cold bytes of {name} / one job", found[name] / found["one job"], at_most=1.05))
     finally:
         minio.stop()
     return {"what": WHAT, "comparisons": [], "bars": bars, "missing": {}, "cases": rows, "shared": shared, "lines": []}

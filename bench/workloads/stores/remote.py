@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import penstock as ps
 import servers
-from harness import against_best, comparison, fewer, rounds
+from harness import against_best, bar, comparison, fewer, rounds
 from photographs import BATCHES, photographs
 from race import Entry, System, fastest, once, race, start, told, written
 
@@ -183,15 +183,10 @@ def minio(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
                 comparisons.append(comparison(title, "MB/s", rates, notes="boto3 gets Penstock's ranges."))
                 results[title] = {"systems": rows, "plain_seconds": plain, "at_once": best, "wrk_bytes_per_second": wrk, "bytes": total}
                 ratio = statistics.median(rates["penstock"]) / statistics.median(rates["limit: plain GETs"])
-                bars.append({"what": f"{title}: penstock / plain GETs", "value": ratio, "at_least": 0.72 if what == "scan" else 0.9})
+                bars.append(bar(f"{title}: penstock / plain GETs", ratio, at_least=0.72 if what == "scan" else 0.9))
                 if "lance" in rates:
-                    bars.append(
-                        {
-                            "what": f"{title}: penstock / lance",
-                            "value": statistics.median(rates["penstock"]) / statistics.median(rates["lance"]),
-                            "at_least": 1.0,
-                        }
-                    )
+                    ratio = statistics.median(rates["penstock"]) / statistics.median(rates["lance"])
+                    bars.append(bar(f"{title}: penstock / lance", ratio, at_least=1.0))
         missing = store.missing
     return {
         "what": f"{count:,} JPEGs of {sum(path.stat().st_size for path in files) / count / 1e3:.0f} KB on MinIO on loopback; all processes share the same cores; each turn is cold, but connections are open",
@@ -228,10 +223,10 @@ def minio_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                     )
                 )
             times = counts["penstock"]["body_bytes"] / (needed * takes / TAKES)
-            bars.append({"what": f"{takes} takes: bytes received / needed", "value": times, "at_most": 700})
+            bars.append(bar(f"{takes} takes: bytes received / needed", times, at_most=700))
             if "lance" in counts:
                 ratio = counts["penstock"]["body_bytes"] / counts["lance"]["body_bytes"]
-                bars.append({"what": f"{takes} takes: bytes received, penstock / lance", "value": ratio, "at_most": 1.0})
+                bars.append(bar(f"{takes} takes: bytes received, penstock / lance", ratio, at_most=1.0))
         for delay_ms in DELAYS_MS:
             store.delay(delay_ms)
             title = "12 takes of 1,000 rows" + (f", {delay_ms} ms on each reply" if delay_ms else "")
@@ -247,11 +242,9 @@ def minio_rows(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
             comparisons.append(comparison(title, "s", seconds, "lowest", f"Plain GETs are fastest with {best} at once."))
             results[title] = {"systems": rows, "plain_seconds": plain, "at_once": best, "bytes": _total(batches)}
             ours = statistics.median(seconds["penstock"])
-            bars.append({"what": f"{title}: plain GETs / penstock", "value": statistics.median(plain) / ours, "at_least": 0.9})
+            bars.append(bar(f"{title}: plain GETs / penstock", statistics.median(plain) / ours, at_least=0.9))
             if "lance" in seconds:
-                bars.append(
-                    {"what": f"{title}: lance / penstock, seconds", "value": statistics.median(seconds["lance"]) / ours, "at_least": 1.0}
-                )
+                bars.append(bar(f"{title}: lance / penstock, seconds", statistics.median(seconds["lance"]) / ours, at_least=1.0))
         missing = store.missing
     return {
         "what": f"{count:,} rows of int64, float32 and a text of 36 B on MinIO; {TAKES} takes of 1,000 random rows, cold",
@@ -322,9 +315,7 @@ def minio_epochs(folder: pathlib.Path, photos: pathlib.Path | None) -> Result:
             comparisons.append(comparison(title, "MB/s", rates))
             results[title] = {"systems": rows, "plain_seconds": plain}
             ours = statistics.median(rates["penstock"])
-            bars.append(
-                {"what": f"{title}: penstock / plain GETs", "value": ours / statistics.median(rates["limit: plain GETs"]), "at_least": 0.9}
-            )
+            bars.append(bar(f"{title}: penstock / plain GETs", ours / statistics.median(rates["limit: plain GETs"]), at_least=0.9))
             bars += against_best(comparisons[-1])
         missing = store.missing
     return {

@@ -23,7 +23,7 @@ import harness
 import numpy as np
 import penstock as ps
 import servers
-from harness import against_best, comparison, fewer, interleaved, rounds
+from harness import against_best, bar, comparison, fewer, interleaved, rounds
 from photographs import photographs
 from waiting import until
 
@@ -150,20 +150,12 @@ def serve(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                 ours = statistics.median(rates["penstock"])
                 if nginx_rate:
                     at_least = 0.9 if SIZES[size] < 1 << 20 else 1.0
-                    bars.append({"what": f"warm GETs of {size}: penstock / nginx", "value": ours / nginx_rate, "at_least": at_least})
+                    bars.append(bar(f"warm GETs of {size}: penstock / nginx", ours / nginx_rate, at_least=at_least))
                 on_wire = {name: wire[name] / sent[name] for name in rates}
                 bars += [
-                    {"what": f"warm GETs of {size}: penstock / minio", "value": ours / statistics.median(rates["minio"]), "at_least": 1.0},
-                    {
-                        "what": f"warm GETs of {size}: processor seconds for each GiB",
-                        "value": used / (sent["penstock"] / 2**30),
-                        "at_most": 0.4,
-                    },
-                    {
-                        "what": f"warm GETs of {size}: bytes on the loopback for each of bodies",
-                        "value": on_wire["penstock"],
-                        "at_most": 1.01,
-                    },
+                    bar(f"warm GETs of {size}: penstock / minio", ours / statistics.median(rates["minio"]), at_least=1.0),
+                    bar(f"warm GETs of {size}: processor seconds for each GiB", used / (sent["penstock"] / 2**30), at_most=0.4),
+                    bar(f"warm GETs of {size}: bytes on the loopback for each of bodies", on_wire["penstock"], at_most=1.01),
                 ]
                 rows[size] = {
                     name: {"bytes_per_second": statistics.median(values), "loopback_ratio": on_wire[name]} for name, values in rates.items()
@@ -255,8 +247,8 @@ def tier(folder: pathlib.Path, _photos: pathlib.Path | None) -> Result:
                                           {"penstock": cold, "penstock, warm": warm, "direct": direct}))  # fmt: skip
             median = {"direct": statistics.median(direct), "cold": statistics.median(cold), "warm": statistics.median(warm)}
             bars += [
-                {"what": f"{name}: cold through the server / direct", "value": median["cold"] / median["direct"], "at_least": 0.95},
-                {"what": f"{name}: warm / direct", "value": median["warm"] / median["direct"], "at_least": expected},
+                bar(f"{name}: cold through the server / direct", median["cold"] / median["direct"], at_least=0.95),
+                bar(f"{name}: warm / direct", median["warm"] / median["direct"], at_least=expected),
             ]
             found[name] = median
             print(f"  {name}: " + ", ".join(f"{kind} {value / 1e6:.0f} MB/s" for kind, value in median.items()), flush=True)
@@ -298,8 +290,8 @@ def knee(folder: pathlib.Path, minio: servers.Minio, found: dict[str, Any]) -> l
         print("  knee: " + ", ".join(f"{count} workers{' (chosen)' if count == chosen else ''} {throughput[count] / 1e9:.2f} GB/s, "
                                     f"{latency[count]:.2f} ms" for count in counts), flush=True)  # fmt: skip
         return [
-            {"what": "knee: throughput / best throughput", "value": throughput[chosen] / max(throughput.values()), "at_least": 0.95},
-            {"what": f"knee: latency / latency at {FULL_LOAD} workers", "value": latency[chosen] / latency[FULL_LOAD], "at_most": 1 / 3},
+            bar("knee: throughput / best throughput", throughput[chosen] / max(throughput.values()), at_least=0.95),
+            bar(f"knee: latency / latency at {FULL_LOAD} workers", latency[chosen] / latency[FULL_LOAD], at_most=1 / 3),
         ]
     finally:
         server.stop()

@@ -114,7 +114,7 @@ def without_images(name: str, kind: ColumnType) -> InvalidInputError:
     """Return the error for boxes that cannot be clipped."""
     images = "it names no column of images" if kind.belongs_to is None else f"its images, in `{kind.belongs_to}`, are not given with it"
     return InvalidInputError(
-        f'boxes="clip" cannot cut the boxes of `{name}`: {images}', code="invalid-argument",
+        f'boxes="clip" cannot cut the boxes of `{name}`: {images}',
         hint='give both columns; or say boxes="drop" or "keep"' if kind.belongs_to else 'declare it with of="image"; or say boxes="drop" or "keep"',
     )  # fmt: skip
 

@@ -44,10 +44,9 @@ class Json(ColumnType):
     """
 
     type = "json"
-
-    @property
-    def rank(self) -> int | None:
-        return None
+    rank = None
+    has_groups = True
+    has_text = True
 
     def prepare(self, values: Any) -> Prepared:
         items: list[str | None] = []
@@ -60,14 +59,6 @@ class Json(ColumnType):
                 raise fail(f"is not JSON: {error}", row) from error
             items.append(text)
         return ("items", items)
-
-    @property
-    def has_groups(self) -> bool:
-        return True
-
-    @property
-    def has_text(self) -> bool:
-        return True
 
     def from_arrow(self, array: pa.Array) -> Any:
         from penstock.values.arrow import types as arrow_types

@@ -43,6 +43,7 @@ class Scalar(ColumnType):
     takes_arrow = "plain"
     has_codes = True
     has_number = True
+    is_comparable = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -56,10 +57,6 @@ class Scalar(ColumnType):
 
     def row_bytes(self) -> int:
         return numpy_dtype(self.dtype).itemsize
-
-    @property
-    def is_comparable(self) -> bool:
-        return True
 
     @property
     def has_groups(self) -> bool:

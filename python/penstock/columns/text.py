@@ -21,6 +21,7 @@ class Text(ColumnType):
 
     type = "text"
     has_words = True
+    is_key = True
 
     def rows(self, values: Any) -> Any:
         values = text_from_pandas(values)
@@ -38,10 +39,6 @@ class Text(ColumnType):
                 if value is not None and not isinstance(value, str):
                     raise fail(f"is a {type(value).__name__}, expected str", row)
         return ("items", items)
-
-    @property
-    def is_key(self) -> bool:
-        return True
 
     def from_arrow(self, array: pa.Array) -> Any:
         from penstock.values.arrow import types as arrow_types

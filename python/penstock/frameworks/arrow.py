@@ -204,6 +204,3 @@ def _without_columns(rows: int, batch_size: int) -> Iterator[pa.RecordBatch]:
     """Yield batches that have rows but no columns."""
     for start in range(0, rows, batch_size):
         yield pa.RecordBatch.from_struct_array(pa.array([{}] * min(batch_size, rows - start), pa.struct([])))
-
-
-__all__ = ["arrow_schema", "kinds_of", "reader"]

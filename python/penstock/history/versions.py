@@ -178,7 +178,7 @@ class Versions(View):
     def unpin(self, name: str) -> None:
         """Remove a pin. Raises: NotFoundError if no pin has that name. Costs one more put than `pins`."""
         if not isinstance(name, str) or not self._snapshot.unpin(name):
-            raise NotFoundError(f"`{self.uri}` has no pin {name!r}", code="object-not-found", hint="see ds.pins()")
+            raise NotFoundError(f"`{self.uri}` has no pin {name!r}", hint="see ds.pins()")
 
     @property
     def branch(self) -> str | None:

@@ -324,7 +324,7 @@ def _chunk(batch: pa.RecordBatch, kinds: dict[str, ColumnType], given: Collectio
 def _failed(path: pathlib.Path, error: Exception, place: str = "near its beginning") -> Error:
     text = str(error).splitlines()[0]
     if isinstance(error, OSError):  # The compressed file is truncated or damaged.
-        return CorruptError(f"cannot import `{path}`: {text}", code="object-malformed")
+        return CorruptError(f"cannot import `{path}`: {text}")
     if text.startswith("CSV parse error: Row"):  # The handler refuses such rows, unless their text is not UTF-8.
         text = f"UTF8: a row {place} has the wrong number of fields and cannot be decoded"
     if "UTF8" in text:

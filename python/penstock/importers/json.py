@@ -114,7 +114,7 @@ class _Text:
         try:
             piece = self._rest + bytes(self._stream.read(size))
         except OSError as error:  # The compressed file is truncated or damaged.
-            raise CorruptError(f"cannot import `{self.path}`: {error}", code="object-malformed") from error
+            raise CorruptError(f"cannot import `{self.path}`: {error}") from error
         self.ended = len(piece) == len(self._rest)
         try:
             more, self._rest = piece.decode(), b""

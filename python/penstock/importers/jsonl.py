@@ -68,7 +68,7 @@ def _read(stream: Any, path: pathlib.Path) -> bytes:
     try:
         return bytes(stream.read(BLOCK_BYTES))
     except OSError as error:  # The compressed file is truncated or damaged.
-        raise CorruptError(f"cannot import `{path}`: {error}", code="object-malformed") from error
+        raise CorruptError(f"cannot import `{path}`: {error}") from error
 
 
 def _blocks(stream: Any, path: pathlib.Path) -> Iterator[bytes]:

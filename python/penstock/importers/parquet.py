@@ -30,6 +30,8 @@ from penstock.values.text import from_text
 from penstock.values.times import TIMES
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+# The first bytes of files. Those of Arrow that begin otherwise are streams.
+_PARQUET, _IPC_FILE = (b"PAR1", b"PARE"), (b"ARROW1",)
 ROWS_AT_ONCE = 65_536
 # How many rows are decoded at a time. A file stores repeated values only once, so row sizes are known only after decoding. Each batch
 # contains whole dictionaries, so files with dictionaries are decoded in larger batches.
@@ -110,7 +112,7 @@ def open_source(path: pathlib.Path, options: ParquetOptions) -> OpenedSource:
 
 def _rows_of(files: Sequence[pathlib.Path]) -> str:
     """Say how many rows Parquet files have. Others must be read to count them."""
-    parquet = [file for file in files if _is_parquet(file)]
+    parquet = [file for file in files if _begins(file, _PARQUET)]
     return f"{sum(_parquet(file).metadata.num_rows for file in parquet):,} rows" if len(parquet) == len(files) else "the rows"
 
 
@@ -208,7 +210,7 @@ def _files(folder: pathlib.Path, options: FolderOptions) -> tuple[list[pathlib.P
         place = file.relative_to(folder)
         hidden = any(part.startswith((".", "_")) for part in place.parts)
         # With `include`, the user says which files are tables. A selected file that is not a table is refused later.
-        a_table = bool(options.include) or file.suffix.lower() in SUFFIXES or _is_parquet(file) or _is_ipc_file(file)
+        a_table = bool(options.include) or file.suffix.lower() in SUFFIXES or _begins(file, _PARQUET) or _begins(file, _IPC_FILE)
         (files if options.selects(place.as_posix()) and not hidden and a_table else left_out).append(file)
     parted = next((part for file in files for part in file.relative_to(folder).parts[:-1] if "=" in part), None)
     if parted is not None:
@@ -275,29 +277,24 @@ def _chunk(
     return Chunk(columns, batch.num_rows, named, problems=problems)
 
 
-def _is_parquet(file: pathlib.Path) -> bool:
+def _begins(file: pathlib.Path, marks: tuple[bytes, ...]) -> bool:
     with file.open("rb") as handle:
-        return handle.read(4) in (b"PAR1", b"PARE")
+        return handle.read(6).startswith(marks)
 
 
 def _schema(file: pathlib.Path) -> pa.Schema:
     if file.stat().st_size == 0:
         raise pa.ArrowInvalid("it has 0 bytes")
-    if _is_parquet(file):
+    if _begins(file, _PARQUET):
         return _parquet(file).schema_arrow
-    return pa.ipc.open_file(file).schema if _is_ipc_file(file) else pa.ipc.open_stream(file).schema
-
-
-def _is_ipc_file(file: pathlib.Path) -> bool:
-    with file.open("rb") as handle:
-        return handle.read(6) == b"ARROW1"
+    return pa.ipc.open_file(file).schema if _begins(file, _IPC_FILE) else pa.ipc.open_stream(file).schema
 
 
 def _batches(file: pathlib.Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Read a file, or some of its columns if it is Parquet."""
-    if _is_parquet(file):
+    if _begins(file, _PARQUET):
         return _row_groups(file, columns)
-    if _is_ipc_file(file):
+    if _begins(file, _IPC_FILE):
         opened = pa.ipc.open_file(pa.memory_map(str(file)))
         return _bounded(opened.get_batch(index) for index in range(opened.num_record_batches))
     return _bounded(pa.ipc.open_stream(pa.memory_map(str(file))))
@@ -377,6 +374,4 @@ def _guard(file: pathlib.Path, work: Callable[[], Any]) -> Any:
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         if hasattr(error, "code"):
             raise
-        raise CorruptError(
-            f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}", code="object-malformed"
-        ) from error
+        raise CorruptError(f"cannot import `{file}`: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error

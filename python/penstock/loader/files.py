@@ -74,7 +74,7 @@ class Files(View):
         return self._hash
 
     def _pin(self, name: str) -> None:
-        raise UnsupportedError("cannot pin files in place, which have no snapshots to pin", code="unsupported-format", hint="omit pin=")
+        raise UnsupportedError("cannot pin files in place, which have no snapshots to pin", hint="omit pin=")
 
     def _other(self, what: str, samples: int) -> str:
         return f"a state depends on the names and sizes of its files: the state has {samples} files, but {self.root} has {len(self)}"
@@ -101,11 +101,7 @@ class Files(View):
 
     def _unsupported(self, *_: Any, **__: Any) -> Any:
         """Refuse all reads except those through a loader."""
-        raise UnsupportedError(
-            "files in place can be read only through a loader",
-            code="unsupported-format",
-            hint="`penstock import` makes a dataset from them",
-        )
+        raise UnsupportedError("files in place can be read only through a loader", hint="`penstock import` makes a dataset from them")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Files, self._given)
@@ -129,7 +125,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     ((4, 2, 3), ['0.npy', '1.npy', '2.npy', '3.npy'])
     """
     if not isinstance(pattern, str | os.PathLike):
-        raise InvalidInputError(f"cannot load {pattern!r}: expected a glob", code="invalid-argument", hint='for example "folder/*.npy"')
+        raise InvalidInputError(f"cannot load {pattern!r}: expected a glob", hint='for example "folder/*.npy"')
     text = os.fspath(pattern)
     found = sorted(path for path in glob.glob(text, recursive=True) if os.path.isfile(path))
     kinds = {pathlib.Path(path).suffix.lower() for path in found}
@@ -140,7 +136,6 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     if kinds != {".npy"} and not kinds <= set(IMAGES):
         raise InvalidInputError(
             f"cannot load `{text}`: it matches {', '.join(sorted(kinds))} files",
-            code="invalid-argument",
             hint="match only .npy files, or only .jpg, .jpeg, .png and .webp files",
         )
     absolute = [os.path.abspath(path) for path in found]
@@ -148,7 +143,7 @@ def files(pattern: str | os.PathLike[str], *, io: str = "auto") -> Files:
     names = [os.path.relpath(path, root) for path in absolute]
     odd = [name for name in names if not is_utf8(name)]
     if odd:
-        raise InvalidInputError(f"cannot load {os.fsencode(odd[0])!r}: its name is not UTF-8", code="invalid-argument", hint="rename it")
+        raise InvalidInputError(f"cannot load {os.fsencode(odd[0])!r}: its name is not UTF-8", hint="rename it")
     return Files(root, names, [os.stat(path).st_size for path in absolute], io)
 
 
@@ -184,23 +179,21 @@ def _arrays(root: pathlib.Path, paths: Sequence[str]) -> tuple[Tensor, list[tupl
                 begin, size = file.tell(), os.fstat(file.fileno()).st_size
         except Exception as error:  # For a malformed header, NumPy propagates any exception that Python's parser raises.
             text = error if isinstance(error, EOFError | OSError) else "its header is not an NPY header of at most 10,000 characters"
-            raise InvalidInputError(f"cannot load `{root / path}`: {text}", code="invalid-argument") from error
+            raise InvalidInputError(f"cannot load `{root / path}`: {text}") from error
         refused = _refused(dtype, shape, fortran)
         if refused:
             text, hint = refused
-            raise UnsupportedError(f"cannot load `{root / path}`: {text}", code="unsupported-format", hint=hint)
+            raise UnsupportedError(f"cannot load `{root / path}`: {text}", hint=hint)
         if any(side < 0 for side in shape) or size - begin != dtype.itemsize * math.prod(shape):
             raise InvalidInputError(
-                f"cannot load `{root / path}`: its header declares {dtype} of shape {shape}, which does not fit its {size} bytes",
-                code="invalid-argument",
+                f"cannot load `{root / path}`: its header declares {dtype} of shape {shape}, which does not fit its {size} bytes"
             )
         found.append((begin, shape, dtype))
     _, first, dtype = found[0]
     for path, (_, shape, other) in zip(paths, found, strict=True):
         if other != dtype or len(shape) != len(first):
             raise InvalidInputError(
-                f"cannot load `{root / path}`: it is {other} with {len(shape)} dimensions, but `{paths[0]}` is {dtype} with {len(first)}",
-                code="invalid-argument",
+                f"cannot load `{root / path}`: it is {other} with {len(shape)} dimensions, but `{paths[0]}` is {dtype} with {len(first)}"
             )
     sizes = tuple(size if all(shape[axis] == size for _, shape, _ in found) and size else None for axis, size in enumerate(first))
     places = [(begin, [size for size, fixed in zip(shape, sizes, strict=True) if fixed is None]) for begin, shape, _ in found]

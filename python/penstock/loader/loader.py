@@ -224,7 +224,7 @@ class Loader:
         if step is None:
             epoch, draw = at.core.begin_of(at.step - (at.in_hand and not delivered))
         elif not delivered:
-            raise InvalidInputError(f"step={step} with delivered=False: expected only one of them", code="invalid-argument")
+            raise InvalidInputError(f"step={step} with delivered=False: expected only one of them")
         else:
             epoch, draw = at.core.begin_of_number(whole(step, "step", 0))
         return {**at.recipe.state(), "epoch": epoch, "draw": draw}
@@ -239,9 +239,7 @@ class Loader:
         recipe, (epoch, draw) = self.recipe.loaded(state)
         core = recipe.open((epoch, draw))
         if draw > core.epoch_samples:
-            raise InvalidInputError(
-                f"this is not a loader state: draw {draw} is beyond the {core.epoch_samples} samples of an epoch", code="invalid-argument"
-            )
+            raise InvalidInputError(f"this is not a loader state: draw {draw} is beyond the {core.epoch_samples} samples of an epoch")
         self._keep(recipe)
         self._move(Position(recipe, core, (epoch, draw)))
 
@@ -255,7 +253,7 @@ class Loader:
                 core.start(0, 1)
                 given = core.next()
         if given is None:
-            raise InvalidInputError("the loader has no batches", code="invalid-argument")
+            raise InvalidInputError("the loader has no batches")
         return self._as_output(at.recipe.finished(core, *given))
 
     def _agree(self) -> None:

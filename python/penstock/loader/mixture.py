@@ -27,13 +27,13 @@ def shares_of(weights: Mapping[str, float]) -> list[int]:
     except OverflowError:
         total = math.inf
     if not total < math.inf:
-        raise InvalidInputError(f"cannot mix: the weights sum to {total}, expected a finite sum", code="invalid-argument")
+        raise InvalidInputError(f"cannot mix: the weights sum to {total}, expected a finite sum")
     if total < 2**53 and all(weight.is_integer() for weight in weights.values()):
         return [int(weight) for weight in weights.values()]
     shares = {name: round(weight / total * 2**52) for name, weight in weights.items()}
     for name, weight in weights.items():
         if weight > 0 and not shares[name]:
-            raise InvalidInputError(f"cannot mix `{name}`: its weight {weight} is too small compared with {total}", code="invalid-argument")
+            raise InvalidInputError(f"cannot mix `{name}`: its weight {weight} is too small compared with {total}")
     return list(shares.values())
 
 
@@ -67,23 +67,19 @@ def mix(sources: Mapping[str, Any], *, epoch_samples: int | None = None, exhaust
     [0, 0, 0, 0, 0, 0, 1, 1]
     """
     if not isinstance(sources, Mapping) or not sources:
-        raise InvalidInputError(
-            f"cannot mix {sources!r}: expected a dict of names to views or to (view, weight) pairs", code="invalid-argument"
-        )
+        raise InvalidInputError(f"cannot mix {sources!r}: expected a dict of names to views or to (view, weight) pairs")
     pairs: dict[str, tuple[View, float]] = {}
     for name, given in sources.items():
         view, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         weight = len(view) if weight is None and isinstance(view, View) else weight
         if not isinstance(name, str):
-            raise InvalidInputError(f"cannot mix {name!r}: expected a str as the name", code="invalid-argument")
+            raise InvalidInputError(f"cannot mix {name!r}: expected a str as the name")
         if not isinstance(view, View) or not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
-            raise InvalidInputError(
-                f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}", code="invalid-argument"
-            )
+            raise InvalidInputError(f"cannot mix `{name}`: expected a view and a weight of at least 0, got {given!r}")
         pairs[name] = (view, float(weight))
     if not sum(weight for _, weight in pairs.values()):
-        raise InvalidInputError("cannot mix: all weights are 0", code="invalid-argument")
+        raise InvalidInputError("cannot mix: all weights are 0")
     if exhausted not in EXHAUSTED:
-        raise InvalidInputError(f"exhausted={exhausted!r}", code="invalid-argument", hint=f"valid values: {', '.join(EXHAUSTED)}")
+        raise InvalidInputError(f"exhausted={exhausted!r}", hint=f"valid values: {', '.join(EXHAUSTED)}")
     samples = sum(len(view) for view, _ in pairs.values()) if epoch_samples is None else epoch_samples
     return Mix(pairs, whole(samples, "epoch_samples", 1), exhausted)

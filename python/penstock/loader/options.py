@@ -48,16 +48,14 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         rank, world_size = ranks(self.rank, self.world_size)
         if (self.batch_size is None) == (self.global_batch_size is None):
-            raise InvalidInputError(
-                "cannot make a loader: expected either batch_size (per rank) or global_batch_size", code="invalid-argument"
-            )
+            raise InvalidInputError("cannot make a loader: expected either batch_size (per rank) or global_batch_size")
         if self.batch_size is not None:
             self.global_batch_size = whole(self.batch_size, "batch_size", 1) * world_size
         batch = whole(self.global_batch_size, "global_batch_size", 1)
         if self.output not in ("numpy", "torch", "jax"):
-            raise InvalidInputError(f"output={self.output!r}", code="invalid-argument", hint="one of numpy, torch, jax")
+            raise InvalidInputError(f"output={self.output!r}", hint="one of numpy, torch, jax")
         if self.last_batch not in ("short", "drop", "pad"):
-            raise InvalidInputError(f"last_batch={self.last_batch!r}", code="invalid-argument", hint="one of short, drop, pad")
+            raise InvalidInputError(f"last_batch={self.last_batch!r}", hint="one of short, drop, pad")
         seed = whole_seed(self.seed)
         for what, given, kinds in (
             ("decode", self.decode, bool),
@@ -66,7 +64,7 @@ class LoaderOptions:
             ("nulls", self.nulls, Mapping | None),
         ):
             if not isinstance(given, kinds):
-                raise InvalidInputError(f"{what}={given!r}", code="invalid-argument", hint="see help(ps.View.loader)")
+                raise InvalidInputError(f"{what}={given!r}", hint="see help(ps.View.loader)")
         self.settings = Settings(
             seed=seed,
             decode=self.decode,
@@ -90,7 +88,7 @@ class LoaderOptions:
         columns, extras = [name for name in names if name not in EXTRAS], [name for name in names if name in EXTRAS]
         outputs = {name: name for name in columns} if self.outputs is None else dict(self.outputs)
         if any(name in EXTRAS for name in outputs):
-            raise InvalidInputError(f"outputs={self.outputs!r}: request {', '.join(EXTRAS)} in columns=", code="invalid-argument")
+            raise InvalidInputError(f"outputs={self.outputs!r}: request {', '.join(EXTRAS)} in columns=")
         return outputs, extras
 
 
@@ -171,4 +169,4 @@ def unknown_option(name: str) -> InvalidInputError:
     hint = f"write {instead}" if instead is not None else f"options: {', '.join(known)}"
     if instead is not None and instead.startswith("nothing: "):
         hint = f"leave it out: {instead.removeprefix('nothing: ')}"
-    return InvalidInputError(f"loader(…) has no option `{name}`", code="invalid-argument", hint=hint)
+    return InvalidInputError(f"loader(…) has no option `{name}`", hint=hint)

@@ -25,7 +25,7 @@ def checked_order(state: Mapping[str, Any]) -> dict[str, Any]:
     """Check that all numbers of the order in a state are in range, and return the order."""
     kind = state["kind"]
     if kind not in _ORDERS or set(state) - {"kind", "weights", *_ORDERS[kind]}:
-        raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}", code="invalid-argument")
+        raise InvalidInputError(f"this is not a loader state: its order is {dict(state)!r}")
     for what in _ORDERS[kind]:
         whole(state[what], what, 0 if kind == "replacement" else 1)
     return dict(state)
@@ -36,7 +36,7 @@ def checked_mix(state: Any, sources: int) -> dict[str, Any] | None:
     if state is None or state == JOINED:
         return state  # type: ignore[no-any-return]
     if set(state) != {"shares", "epoch_samples", "exhausted"} or state["exhausted"] not in EXHAUSTED or len(state["shares"]) != sources:
-        raise InvalidInputError(f"this is not a loader state: its mixture is {state!r}", code="invalid-argument")
+        raise InvalidInputError(f"this is not a loader state: its mixture is {state!r}")
     shares = [whole(share, "a share of the mixture", 0) for share in state["shares"]]
     return {"shares": shares, "epoch_samples": whole(state["epoch_samples"], "epoch_samples", 1), "exhausted": state["exhausted"]}
 

@@ -16,7 +16,7 @@ def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     single process.
     """
     if (rank is None) != (world_size is None):
-        raise InvalidInputError("expected both rank and world_size, or neither", code="invalid-argument")
+        raise InvalidInputError("expected both rank and world_size, or neither")
     if rank is None:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -24,10 +24,10 @@ def ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
         try:
             rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         except ValueError as error:
-            raise InvalidInputError(f"RANK and WORLD_SIZE in the environment: {error}", code="invalid-argument") from error
+            raise InvalidInputError(f"RANK and WORLD_SIZE in the environment: {error}") from error
     size = whole(world_size, "world_size", 1)
     if not 0 <= whole(rank, "rank", 0) < size:
-        raise InvalidInputError(f"rank={rank} with world_size={size}: expected a rank from 0 to {size - 1}", code="invalid-argument")
+        raise InvalidInputError(f"rank={rank} with world_size={size}: expected a rank from 0 to {size - 1}")
     return int(rank), size
 
 
@@ -42,7 +42,6 @@ def check_worker(rank: int, world_size: int) -> None:
         return
     raise InvalidInputError(
         f"cannot iterate over a loader in one of {worker.num_workers} workers of a DataLoader: each worker would deliver all samples again",
-        code="invalid-argument",
         hint="leave out the DataLoader: a loader decodes in threads, and python_workers= runs functions in processes; or use "
         "DataLoader(ds.torch(), sampler=ps.torch.Sampler(ds, batch_size=B)), or num_workers=1",
     )
@@ -66,7 +65,6 @@ def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> 
     if sorted(numbers) != list(range(world_size)):
         raise InvalidInputError(
             f"ranks do not agree on their numbers: the loaders of processes 0 to {world_size - 1} have ranks {numbers}",
-            code="invalid-argument",
             hint="omit rank and world_size, or give each process its own rank",
         )
     for number, (theirs, other, _) in enumerate(all_of_them):
@@ -74,4 +72,4 @@ def agree(world_size: int, rank: int, digest: str, state: Mapping[str, Any]) -> 
             first = all_of_them[0][1]
             differing = [name for name in state if other[name] != first[name]]
             text = "; ".join(f"{name}: {first[name]!r} on rank 0, {other[name]!r} on rank {number}" for name in differing)
-            raise InvalidInputError(f"ranks do not agree on what to load: {text}", code="invalid-argument")
+            raise InvalidInputError(f"ranks do not agree on what to load: {text}")

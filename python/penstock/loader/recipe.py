@@ -72,7 +72,6 @@ class Recipe:
                 f"the window takes up to {size_text(held)} on each rank{' and in each worker' if workers > 1 else ''}, two batches "
                 f"take {size_text(batches)} and fetching takes {size_text(beside)}: {size_text(need)} in total, but memory_bytes is "
                 f"{size_text(memory_bytes)}",
-                code="invalid-argument",
                 hint=f"pass memory_bytes={int(1.5 * need)}, or use a smaller window",
             )  # fmt: skip
         return core
@@ -109,7 +108,6 @@ class Recipe:
             raise InvalidInputError(
                 f"a batch of {draws} samples comes from data files whose tails take {size_text(need)}, but memory_bytes is "
                 f"{size_text(settings.memory_bytes)}",
-                code="invalid-argument",
                 hint=f"use memory_bytes={2 * need}, a smaller batch or ps.Window, or keep the tails: ps.configure(memory_bytes={4 * need})",
             )
         return need / max(1, draws)
@@ -139,7 +137,7 @@ class Recipe:
             if (state["format"], state["permutation"]) != (STATE_FORMAT, PERMUTATION):
                 theirs, ours = f"{state['format']}.{state['permutation']}", f"{STATE_FORMAT}.{PERMUTATION}"
                 raise InvalidInputError(
-                    f"cannot load a state of format {theirs}: this release reads {ours}", code="invalid-argument",
+                    f"cannot load a state of format {theirs}: this release reads {ours}",
                     hint="the order would differ in this release; continue with the release that saved the state",
                 )  # fmt: skip
             sources = list(state["sources"])
@@ -147,17 +145,12 @@ class Recipe:
             place, seed = (whole(state["epoch"], "epoch", 0), whole(state["draw"], "draw", 0)), whole_seed(state["seed"])
             block = whole(state["order_block_samples"], "order_block_samples", 1)
             if len(sources) != len(self.sources):
-                raise InvalidInputError(
-                    f"cannot load the state: it has {len(sources)} sources, but this loader has {len(self.sources)}",
-                    code="invalid-argument",
-                )
+                raise InvalidInputError(f"cannot load the state: it has {len(sources)} sources, but this loader has {len(self.sources)}")
             found = [own.loaded(state_of) for own, state_of in zip(self.sources, sources, strict=True)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidInputError | NotFoundError):
                 raise
-            raise InvalidInputError(
-                f"this is not a loader state: {error!r}", code="invalid-argument", hint="pass the result of state_dict()"
-            ) from error
+            raise InvalidInputError(f"this is not a loader state: {error!r}", hint="pass the result of state_dict()") from error
         settings = dataclasses.replace(self.settings, seed=seed, order_block_samples=block)
         return dataclasses.replace(self, sources=found, mix=mix, settings=settings), place
 
@@ -172,9 +165,9 @@ def _json(declared: Mapping[str, Any]) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
-        raise InvalidInputError(f"{value!r} in the loader's options is neither a number nor text", code="invalid-argument")
+        raise InvalidInputError(f"{value!r} in the loader's options is neither a number nor text")
 
     try:
         return json.dumps(declared, default=plain, allow_nan=False)
     except ValueError as error:
-        raise InvalidInputError("numbers in transforms must be finite", code="invalid-argument") from error
+        raise InvalidInputError("numbers in transforms must be finite") from error

@@ -61,15 +61,15 @@ class Source:
             try:
                 weights = np.ascontiguousarray(shuffle.weights, dtype=np.float64)
             except (TypeError, ValueError) as error:
-                raise InvalidInputError(f"weights do not form an array of numbers: {error}", code="invalid-argument") from error
+                raise InvalidInputError(f"weights do not form an array of numbers: {error}") from error
             if weights.ndim != 1:
-                raise InvalidInputError(f"the weights have shape {weights.shape}, expected ({len(view)},)", code="invalid-argument")
+                raise InvalidInputError(f"the weights have shape {weights.shape}, expected ({len(view)},)")
             digest = hashlib.sha256(weights.tobytes()).hexdigest()[:32]
             return Source(
                 name, view, columns, {"kind": "replacement", "samples": samples, "weights": digest}, _core.Weights(weights), weights
             )
         if not isinstance(shuffle, Window):
-            raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement", code="invalid-argument")
+            raise InvalidInputError(f"shuffle={shuffle!r}, expected True, False, ps.Window or ps.Replacement")
         window_bytes = whole(shuffle.bytes, "Window bytes", 1)
         measured = _sizes(view, columns)
         mean = max(1.0, measured[1])
@@ -168,14 +168,12 @@ class Source:
                 theirs, ours = (f"{one['origin']} ({one[what]})" if what == "selection" else one[what] for one in (state, own))
                 other = f'commits since then changed it: make the same view of ps.open("{self.view.uri}", snapshot="{there}")'
                 raise InvalidInputError(
-                    f"cannot load the state: its {what} is {theirs}, but this loader reads {ours}", code="invalid-argument",
+                    f"cannot load the state: its {what} is {theirs}, but this loader reads {ours}",
                     hint=other if what == "selection" and there != own["snapshot"] else self.view._other(what, int(state["samples"])),
                 )  # fmt: skip
         if state["order"].get("weights") != self.order.get("weights"):
             raise InvalidInputError(
-                "cannot load the state: its weights differ from this loader's",
-                code="invalid-argument",
-                hint="pass the weights that the state was taken with",
+                "cannot load the state: its weights differ from this loader's", hint="pass the weights that the state was taken with"
             )
         if state["snapshot"] == own["snapshot"] and state["order"] == self.order:
             return self

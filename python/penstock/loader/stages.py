@@ -55,7 +55,7 @@ class Stages:
         """Refuse names in `ragged=` that no batch can have. Functions of samples may add any name."""
         if not self.per_sample and (unknown := [name for name in self.ragged if name not in results]):
             raise InvalidInputError(
-                f"ragged= names `{unknown[0]}`, which the loader does not return", code="invalid-argument",
+                f"ragged= names `{unknown[0]}`, which the loader does not return",
                 hint=f"the loader returns {', '.join(results)}",
             )  # fmt: skip
 
@@ -82,9 +82,7 @@ class Stages:
             with Noted(fn, f"step {number}"):
                 batch = fn.drawn(batch, _random(seed, 1 + place, 0, number)) if isinstance(fn, Mixing) else fn(batch)
             if not isinstance(batch, dict):
-                raise InvalidInputError(
-                    f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values", code="invalid-argument"
-                )
+                raise InvalidInputError(f"{fn!r} returned a {type(batch).__name__}, expected a dict of column to values")
         self.seconds += time.perf_counter() - began
         return batch
 
@@ -98,16 +96,11 @@ class Stages:
                 with Noted(fn, f"sample {int(about['position'][index])} in step {number}"):
                     sample = fn(sample, rng) if takes_rng(fn) else fn(sample)
                 if not isinstance(sample, dict):
-                    raise InvalidInputError(
-                        f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value", code="invalid-argument"
-                    )
+                    raise InvalidInputError(f"{fn!r} returned a {type(sample).__name__}, expected a dict of column to value")
             samples.append(sample)
         made = collated(samples, about["position"], batch, self.kinds)
         if lacking := [name for name in self.ragged if name not in made]:
-            raise InvalidInputError(
-                f"ragged= names `{lacking[0]}`, which your functions did not return: they returned {', '.join(made)}",
-                code="invalid-argument",
-            )
+            raise InvalidInputError(f"ragged= names `{lacking[0]}`, which your functions did not return: they returned {', '.join(made)}")
         return made
 
 
@@ -122,7 +115,7 @@ def stages_of(
     """Split transforms into core transforms, per-sample functions and per-batch functions, which must come in that order."""
     schema = views[0].schema
     if not isinstance(transform, list | tuple):
-        raise InvalidInputError(f"transform={transform!r}, expected a list", code="invalid-argument", hint="write transform=[…]")
+        raise InvalidInputError(f"transform={transform!r}, expected a list", hint="write transform=[…]")
     declared: list[dict[str, Any]] = []
     kinds = {name: schema[column] for name, column in outputs.items() if column in schema}
     samples: list[Callable[..., Any]] = []
@@ -130,7 +123,7 @@ def stages_of(
     for stage in transform:
         if isinstance(stage, Transform):
             if samples or batches:
-                raise InvalidInputError(f"{stage!r} comes after a function", code="invalid-argument", hint="put functions last")
+                raise InvalidInputError(f"{stage!r} comes after a function", hint="put functions last")
             try:
                 on = _on(stage, outputs, kinds)
                 declared.append({"op": stage.op, "on": on, **stage.declared(), **_one_size(stage, on, kinds)})
@@ -140,29 +133,27 @@ def stages_of(
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, InvalidInputError):
                     raise
-                raise InvalidInputError(f"{stage!r}: {error}", code="invalid-argument") from error
+                raise InvalidInputError(f"{stage!r}: {error}") from error
         elif isinstance(stage, PerBatch):
             batches.append(stage.bound(functools.partial(_words, outputs, views)) if isinstance(stage, Mixing) else stage)
         elif isinstance(stage, type) and (issubclass(stage, Transform | PerBatch) or hasattr(stage, "forward")):
             prefix = "T." if issubclass(stage, Transform | PerBatch) else ""
-            raise InvalidInputError(f"{stage.__name__} is a class", code="invalid-argument", hint=f"write {prefix}{stage.__name__}(…)")
+            raise InvalidInputError(f"{stage.__name__} is a class", hint=f"write {prefix}{stage.__name__}(…)")
         elif callable(stage):
             if batches:
-                raise InvalidInputError(f"{stage!r} comes after a per-batch function", code="invalid-argument", hint="put T.PerBatch last")
+                raise InvalidInputError(f"{stage!r} comes after a per-batch function", hint="put T.PerBatch last")
             fn = Torchvision(stage) if of_torchvision(stage) else stage
             samples.append(fn.bound(outputs, kinds) if isinstance(fn, Torchvision) else fn)
             takes_rng(stage)  # Refuses functions with other parameters.
         else:
             raise InvalidInputError(
-                f"{stage!r} is not a transform",
-                code="invalid-argument",
-                hint="see penstock.transforms, or pass a function of (sample) or (sample, rng)",
+                f"{stage!r} is not a transform", hint="see penstock.transforms, or pass a function of (sample) or (sample, rng)"
             )
     given = set(outputs)
     for stage in batches:
         if twice := sorted(given.intersection(stage.gives)):
             raise InvalidInputError(
-                f"{stage!r} adds `{twice[0]}`, which the batch already has", code="invalid-argument",
+                f"{stage!r} adds `{twice[0]}`, which the batch already has",
                 hint="rename the other column with outputs={…}; tokenize a second text in your own T.PerBatch",
             )  # fmt: skip
         given |= set(stage.gives)
@@ -191,17 +182,15 @@ def _on(stage: Transform, outputs: Mapping[str, str], kinds: Mapping[str, Column
     if on is not None:
         names = [on] if isinstance(on, str) else list(on)
         if not all(isinstance(name, str) for name in names):
-            raise InvalidInputError(f"on={on!r}, expected a name or a list of names", code="invalid-argument")
+            raise InvalidInputError(f"on={on!r}, expected a name or a list of names")
         return names
     if isinstance(stage, ConvertBoxes):
         if boxes := [name for name, kind in kinds.items() if kind.box_format]:
             return boxes
-        raise InvalidInputError("ConvertBoxes: the loader returns no boxes", code="invalid-argument", hint="declare them as ps.Boxes")
+        raise InvalidInputError("ConvertBoxes: the loader returns no boxes", hint="declare them as ps.Boxes")
     images = [name for name, kind in kinds.items() if kind.is_image]
     if len(images) != 1:
-        raise InvalidInputError(
-            f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", code="invalid-argument", hint="write on=…"
-        )
+        raise InvalidInputError(f"{type(stage).__name__} needs on=: there are {len(images)} images, expected one", hint="write on=…")
     return [*images, *followers_of(images[0], outputs, kinds, type(stage).__name__)] if stage.moves else images
 
 
@@ -249,7 +238,6 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
             return len(arguments) == 2
     raise InvalidInputError(
         f"{fn!r} takes {found}, expected a function of (sample) or (sample, rng)",
-        code="invalid-argument",
         hint="bind the other parameters: functools.partial(fn, size=3)",
     )
 

@@ -45,7 +45,7 @@ WHY_IT_DIED = {
 }
 
 
-class Process:
+class Process(subprocess.Popen[bytes]):
     """A Python process that runs `run` on its end of a pipe. Unlike those of multiprocessing, it does not import the program's script, so a
     script needs no `if __name__ == "__main__":`.
     """
@@ -53,13 +53,12 @@ class Process:
     def __init__(self, pipe: Any) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.loader.workers import run; run({pipe.fileno()})"
         command = [os.fsdecode(multiprocessing.spawn.get_executable()), *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
-        self._process = subprocess.Popen(command, pass_fds=[pipe.fileno()], stdin=subprocess.DEVNULL)
-        self.pid = self._process.pid
+        super().__init__(command, pass_fds=[pipe.fileno()], stdin=subprocess.DEVNULL)
 
     @property
     def exitcode(self) -> int | None:
         """The exit code, or minus the signal that ended the process. None while it runs."""
-        return self._process.poll()
+        return self.poll()
 
     def is_alive(self) -> bool:
         return self.exitcode is None
@@ -67,10 +66,7 @@ class Process:
     def join(self, seconds: float | None = None) -> None:
         """Wait until the process ends, at most this long."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-
-    def kill(self) -> None:
-        self._process.kill()
+            self.wait(seconds)
 
 
 def _kill(processes: list[Process], owner: int) -> None:
@@ -191,12 +187,10 @@ def _sendable(recipe: Recipe, base: tuple[int, int]) -> bytes:
             text = _unsendable(getattr(fn, "fn", fn))
             if text is not None:
                 raise InvalidInputError(
-                    f"cannot send {fn!r} to python_workers: {text}", code="invalid-argument",
+                    f"cannot send {fn!r} to python_workers: {text}",
                     hint="make such objects inside the function; or move it to a module that workers can import, which is sent by name",
                 ) from error  # fmt: skip
-        raise InvalidInputError(
-            f"cannot send this loader to python_workers: {error}", code="invalid-argument", hint="memory:// datasets cannot be sent"
-        ) from error
+        raise InvalidInputError(f"cannot send this loader to python_workers: {error}", hint="memory:// datasets cannot be sent") from error
 
 
 def _unsendable(fn: Any) -> str | None:
@@ -325,7 +319,7 @@ def _made(packed: bytes, begin: int, end: int, stride: int) -> Iterator[tuple[Ba
         recipe, base = pickle.loads(packed)
     except Exception as error:
         raise InvalidInputError(
-            f"cannot load this loader in a python worker: {type(error).__name__}: {error}", code="invalid-argument",
+            f"cannot load this loader in a python worker: {type(error).__name__}: {error}",
             hint="workers must be able to import the modules that functions come from; set PYTHONPATH, or install them",
         ) from error  # fmt: skip
     before, core = recipe.counted(), recipe.open(base)

@@ -27,7 +27,7 @@ def numbers_of(value: Any, what: str) -> list[Any]:
     except TypeError:
         values = [None]
     if not values or not all(isinstance(number, numbers.Number) and not isinstance(number, bool) for number in values):
-        raise InvalidInputError(f"{what}={value!r}, expected a number or a sequence of numbers", code="invalid-argument")
+        raise InvalidInputError(f"{what}={value!r}, expected a number or a sequence of numbers")
     return [number.item() if isinstance(number, np.generic) else number for number in values]
 
 
@@ -36,17 +36,17 @@ def range_of(value: Any, what: str, centre: float, least: float) -> list[float]:
     numbers = [float(number) for number in numbers_of(value, what)]
     if len(numbers) == 1:
         if numbers[0] < 0:
-            raise InvalidInputError(f"{what}={value!r}, expected a number of at least 0", code="invalid-argument")
+            raise InvalidInputError(f"{what}={value!r}, expected a number of at least 0")
         numbers = [max(least, centre - numbers[0]), centre + numbers[0]]
     if len(numbers) != 2:
-        raise InvalidInputError(f"{what}={value!r}, expected a number or (low, high)", code="invalid-argument")
+        raise InvalidInputError(f"{what}={value!r}, expected a number or (low, high)")
     return numbers
 
 
 def sizes_of(value: Any, what: str, square: bool) -> list[int]:
     sizes = numbers_of(value, what)
     if not all(isinstance(size, int) and 0 < size <= MOST for size in sizes):
-        raise InvalidInputError(f"{what}={value!r}, expected whole numbers from 1 to {MOST}", code="invalid-argument")
+        raise InvalidInputError(f"{what}={value!r}, expected whole numbers from 1 to {MOST}")
     return sizes * 2 if square and len(sizes) == 1 else sizes
 
 
@@ -56,7 +56,7 @@ def padding_of(value: Any) -> list[int]:
     """
     sides = numbers_of(value, "padding")
     if not all(isinstance(side, int) and abs(side) <= MOST for side in sides) or len(sides) not in (1, 2, 4, 6, 8):
-        raise InvalidInputError(f"padding={value!r}, expected 1, 2, 4, 6 or 8 whole numbers", code="invalid-argument")
+        raise InvalidInputError(f"padding={value!r}, expected 1, 2, 4, 6 or 8 whole numbers")
     return {1: sides * 4, 2: sides * 2}.get(len(sides), sides)
 
 

@@ -24,7 +24,7 @@ class PerBatch:
     def __init__(self, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         name = type(fn).__name__
         if type(fn).__module__.startswith("torchvision.") and name in ("MixUp", "CutMix"):
-            raise InvalidInputError(f"{name} of torchvision takes two tensors", code="invalid-argument", hint=f"write T.{name}(…) instead")
+            raise InvalidInputError(f"{name} of torchvision takes two tensors", hint=f"write T.{name}(…) instead")
         self.fn = fn
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Mixing(PerBatch):
         good = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha < np.inf
         if not good or not (num_classes is None or (is_whole(num_classes) and num_classes > 0)):
             text = f"{type(self).__name__}: num_classes={num_classes!r}, alpha={alpha!r}, expected numbers above 0"
-            raise InvalidInputError(text, code="invalid-argument", hint=f"write T.{type(self).__name__}(num_classes=10)")
+            raise InvalidInputError(text, hint=f"write T.{type(self).__name__}(num_classes=10)")
         self.num_classes, self.alpha, self.image, self.label = num_classes, float(alpha), image, label
 
     def __repr__(self) -> str:
@@ -57,13 +57,12 @@ class Mixing(PerBatch):
         """Mix a batch. The share of each sample's own image is drawn from Beta(alpha, alpha), once for the batch."""
         for name in (self.image, self.label):
             if name not in batch:
-                raise InvalidInputError(f"{self!r} needs `{name}`, but the batch has only {', '.join(batch)}", code="invalid-argument")
+                raise InvalidInputError(f"{self!r} needs `{name}`, but the batch has only {', '.join(batch)}")
         images = batch[self.image]
         if not isinstance(images, np.ndarray) or images.dtype.kind != "f" or images.ndim < 3:
             found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else f"a {type(images).__name__} of images"
             raise InvalidInputError(
                 f"{type(self).__name__} needs floating-point images of one size, but `{self.image}` is {found}",
-                code="invalid-argument",
                 hint='add T.Resize or a crop, and T.Normalize or T.ToDtype("float32", scale=True)',
             )
         labels = self._one_hot(batch[self.label])
@@ -86,10 +85,10 @@ class Mixing(PerBatch):
             return kept
         if self.num_classes is None:
             text = f"{type(self).__name__}: num_classes is not given, and `{self.label}` has no names"
-            raise InvalidInputError(text, code="invalid-argument", hint=f"write T.{type(self).__name__}(num_classes=10)")
+            raise InvalidInputError(text, hint=f"write T.{type(self).__name__}(num_classes=10)")
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes):
             text = f"{type(self).__name__}: `{self.label}` is not one number from 0 to {self.num_classes - 1} for each sample"
-            raise InvalidInputError(text, code="invalid-argument")
+            raise InvalidInputError(text)
         made = np.zeros((len(labels), self.num_classes), np.float32)
         made[np.arange(len(labels)), labels] = 1
         return made
@@ -157,16 +156,13 @@ class Tokenize(PerBatch):
     def __init__(self, tokenizer: Any, on: str, length: int | None = None, pad: int | None = None) -> None:
         for what, value, low, high in (("length", length, 1, MOST_TOKENS), ("pad", pad, -(2**63), 2**63 - 1)):
             if value is not None and not (is_whole(value) and low <= value <= high):
-                raise InvalidInputError(
-                    f"Tokenize: {what}={value!r}, expected a whole number from {low} to {high}", code="invalid-argument"
-                )
+                raise InvalidInputError(f"Tokenize: {what}={value!r}, expected a whole number from {low} to {high}")
         if not isinstance(on, str):
-            raise InvalidInputError(f"Tokenize: on={on!r}, expected the name of a text column", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize: on={on!r}, expected the name of a text column")
         fast = getattr(tokenizer, "backend_tokenizer", tokenizer)  # That of a fast tokenizer of Hugging Face.
         if not hasattr(fast, "encode_batch"):
             raise InvalidInputError(
                 f"Tokenize: {type(tokenizer).__name__} has no encode_batch",
-                code="invalid-argument",
                 hint="pass a tokenizers.Tokenizer, or a fast tokenizer: AutoTokenizer.from_pretrained(name, use_fast=True)",
             )
         if pad is None:
@@ -182,18 +178,16 @@ class Tokenize(PerBatch):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.on not in batch:
-            raise InvalidInputError(f"Tokenize needs `{self.on}`, but the batch has only {', '.join(batch)}", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize needs `{self.on}`, but the batch has only {', '.join(batch)}")
         if any(not isinstance(text, str | None) for text in batch[self.on]):
-            raise InvalidInputError(f"Tokenize: column `{self.on}` is not text", code="invalid-argument")
+            raise InvalidInputError(f"Tokenize: column `{self.on}` is not text")
         texts = [text or "" for text in batch[self.on]]
         if self.whole is not None:
             found = self.whole(texts, truncation=self.length is not None, max_length=self.length, padding=False, return_attention_mask=True)
             return {**batch, **self._padded(found, self.whole.padding_side == "left")}
         found = self.tokenizer.encode_batch(texts)
         if len(found) != len(texts):
-            raise InvalidInputError(
-                f"Tokenize: encode_batch returned {len(found)} encodings for {len(texts)} texts", code="invalid-argument"
-            )
+            raise InvalidInputError(f"Tokenize: encode_batch returned {len(found)} encodings for {len(texts)} texts")
         tokens = [_whole_numbers(encoding.ids, "ids", row) for row, encoding in enumerate(found)]
         length = self.length or max(map(len, tokens), default=0)
         ids, mask = np.full((len(found), length), self.pad, np.int64), np.zeros((len(found), length), np.int64)
@@ -202,9 +196,7 @@ class Tokenize(PerBatch):
             # A tokenizer that pads its output marks the tokens that represent text.
             marks = _whole_numbers(getattr(encoding, "attention_mask", np.ones(len(made), int)), "attention_mask", row)
             if len(marks) != len(made):
-                raise InvalidInputError(
-                    f"Tokenize: attention_mask of text {row} has {len(marks)} numbers for {len(made)} tokens", code="invalid-argument"
-                )
+                raise InvalidInputError(f"Tokenize: attention_mask of text {row} has {len(marks)} numbers for {len(made)} tokens")
             mask[row, : len(made)] = marks[:length]
         return {**batch, "input_ids": ids, "attention_mask": mask}
 
@@ -237,4 +229,4 @@ def _whole_numbers(values: Any, what: str, row: int) -> npt.NDArray[np.int64]:
             return array.astype(np.int64)
     except (TypeError, ValueError):  # Lists of unequal lengths.
         pass
-    raise InvalidInputError(f"Tokenize: {what} of text {row} are {str(values)[:80]}, expected whole numbers", code="invalid-argument")
+    raise InvalidInputError(f"Tokenize: {what} of text {row} are {str(values)[:80]}, expected whole numbers")

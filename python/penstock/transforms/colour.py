@@ -47,7 +47,7 @@ class Grayscale(Transform):
     def declared(self) -> dict[str, Any]:
         channels = self.num_output_channels
         if channels not in (1, 3) or isinstance(channels, bool):
-            raise InvalidInputError(f"num_output_channels={channels!r}, expected 1 or 3", code="invalid-argument")
+            raise InvalidInputError(f"num_output_channels={channels!r}, expected 1 or 3")
         return {"channels": int(channels), "p": 1.0}
 
 
@@ -79,9 +79,7 @@ class GaussianBlur(Transform):
         sigma = [float(number) for number in numbers_of(self.sigma, "sigma")]
         sizes = sizes_of(self.kernel_size, "kernel_size", True)
         if len(sizes) != 2 or len(sigma) > 2:
-            raise InvalidInputError(
-                f"kernel_size={self.kernel_size!r}, sigma={self.sigma!r}, expected one or two numbers for each", code="invalid-argument"
-            )
+            raise InvalidInputError(f"kernel_size={self.kernel_size!r}, sigma={self.sigma!r}, expected one or two numbers for each")
         return {"kernel": sizes, "sigma": sigma * 2 if len(sigma) == 1 else sigma}
 
 
@@ -100,10 +98,8 @@ class RandomErasing(Transform):
 
     def declared(self) -> dict[str, Any]:
         if isinstance(self.value, str):
-            raise InvalidInputError(
-                f"value={self.value!r}, expected a number, or one per channel", code="invalid-argument", hint="write value=0"
-            )
+            raise InvalidInputError(f"value={self.value!r}, expected a number, or one per channel", hint="write value=0")
         ranges = {name: [float(number) for number in numbers_of(getattr(self, name), name)] for name in ("scale", "ratio")}
         if any(len(numbers) != 2 for numbers in ranges.values()):
-            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) for each", code="invalid-argument")
+            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) for each")
         return {"p": float(self.p), **ranges, "value": [float(number) for number in numbers_of(self.value, "value")]}

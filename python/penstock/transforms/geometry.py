@@ -97,7 +97,7 @@ class RandomResizedCrop(Transform):
     def declared(self) -> dict[str, Any]:
         scale, ratio = numbers_of(self.scale, "scale"), numbers_of(self.ratio, "ratio")
         if len(scale) != 2 or len(ratio) != 2:
-            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) for each", code="invalid-argument")
+            raise InvalidInputError(f"scale={self.scale!r}, ratio={self.ratio!r}, expected (low, high) for each")
         return {
             "size": sizes_of(self.size, "size", True)[:2], "scale": [float(s) for s in scale], "ratio": [float(r) for r in ratio],
             "interpolation": _interpolation(self.interpolation), "antialias": self.antialias, "fast": _fast(self.decode),
@@ -145,7 +145,7 @@ class Pad(Transform):
 
     def declared(self) -> dict[str, Any]:
         if isinstance(self.fill, list | tuple | str):
-            raise InvalidInputError(f"fill={self.fill!r}, expected one number", code="invalid-argument", hint="write fill=0")
+            raise InvalidInputError(f"fill={self.fill!r}, expected one number", hint="write fill=0")
         return {"padding": padding_of(self.padding), "fill": float(self.fill)}
 
 
@@ -197,7 +197,7 @@ class RandomAffine(Transform):
     def declared(self) -> dict[str, Any]:
         shear = None if self.shear is None else [float(number) for number in numbers_of(self.shear, "shear")]
         if shear is not None and len(shear) not in (1, 2, 4):
-            raise InvalidInputError(f"shear={self.shear!r}, expected 1, 2 or 4 numbers", code="invalid-argument")
+            raise InvalidInputError(f"shear={self.shear!r}, expected 1, 2 or 4 numbers")
         if shear is not None:
             shear = [-shear[0], shear[0]] if len(shear) == 1 else shear
             shear = [*shear, 0.0, 0.0][:4]
@@ -221,18 +221,18 @@ def _pair(value: Any, what: str) -> list[float] | None:
         return None
     numbers = [float(number) for number in numbers_of(value, what)]
     if len(numbers) != 2:
-        raise InvalidInputError(f"{what}={value!r}, expected two numbers", code="invalid-argument")
+        raise InvalidInputError(f"{what}={value!r}, expected two numbers")
     return numbers
 
 
 def _interpolation(name: Any, valid: Sequence[str] = INTERPOLATIONS) -> str:
     text = str(getattr(name, "value", name)).lower()
     if text not in valid:
-        raise InvalidInputError(f"interpolation={name!r}", code="invalid-argument", hint=f"valid values: {', '.join(valid)}")
+        raise InvalidInputError(f"interpolation={name!r}", hint=f"valid values: {', '.join(valid)}")
     return text
 
 
 def _fast(decode: Any) -> bool:
     if decode not in ("exact", "fast"):
-        raise InvalidInputError(f"decode={decode!r}", code="invalid-argument", hint="one of exact, fast")
+        raise InvalidInputError(f"decode={decode!r}", hint="one of exact, fast")
     return bool(decode == "fast")

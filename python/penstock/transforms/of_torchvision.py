@@ -46,7 +46,6 @@ def followers_of(image: str, outputs: Mapping[str, str], kinds: Mapping[str, Col
     if alone:
         raise InvalidInputError(
             f"{transform} moves `{image}`, and nothing says whether `{alone[0]}` moves with it",
-            code="invalid-argument",
             hint=f'name what moves: on=("{image}", "{alone[0]}"); or declare the column with of="{outputs[image]}"',
         )
     return [name for name, kind in kinds.items() if kind.belongs_to == outputs[image]]
@@ -90,7 +89,6 @@ class Torchvision:
             if len(images) != 1:
                 raise InvalidInputError(
                     f"{self!r} needs on=: there are {len(images)} images, expected one",
-                    code="invalid-argument",
                     hint='write T.Torchvision(transform, on=("image", "boxes"))',
                 )
             names = [*images, *followers_of(images[0], outputs, kinds, repr(self))]
@@ -98,14 +96,11 @@ class Torchvision:
             names = [self.on] if isinstance(self.on, str) else list(self.on)
         if unknown := [name for name in names if name not in kinds]:
             raise InvalidInputError(
-                f"{self!r} applies to `{unknown[0]}`, which the loader does not return",
-                code="invalid-argument",
-                hint=f"the loader returns {', '.join(outputs)}",
+                f"{self!r} applies to `{unknown[0]}`, which the loader does not return", hint=f"the loader returns {', '.join(outputs)}"
             )
         if not self._takes_samples and (others := [name for name in names if not kinds[name].is_image]):
             raise InvalidInputError(
                 f"{self!r} takes one image, so `{others[0]}` cannot follow it",
-                code="invalid-argument",
                 hint=f"use a transform of v2, such as v2.RandomHorizontalFlip; or T.Torchvision(function, on={names[0]!r}) to leave `{others[0]}` as it is",
             )
         made = Torchvision(self.fn, names)
@@ -150,7 +145,7 @@ def _check(transform: Any) -> None:
         for inner in getattr(transform, "transforms", None) or ():
             _check(inner)
         return
-    raise InvalidInputError(f"{name} of torchvision {wrong}", code="invalid-argument", hint=hint)
+    raise InvalidInputError(f"{name} of torchvision {wrong}", hint=hint)
 
 
 def _from_torch(value: Any, kind: ColumnType | None, before: Any) -> Any:

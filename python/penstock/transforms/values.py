@@ -63,7 +63,7 @@ class ConvertBoxes(Transform):
         # torchvision's BoundingBoxFormat is an enumeration of the same names in capital letters.
         name = str(getattr(self.format, "value", self.format)).lower()
         if name not in FORMATS:
-            raise InvalidInputError(f"format={self.format!r}", code="invalid-argument", hint=f"one of {', '.join(FORMATS)}")
+            raise InvalidInputError(f"format={self.format!r}", hint=f"one of {', '.join(FORMATS)}")
         return {"format": name}
 
 
@@ -99,5 +99,5 @@ class TokenChunks(Transform):
     def declared(self) -> dict[str, Any]:
         length = sizes_of(self.length, "length", False)
         if len(length) != 1:
-            raise InvalidInputError(f"length={self.length!r}, expected one number", code="invalid-argument")
+            raise InvalidInputError(f"length={self.length!r}, expected one number")
         return {"length": length[0], "pad": float(self.pad), "random": self.random}

@@ -93,9 +93,7 @@ def whole(value: Any, what: str, least: int, below: int = 2**62) -> int:
     """Return a whole number that is at least `least` and less than `below`. Raises: InvalidInputError for anything else."""
     if not is_whole(value) or not least <= value < below:
         power = below.bit_length() - 1
-        raise InvalidInputError(
-            f"{what}={value!r}, expected a whole number of at least {least} and less than 2^{power}", code="invalid-argument"
-        )
+        raise InvalidInputError(f"{what}={value!r}, expected a whole number of at least {least} and less than 2^{power}")
     return int(value)
 
 

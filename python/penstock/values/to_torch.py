@@ -45,7 +45,6 @@ def _pixels(value: Any, what: str) -> torch.Tensor:
     if not isinstance(value, np.ndarray):
         raise InvalidInputError(
             f"the {what} is {type(value).__name__}, expected an array",
-            code="invalid-argument",
             hint="leave out decode=False and ToPILImage: transforms of v2 take tensors",
         )
     return torch.from_numpy(np.array(value))
@@ -71,5 +70,5 @@ def _is_array(value: Any) -> bool:
 
 def _places(value: Any, size: Size, what: str) -> torch.Tensor:
     if size is None:
-        raise InvalidInputError(f"{what} need their image: name both in on=", code="invalid-argument", hint='write on=("image", "boxes")')
+        raise InvalidInputError(f"{what} need their image: name both in on=", hint='write on=("image", "boxes")')
     return torch.from_numpy(np.array(value))

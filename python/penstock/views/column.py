@@ -280,7 +280,6 @@ class Column:
             if kind in ("text", "json", "bytes"):
                 raise InvalidInputError(
                     f"cannot read a part of column `{self.name}`: its values are {kind}",
-                    code="invalid-argument",
                     hint=f'read bytes: ds["{self.name}"].read(0, 10, 20)',
                 )
             return self._parts(key[0], key[1:])
@@ -342,7 +341,7 @@ class Column:
         return self._view._view, _one(position)
 
     def _no_bytes(self, position: Any) -> InvalidInputError:
-        return InvalidInputError(f"cannot read bytes of sample {position} of column `{self.name}`: it is null", code="invalid-argument")
+        return InvalidInputError(f"cannot read bytes of sample {position} of column `{self.name}`: it is null")
 
     def _taken(self, key: slice | npt.NDArray[np.int64]) -> Any:
         """Read the values of a slice, or at positions."""

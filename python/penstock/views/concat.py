@@ -144,9 +144,6 @@ class Concat(Readable):
         made = codes[np.ma.filled(values, -1)]
         return np.ma.MaskedArray(made, np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else made
 
-    def _one(self, position: int) -> Batch:
-        return self.take([position])
-
     def _column(self, name: str) -> JoinedColumn:
         return JoinedColumn(self, name)
 

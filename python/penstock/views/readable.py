@@ -37,7 +37,7 @@ class Readable(Exports):
 
     def _one(self, position: int) -> Batch:
         """Read a batch of one sample."""
-        raise NotImplementedError
+        return self._read([position])
 
     def _column(self, name: str) -> Any:
         """Return a column."""

@@ -69,16 +69,13 @@ def infer(kind: pa.DataType, name: str) -> ColumnType:
     if (what := no_json(kind)) is not None:
         raise UnsupportedError(
             f"cannot import column `{name}`: it contains {what} inside {kind}, which JSON cannot represent",
-            code="unsupported-format",
             hint="move it to a separate column first, or leave it out"
             + (f'; or import it as text: --type "{name}=text"' if no_text(kind) is None else ""),
         )
     if pa.types.is_nested(kind):
         return Json()
     raise UnsupportedError(
-        f"cannot import column `{name}`: there is no column type for Arrow's {kind}",
-        code="unsupported-format",
-        hint="cast it first, or leave it out",
+        f"cannot import column `{name}`: there is no column type for Arrow's {kind}", hint="cast it first, or leave it out"
     )
 
 

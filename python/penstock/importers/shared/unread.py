@@ -42,9 +42,7 @@ def refuse(name: str, unread: Sequence[Unread], ignored: Sequence[str]) -> None:
     options = f"ignore={kinds} ({' '.join(f'--ignore {kind}' for kind in kinds)}) leaves them out"
     remedies = dict.fromkeys(one.remedy for one in lost if one.remedy)
     raise UnsupportedError(
-        f"cannot import `{name}` without a loss: it has annotations that are not imported: {found}",
-        code="unsupported-format",
-        hint="; ".join([*remedies, options]),
+        f"cannot import `{name}` without a loss: it has annotations that are not imported: {found}", hint="; ".join([*remedies, options])
     )
 
 

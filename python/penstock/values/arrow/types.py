@@ -160,7 +160,7 @@ def refuse(kind: pa.DataType, what: str | None) -> None:
     Raises: UnsupportedError.
     """
     if what is not None:
-        raise UnsupportedError(f"{kind} contains {what}, which are not text", code="unsupported-format", hint="flatten it first")
+        raise UnsupportedError(f"{kind} contains {what}, which are not text", hint="flatten it first")
 
 
 def _plain(value: Any) -> Any:
