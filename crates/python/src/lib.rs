@@ -43,7 +43,10 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     array.try_readonly()?;
     py.get_type::<recycle::Memory>();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
-    module.add("CODES", penstock_error::CODES.iter().map(|(code, kind)| (*code, format!("{kind:?}"))).collect::<Vec<_>>())?;
+    module.add(
+        "CODES",
+        penstock_error::CODES.iter().map(|(code, kind)| (*code, format!("{kind:?}"))).collect::<Vec<_>>(),
+    )?;
     module.add_class::<snapshot::Snapshot>()?;
     module.add_class::<transaction::Transaction>()?;
     module.add_class::<input::Words>()?;

@@ -81,7 +81,10 @@ pub fn serve(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses),
 fn allow_descriptors() {
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     // With fewer, connections wait until others end.
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, rustix::process::Rlimit { current: limits.maximum, ..limits });
+    let _ = rustix::process::setrlimit(
+        rustix::process::Resource::Nofile,
+        rustix::process::Rlimit { current: limits.maximum, ..limits },
+    );
 }
 
 /// A server without a socket, for programs that send bytes as a client would.
@@ -132,7 +135,9 @@ struct Parts {
 
 async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses), note: fn(&str)) -> Result<()> {
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
-    let [Ok(mut terminate), Ok(mut interrupt), Ok(hangup)] = signals else { return Err(failed("signals", "they cannot be received")) };
+    let [Ok(mut terminate), Ok(mut interrupt), Ok(hangup)] = signals else {
+        return Err(failed("signals", "they cannot be received"));
+    };
     let metrics = Arc::new(Metrics::new());
     let parts = parts(&config, marker_of, &metrics, note).await?;
     let bind = |address: SocketAddr| async move {
@@ -141,17 +146,25 @@ async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses),
     };
     let wanted = config.addresses()?;
     let listener = bind(wanted.listen).await?;
-    let mut addresses = Addresses { listen: listener.local_addr().map_err(|error| failed("listen", error))?, status: None };
+    let mut addresses =
+        Addresses { listen: listener.local_addr().map_err(|error| failed("listen", error))?, status: None };
     if let Some(address) = wanted.status {
         let listener = bind(address).await?;
         addresses.status = listener.local_addr().ok();
         let token = config.status_token.as_deref().map(token).transpose()?;
-        let admin = Admin { metrics: metrics.clone(), sampler: parts.sampler.clone(), blocks: parts.blocks.clone(), token };
+        let admin =
+            Admin { metrics: metrics.clone(), sampler: parts.sampler.clone(), blocks: parts.blocks.clone(), token };
         tokio::spawn(show_status(listener, Arc::new(admin), parts.certificates.clone().filter(|_| config.status_tls)));
     }
     tokio::spawn(sample_each_second(parts.sampler.clone()));
     parts.certificates.iter().for_each(|certificates| certificates.watch(&metrics, note));
-    tokio::spawn(reload_on(hangup, (parts.keys.clone(), parts.certificates.clone()), parts.middleware.clone(), metrics.clone(), note));
+    tokio::spawn(reload_on(
+        hangup,
+        (parts.keys.clone(), parts.certificates.clone()),
+        parts.middleware.clone(),
+        metrics.clone(),
+        note,
+    ));
     ready(addresses);
     let graceful = GracefulShutdown::new();
     let mut accepting = Box::pin(accept(&listener, &config, &parts, &metrics, &graceful));
@@ -162,7 +175,10 @@ async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses),
     };
     metrics.draining.set(1);
     if is_asked && !config.lame_duck.is_zero() {
-        note(&format!("stopping in {} seconds; health checks report it to load balancers", config.lame_duck.as_secs_f64()));
+        note(&format!(
+            "stopping in {} seconds; health checks report it to load balancers",
+            config.lame_duck.as_secs_f64()
+        ));
         tokio::select! {
             () = &mut accepting => {}
             () = tokio::time::sleep(config.lame_duck) => {}
@@ -180,14 +196,23 @@ async fn run(config: Config, marker_of: MarkerOf, ready: impl FnOnce(Addresses),
     if let Some(back) = &parts.back {
         let _ = tokio::time::timeout(config.drain_seconds, back.settle_all()).await;
         if back.pending_objects() > 0 {
-            note(&format!("{} objects are not in the cold store yet; they are sent when the server starts again", back.pending_objects()));
+            note(&format!(
+                "{} objects are not in the cold store yet; they are sent when the server starts again",
+                back.pending_objects()
+            ));
         }
     }
     Ok(())
 }
 
 /// Accept connections for ever.
-async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics: &Arc<Metrics>, graceful: &GracefulShutdown) {
+async fn accept(
+    listener: &TcpListener,
+    config: &Config,
+    parts: &Parts,
+    metrics: &Arc<Metrics>,
+    graceful: &GracefulShutdown,
+) {
     let room = Arc::new(Semaphore::new(config.connections));
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
@@ -202,7 +227,8 @@ async fn accept(listener: &TcpListener, config: &Config, parts: &Parts, metrics:
         };
         let mut stream = TimeoutStream::new(ZeroCopy::new(stream, parts.arena.clone()));
         stream.set_write_timeout(Some(config.idle_seconds));
-        let (middleware, metrics, watcher, idle) = (parts.middleware.clone(), metrics.clone(), graceful.watcher(), config.idle_seconds);
+        let (middleware, metrics, watcher, idle) =
+            (parts.middleware.clone(), metrics.clone(), graceful.watcher(), config.idle_seconds);
         let acceptor = parts.certificates.as_ref().map(|certificates| certificates.acceptor());
         tokio::spawn(async move {
             let _open = Counted::begin(&metrics.connections);
@@ -259,7 +285,10 @@ async fn parts(config: &Config, marker_of: MarkerOf, metrics: &Arc<Metrics>, not
             let back = WriteBack::open((cold, &identity), &folder, bytes, metrics.clone(), note).await?;
             cold = back.clone();
             let objects = back.pending_objects();
-            note(&format!("puts are acknowledged before the cold store has them: {} may have the only copy", folder.display()));
+            note(&format!(
+                "puts are acknowledged before the cold store has them: {} may have the only copy",
+                folder.display()
+            ));
             if objects > 0 {
                 note(&format!("sending {objects} objects of an earlier run"));
             }
@@ -278,8 +307,10 @@ async fn parts(config: &Config, marker_of: MarkerOf, metrics: &Arc<Metrics>, not
                 note(&format!("the cache {} is not used: {error}", folder.display()));
             }
             let immutable = Immutable::new(cold.clone(), marker_of, config.immutable.clone(), metrics.clone());
-            let (revalidate, stale_if_error, states_bytes) = (config.revalidate()?, config.stale_if_error, config.memory_bytes / 8);
-            let reading = Reading { memory: memory.clone(), memory_cache, states_bytes, revalidate, stale_if_error, immutable };
+            let (revalidate, stale_if_error, states_bytes) =
+                (config.revalidate()?, config.stale_if_error, config.memory_bytes / 8);
+            let reading =
+                Reading { memory: memory.clone(), memory_cache, states_bytes, revalidate, stale_if_error, immutable };
             let blocks = Blocks::new(cold.clone(), identity, drives, reading, metrics.clone())?;
             // What was acknowledged earlier is sent now. A server without the folder may have run meanwhile, and knows nothing of it.
             if back.as_ref().is_some_and(|back| back.pending_objects() > 0) {
@@ -293,10 +324,15 @@ async fn parts(config: &Config, marker_of: MarkerOf, metrics: &Arc<Metrics>, not
     let quotas = Quotas::open(limits, cold.clone(), waiting, metrics, note);
     let sampler = Arc::new(Sampler::new(metrics.clone(), blocks.clone(), quotas.clone()));
     let keys = config.keys.as_deref().map(|path| Keys::open(path, only_bucket(config)?)).transpose()?;
-    let certificates = config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
+    let certificates =
+        config.tls.as_ref().map(|(chain, key)| Certificates::open(chain, key)).transpose()?.map(Arc::new);
     let log = config.access_log.as_deref().map(|path| AccessLog::open(path, metrics.clone())).transpose()?;
     let domains = Arc::new(Domains::new(&config.domain)?);
-    let service = service(Tier { cold, is_folder, blocks: blocks.clone(), trust, memory: memory.clone(), quotas }, keys.clone(), &domains);
+    let service = service(
+        Tier { cold, is_folder, blocks: blocks.clone(), trust, memory: memory.clone(), quotas },
+        keys.clone(),
+        &domains,
+    );
     let limits = Limits { requests: config.requests, idle: config.idle_seconds, memory };
     let taken = match (&keys, config.signature_v2) {
         (None, _) => Taken::Unverified,
@@ -342,7 +378,8 @@ async fn open_cold(config: &Config, metrics: &Metrics, note: fn(&str)) -> Result
     }
     let path = penstock_storage::local_path(&config.cold)?.ok_or_else(|| not_served(&config.cold))?;
     let folder = Folder::open(&path, metrics, note)?;
-    let identity = format!("serve {}", std::fs::canonicalize(&path).map_err(|error| failed(&config.cold, error))?.display());
+    let identity =
+        format!("serve {}", std::fs::canonicalize(&path).map_err(|error| failed(&config.cold, error))?.display());
     Ok((Arc::new(folder), identity))
 }
 
@@ -395,7 +432,8 @@ async fn show_status(listener: TcpListener, admin: Arc<Admin>, certificates: Opt
 async fn show(stream: Stream, admin: Arc<Admin>) {
     let answer = service_fn(move |request| admin::answer(admin.clone(), request));
     let mut builder = hyper::server::conn::http1::Builder::new();
-    let builder = builder.timer(TokioTimer::new()).header_read_timeout(HANDSHAKE).max_buf_size(HEADER_BYTES).half_close(true);
+    let builder =
+        builder.timer(TokioTimer::new()).header_read_timeout(HANDSHAKE).max_buf_size(HEADER_BYTES).half_close(true);
     // Clients may end a connection at any time.
     let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
 }
@@ -423,7 +461,8 @@ async fn reload_on(
         // A drive that hangs must not hold up connections.
         let read = move || [known.as_ref().map(Keys::reload), own.as_ref().map(|certificates| certificates.reload())];
         let Ok(results) = tokio::task::spawn_blocking(read).await else { continue };
-        let refused: Vec<String> = results.into_iter().flatten().filter_map(Result::err).map(|error| error.message().to_owned()).collect();
+        let refused: Vec<String> =
+            results.into_iter().flatten().filter_map(Result::err).map(|error| error.message().to_owned()).collect();
         match refused.is_empty() {
             true => note("reloaded keys and certificates"),
             false => refused.iter().for_each(|why| note(&format!("{why}; the previous one remains in use"))),

@@ -83,7 +83,8 @@ fn body(object: u32) -> Vec<u8> {
 const POLICY: Policy = Policy { keeps: |name| name.starts_with("d/"), memory_bytes: || 0, changed: || {} };
 
 fn cache(folder: &Path, budget_bytes: u64) -> Result<Cached> {
-    let objects: BTreeMap<String, bytes::Bytes> = (0..OBJECTS).map(|object| (name(object), body(object).into())).collect();
+    let objects: BTreeMap<String, bytes::Bytes> =
+        (0..OBJECTS).map(|object| (name(object), body(object).into())).collect();
     let spec = Spec::parse(&format!("{}:{budget_bytes}", folder.display()))?;
     Ok(Cached::over(Arc::new(Memory::holding(objects)), Drives::open(&spec)?, None, POLICY))
 }
@@ -133,8 +134,9 @@ fn epochs(cached: &Cached, count: u64) -> Result<Vec<u64>> {
 /// Return the bytes of a cache that holds a part of all samples, in per cent.
 fn part_of_all(part: u64) -> u64 {
     let bytes = body(0).len() as u64;
-    let overhead =
-        (0..OBJECTS).map(|object| Extent::overhead_bytes(bytes, &crate::extent::Key::new("memory://", &name(object), "", 0))).sum::<u64>();
+    let overhead = (0..OBJECTS)
+        .map(|object| Extent::overhead_bytes(bytes, &crate::extent::Key::new("memory://", &name(object), "", 0)))
+        .sum::<u64>();
     u64::from(SAMPLES) * part / 100 * SAMPLE_BYTES + overhead
 }
 
@@ -166,7 +168,10 @@ fn a_small_cache_fetches_what_belady_fetches() -> Result<()> {
         let mut belady = Belady::new((0..SAMPLES).map(|_| 1), capacity, 0);
         let mut misses = 0;
         for (at, sample) in uses.iter().enumerate() {
-            let next = uses[at + 1..].iter().position(|next| next == sample).map_or(NEVER, |ahead| (at + 1 + ahead) as u64 / BATCH);
+            let next = uses[at + 1..]
+                .iter()
+                .position(|next| next == sample)
+                .map_or(NEVER, |ahead| (at + 1 + ahead) as u64 / BATCH);
             misses += u64::from(belady.access(*sample, at as u64 / BATCH, next).is_some());
         }
         let all = epoch_count * steps * BATCH;
@@ -230,7 +235,11 @@ fn a_job_that_is_dropped_ends_at_once() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let cached = cache(folder.path(), 300_000)?;
     for steps in 0..20 {
-        let plan = if steps % 2 == 0 { started(&cached, ALONE)? } else { Plan::start(cached.clone(), Arc::new(ALONE), ALONE.end)? };
+        let plan = if steps % 2 == 0 {
+            started(&cached, ALONE)?
+        } else {
+            Plan::start(cached.clone(), Arc::new(ALONE), ALONE.end)?
+        };
         for step in 0..steps {
             plan.before(step);
             plan.after(step);
@@ -301,8 +310,10 @@ fn reads_without_a_plan_do_not_displace_a_running_job() -> Result<()> {
 /// Let loaders read epochs at the same time, each through a handle of its own, as processes would. Returns the cold bytes of all of them.
 fn together(folder: &Path, part: u64, loaders: &[Shuffled], epoch_count: u64) -> Result<u64> {
     let end = epoch_count * EPOCH_STEPS;
-    let jobs: Vec<(Cached, Shuffled)> =
-        loaders.iter().map(|future| Ok((cache(folder, part_of_all(part))?, Shuffled { end, ..*future }))).collect::<Result<_>>()?;
+    let jobs: Vec<(Cached, Shuffled)> = loaders
+        .iter()
+        .map(|future| Ok((cache(folder, part_of_all(part))?, Shuffled { end, ..*future })))
+        .collect::<Result<_>>()?;
     let plans: Vec<Plan> = jobs.iter().map(|(cached, future)| started(cached, *future)).collect::<Result<_>>()?;
     std::thread::scope(|scope| {
         let work = |((cached, future), plan): ((Cached, Shuffled), Plan)| {
@@ -414,7 +425,10 @@ fn fetches_run_ahead_of_the_room_for_them() -> Result<()> {
     let fetched = settled(&cached);
     // What fits, 100 KiB in memory, and at most a step more.
     let room = budget_bytes - part_of_all(0);
-    assert!((room + (80 << 10)..=room + (100 << 10) + 2 * BATCH * SAMPLE_BYTES).contains(&fetched), "{fetched} bytes with room for {room}");
+    assert!(
+        (room + (80 << 10)..=room + (100 << 10) + 2 * BATCH * SAMPLE_BYTES).contains(&fetched),
+        "{fetched} bytes with room for {room}"
+    );
     read(&cached, &plan, ALONE, 0, 3 * EPOCH_STEPS)?;
     drop(plan);
     assert_eq!(passes(&cached), 0);
@@ -431,7 +445,11 @@ fn a_cache_smaller_than_a_step_passes_it_through_memory() -> Result<()> {
         settled(&cached);
         assert!(passes(&cached) >= 2, "{} samples are in memory", passes(&cached));
         read(&cached, &plan, future, 0, 3 * EPOCH_STEPS)?;
-        assert!(cold_bytes(&cached) <= 3 * u64::from(SAMPLES) * SAMPLE_BYTES, "{} bytes were fetched", cold_bytes(&cached));
+        assert!(
+            cold_bytes(&cached) <= 3 * u64::from(SAMPLES) * SAMPLE_BYTES,
+            "{} bytes were fetched",
+            cold_bytes(&cached)
+        );
         drop(plan);
         assert_eq!(passes(&cached), 0);
         assert!(cached.drives().drives[0].usage.total().is_ok_and(|total| total.bytes <= total.budget_bytes));

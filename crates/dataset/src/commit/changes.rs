@@ -74,12 +74,15 @@ impl ChangeSet {
 
     /// Return whether another commit's changes may have added one of this transaction's stages.
     pub fn may_share_stage(&self, theirs: &[Change]) -> bool {
-        !self.staged.is_empty() && theirs.iter().any(|change| change.kind == ChangeKind::Append && change.rows.ids() > 0)
+        !self.staged.is_empty()
+            && theirs.iter().any(|change| change.kind == ChangeKind::Append && change.rows.ids() > 0)
     }
 
     /// Return whether another commit's properties have what only one commit may have.
     pub fn is_repeated_by(&self, theirs: &Record) -> bool {
-        self.once.as_deref().is_some_and(|once| theirs.transactions.iter().any(|transaction| transaction.properties.contains(once)))
+        self.once
+            .as_deref()
+            .is_some_and(|once| theirs.transactions.iter().any(|transaction| transaction.properties.contains(once)))
     }
 
     /// Return the writes with final row ids, and `appended` as the rows of any append without rows.
@@ -213,7 +216,14 @@ pub struct Altered {
 
 impl Altered {
     pub fn new(before: Arc<Schema>) -> Altered {
-        Altered { before, dropped: Vec::new(), fills: HashMap::new(), classes: Vec::new(), has_others: false, features: 0 }
+        Altered {
+            before,
+            dropped: Vec::new(),
+            fills: HashMap::new(),
+            classes: Vec::new(),
+            has_others: false,
+            features: 0,
+        }
     }
 
     /// Return the entry of the change set. More classes conflict with nothing. Other changes conflict with those of another commit, and with

@@ -98,7 +98,8 @@ fn create_first(store: &dyn Store, body: &[u8], record: &Record) -> Result<()> {
             _ => return Ok(()),
         }
     }
-    let text = format!("cannot determine whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
+    let text =
+        format!("cannot determine whether dataset `{}` was created: `{name}` exists but cannot be read", store.uri());
     Err(Error::new("commit-state-unknown", text).hint("try to open the dataset, or create it elsewhere"))
 }
 
@@ -113,7 +114,10 @@ fn check_free(store: &dyn Store) -> Result<()> {
             NameOwner::Ours => return ControlFlow::Continue(()),
             NameOwner::Commit => Some(exists(store)),
             NameOwner::Foreign => {
-                let text = format!("cannot create dataset `{}`: it contains `{name}`, which is not part of a dataset", store.uri());
+                let text = format!(
+                    "cannot create dataset `{}`: it contains `{name}`, which is not part of a dataset",
+                    store.uri()
+                );
                 Some(Error::new("folder-not-empty", text).hint("choose a new folder or prefix"))
             }
         };

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use penstock_error::Result;
-use penstock_format::ids::{ObjectRef, data_name, page_name, root_name, rows_name, stages_name, statistics_name, words_name};
+use penstock_format::ids::{
+    ObjectRef, data_name, page_name, root_name, rows_name, stages_name, statistics_name, words_name,
+};
 use penstock_format::manifest::{Fragment, Root};
 use penstock_format::record::{RecordKind, Transaction};
 use penstock_format::rows::RowSet;
@@ -50,12 +52,22 @@ impl Written {
 
     /// Delete the objects that were written for this commit and that the root joins: its root, its new fragments and its changes do not name them. Cost:
     /// one request for each of them.
-    pub fn delete_joined<'a>(&mut self, root: (&ObjectRef, &Root), new: impl Iterator<Item = &'a Fragment>, changes: &ChangeSet) {
+    pub fn delete_joined<'a>(
+        &mut self,
+        root: (&ObjectRef, &Root),
+        new: impl Iterator<Item = &'a Fragment>,
+        changes: &ChangeSet,
+    ) {
         let (reference, root) = root;
         let of_attachments = root.attachments.iter().map(|attachment| &attachment.rows);
-        let rows =
-            root.overlays.iter().map(|overlay| &overlay.rows).chain(of_attachments).chain(changes.writes.iter().map(|change| &change.rows));
-        let rows = rows.filter_map(|rows| if let RowSet::Object(rows) = rows { Some(rows_name(rows.object.id)) } else { None });
+        let rows = root
+            .overlays
+            .iter()
+            .map(|overlay| &overlay.rows)
+            .chain(of_attachments)
+            .chain(changes.writes.iter().map(|change| &change.rows));
+        let rows = rows
+            .filter_map(|rows| if let RowSet::Object(rows) = rows { Some(rows_name(rows.object.id)) } else { None });
         let mut named: HashSet<String> = rows.collect();
         named.insert(root_name(reference.id));
         named.extend(root.pages.iter().map(|page| page_name(page.object.id)));

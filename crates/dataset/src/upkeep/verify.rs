@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use penstock_error::{Error, Kind, Result};
 use penstock_format::cursor::{Strings, malformed};
-use penstock_format::datafile::{Bounds, Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header};
+use penstock_format::datafile::{
+    Bounds, Chunk, Codec, FOOTER_BYTES, HEADER_BYTES, Layout, MAX_BLOCKS, UNIT_BYTES, write_header,
+};
 use penstock_format::files::FileRef;
 use penstock_format::ids::{NAMES_FOLDER, Run, data_name, lineage_of, row_id};
 use penstock_format::manifest::{Fragment, PageStatistics, Statistics};
@@ -78,7 +80,10 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
             }
         };
         if let Some(page) = snapshot.parts[part].page() {
-            let checked = snapshot.context.page_statistics(&page).and_then(|known| check_statistics(snapshot, known, fragments.as_slice()));
+            let checked = snapshot
+                .context
+                .page_statistics(&page)
+                .and_then(|known| check_statistics(snapshot, known, fragments.as_slice()));
             note(&mut report, format!("statistics of manifest part {part}"), checked)?;
         }
         for fragment in fragments.as_slice() {
@@ -92,7 +97,11 @@ pub fn verify(snapshot: &Snapshot, mut progress: impl FnMut(&Report)) -> Result<
     let mut overlays = HashSet::new();
     for (index, overlay) in snapshot.overlays.all().iter().enumerate() {
         if overlay.has_values() && !overlays.insert(overlay.id) {
-            note(&mut report, format!("overlay {index}"), Err(malformed(format!("overlay {} is listed twice", overlay.id))))?;
+            note(
+                &mut report,
+                format!("overlay {index}"),
+                Err(malformed(format!("overlay {} is listed twice", overlay.id))),
+            )?;
         }
         note(&mut report, format!("overlay {index}"), check_overlay(snapshot, overlay, &runs))?;
         check_files(snapshot, &overlay.files, overlay.rows.ids(), &mut report)?;
@@ -140,7 +149,11 @@ fn check_overlay(snapshot: &Snapshot, overlay: &Overlay, runs: &[Run]) -> Result
     let gone = if overlay.has_values() { snapshot.overlay_rows(Overlay::is_gone)?.and(ids).len() } else { 0 };
     match found + gone == ids.len() {
         true => Ok(()),
-        false => Err(malformed(format!("an overlay has {} row ids, but only {} of them belong to a sample", ids.len(), found + gone))),
+        false => Err(malformed(format!(
+            "an overlay has {} row ids, but only {} of them belong to a sample",
+            ids.len(),
+            found + gone
+        ))),
     }
 }
 
@@ -150,10 +163,13 @@ fn check_hidden(snapshot: &Snapshot) -> Result<()> {
         Err(error) if is_damage(&error) => return Ok(()), // `check_overlay` reports it.
         other => other?,
     };
-    let (listed, distinct) = (sets.iter().map(|set| set.len()).sum::<u64>(), RowIds::union(sets.iter().map(AsRef::as_ref)).len());
+    let (listed, distinct) =
+        (sets.iter().map(|set| set.len()).sum::<u64>(), RowIds::union(sets.iter().map(AsRef::as_ref)).len());
     match listed == distinct {
         true => Ok(()),
-        false => Err(malformed(format!("deletions and absences list {listed} row ids, but only {distinct} different ones"))),
+        false => {
+            Err(malformed(format!("deletions and absences list {listed} row ids, but only {distinct} different ones")))
+        }
     }
 }
 
@@ -168,7 +184,9 @@ fn check_runs(snapshot: &Snapshot, mut runs: Vec<Run>) -> Result<()> {
         }
         end = run.first.saturating_add(run.count);
         // Other branches assign the row ids of other lineages.
-        if lineage_of(end - 1) == lineage && end > row_id(lineage, next_counter) || lineage_of(end - 1) != lineage_of(run.first) {
+        if lineage_of(end - 1) == lineage && end > row_id(lineage, next_counter)
+            || lineage_of(end - 1) != lineage_of(run.first)
+        {
             return Err(malformed(format!("row id {} belongs to a sample, but no commit assigned it", end - 1)));
         }
     }
@@ -205,16 +223,23 @@ fn note(report: &mut Report, object: String, result: Result<()>) -> Result<()> {
 
 /// Compare the statistics of a page with the tails of its data files.
 fn check_statistics(snapshot: &Snapshot, known: Option<Arc<PageStatistics>>, fragments: &[Fragment]) -> Result<()> {
-    for (column, (index, statistics)) in
-        known.iter().flat_map(|known| &known.columns).flat_map(|(column, known)| known.iter().map(move |one| (*column, one)))
+    for (column, (index, statistics)) in known
+        .iter()
+        .flat_map(|known| &known.columns)
+        .flat_map(|(column, known)| known.iter().map(move |one| (*column, one)))
     {
         let fragment = &fragments[*index as usize];
         let Some(file) = file_of(&fragment.files, column) else {
-            return Err(malformed(format!("there are some of column {column} in fragment {index}, which does not have it")));
+            return Err(malformed(format!(
+                "there are some of column {column} in fragment {index}, which does not have it"
+            )));
         };
         let Ok(file) = snapshot.context.file(file, fragment.samples) else { continue }; // `check_files` reports it.
         if !file.tail.chunks.iter().any(|chunk| chunk.column == column && Statistics::of(chunk) == *statistics) {
-            return Err(malformed(format!("those of column {column} in fragment {index} differ from its data file `{}`", file.shown())));
+            return Err(malformed(format!(
+                "those of column {column} in fragment {index} differ from its data file `{}`",
+                file.shown()
+            )));
         }
     }
     Ok(())
@@ -247,9 +272,12 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     if read(file.file_bytes - FOOTER_BYTES, file.file_bytes)?[..] != *file.footer() {
         return Err(malformed("its footer differs from the manifest"));
     }
-    let specs: Vec<Option<&ColumnSpec>> = file.tail.chunks.iter().map(|chunk| snapshot.schema.column_by_id(chunk.column)).collect();
+    let specs: Vec<Option<&ColumnSpec>> =
+        file.tail.chunks.iter().map(|chunk| snapshot.schema.column_by_id(chunk.column)).collect();
     for (chunk, spec) in file.tail.chunks.iter().zip(&specs) {
-        if let Some(row) = (0..samples).find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0)) {
+        if let Some(row) = (0..samples)
+            .find(|row| !chunk.is_valid(*row) && chunk.free.iter().any(|sizes| sizes.get(*row as usize) != 0))
+        {
             return Err(malformed(format!("sample {row} of column {} is null but has sizes", chunk.column)));
         }
         let Some(spec) = spec else { continue };
@@ -259,7 +287,9 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
                 Err(error) if is_damage(&error) => continue, // `check_words` reports it. The file itself may be intact.
                 other => other?,
             };
-            if let Some(word) = chunk.dictionary.iter().flat_map(|words| words.iter()).find(|word| vocabulary.code(word).is_none()) {
+            if let Some(word) =
+                chunk.dictionary.iter().flat_map(|words| words.iter()).find(|word| vocabulary.code(word).is_none())
+            {
                 return Err(malformed(format!("column `{}` has the word `{word}`, which no commit added", spec.name)));
             }
         }
@@ -269,7 +299,10 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     let mut found = vec![Bounds::default(); file.tail.chunks.len()];
     while let Some(first) = rest.first() {
         let (from, mut to) = (at.min(first.begin), first.end);
-        let fits = rest.iter().take_while(|range| range.end <= first.end || range.end - from <= Config::memory_bytes() / 16).count();
+        let fits = rest
+            .iter()
+            .take_while(|range| range.end <= first.end || range.end - from <= Config::memory_bytes() / 16)
+            .count();
         let (group, later) = rest.split_at(fits.max(1));
         rest = later;
         to = group.iter().fold(to, |to, range| to.max(range.end));
@@ -283,7 +316,9 @@ fn check_file(snapshot: &Snapshot, reference: &FileRef, samples: u64) -> Result<
     }
     for (chunk, mut found) in file.tail.chunks.iter().zip(found) {
         // An empty text has no range.
-        if chunk.layout == Layout::Single && (0..samples).any(|row| chunk.is_valid(row) && chunk.stored_bytes.get(row as usize) == 0) {
+        if chunk.layout == Layout::Single
+            && (0..samples).any(|row| chunk.is_valid(row) && chunk.stored_bytes.get(row as usize) == 0)
+        {
             found.include(&Bounds::of_words(std::iter::once(&[][..])));
         }
         if chunk.bounds.as_ref().is_some_and(|bounds| *bounds != found) {
@@ -301,7 +336,9 @@ fn read_range(snapshot: &Snapshot, file: &DataFile, begin: u64, end: u64) -> Res
     let store = snapshot.context.reads();
     let step = store.features().range_bytes.min(end - begin).max(1);
     let starts = (begin..end).step_by(step as usize);
-    let ranges = starts.map(|at| RangeRequest::plain(&data_name(file.id), at, step.min(end - at), Some(file.file_bytes))).collect();
+    let ranges = starts
+        .map(|at| RangeRequest::plain(&data_name(file.id), at, step.min(end - at), Some(file.file_bytes)))
+        .collect();
     let mut pieces = Vec::new();
     for answer in store.fetch(ranges) {
         pieces.extend(answer?);
@@ -315,10 +352,12 @@ fn checked_ranges(file: &DataFile, specs: &[Option<&ColumnSpec>]) -> Vec<Checked
     for (chunk, entry) in file.tail.chunks.iter().enumerate() {
         debug_assert!(entry.blocks() as u64 <= MAX_BLOCKS);
         for block in 0..entry.blocks() {
-            let (begin, bytes, count) = (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
+            let (begin, bytes, count) =
+                (entry.offset.get(block), entry.stored_bytes.get(block), entry.units_of(block).1);
             // A block that must be decoded is read whole. So is text, because a character may span two units.
-            let whole =
-                entry.codec != Codec::None || entry.layout == Layout::Packed || specs[chunk].is_some_and(|spec| spec.kind.is_utf8());
+            let whole = entry.codec != Codec::None
+                || entry.layout == Layout::Packed
+                || specs[chunk].is_some_and(|spec| spec.kind.is_utf8());
             let step = if whole { count.max(1) } else { UNITS_A_STRETCH };
             for first in (0..count).step_by(step) {
                 let units = first..(first + step).min(count);
@@ -343,7 +382,13 @@ fn check_pad(begin: u64, end: u64, bytes: &[u8], from: u64) -> Result<()> {
 }
 
 /// Verify the checksums of a range, then decode it and check every row, as a reader would. `found` gets the bounds of its values.
-fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>, stored: Bytes, found: &mut Bounds) -> Result<()> {
+fn check_range(
+    file: &DataFile,
+    range: &CheckedRange,
+    spec: Option<&ColumnSpec>,
+    stored: Bytes,
+    found: &mut Bounds,
+) -> Result<()> {
     let CheckedRange { chunk: index, block, units, .. } = range;
     for (unit, bytes) in units.clone().zip(stored.chunks(UNIT_BYTES as usize)) {
         file.verify_stored(*index, *block, Some(unit), bytes)?;
@@ -381,7 +426,8 @@ fn check_range(file: &DataFile, range: &CheckedRange, spec: Option<&ColumnSpec>,
             _ => Bounds::of_words(Some(&bytes[..]).filter(|_| chunk.is_valid(first_row)).into_iter()),
         });
     }
-    check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place)).map_err(with_block)
+    check_value(spec, chunk, &bytes, |place| chunk.layout != Layout::Fixed || chunk.is_valid(first_row + place))
+        .map_err(with_block)
 }
 
 /// Check a value of a text or JSON column. Values of other columns are always accepted.
@@ -391,7 +437,8 @@ pub fn check_text(spec: &ColumnSpec, bytes: &[u8]) -> Result<()> {
     }
     let text = std::str::from_utf8(bytes).map_err(|error| malformed(format!("a value is not UTF-8: {error}")))?;
     if spec.kind.is_json() && !text.is_empty() {
-        serde_json::from_str::<serde::de::IgnoredAny>(text).map_err(|error| malformed(format!("a value is not JSON: {error}")))?;
+        serde_json::from_str::<serde::de::IgnoredAny>(text)
+            .map_err(|error| malformed(format!("a value is not JSON: {error}")))?;
     }
     Ok(())
 }
@@ -404,13 +451,23 @@ fn check_value(spec: Option<&ColumnSpec>, chunk: &Chunk, bytes: &[u8], is_valid:
         Content::Text => check_text(spec, bytes),
         Content::Label(classes) => {
             let places = classes.places();
-            check_codes(chunk, bytes, |code| places.of(code).ok_or_else(|| no_class(code, classes)).map(|_| ()), is_valid)
+            check_codes(
+                chunk,
+                bytes,
+                |code| places.of(code).ok_or_else(|| no_class(code, classes)).map(|_| ()),
+                is_valid,
+            )
         }
         Content::Labels(classes) => check_label_codes(bytes, classes, &classes.places()),
         Content::Word => {
             let words = chunk.dictionary.as_ref().map_or(0, Strings::len) as u64;
-            let check_code =
-                |code: u64| if code < words { Ok(()) } else { Err(format!("it has code {code}, but only {words} codes are defined")) };
+            let check_code = |code: u64| {
+                if code < words {
+                    Ok(())
+                } else {
+                    Err(format!("it has code {code}, but only {words} codes are defined"))
+                }
+            };
             check_codes(chunk, bytes, check_code, is_valid)
         }
         _ if chunk.dtype == Dtype::Bool => check_bools(bytes),

@@ -95,7 +95,8 @@ impl Layout {
     /// Return the blocks of samples, each one once, in ascending order.
     pub fn of(&self, places: &[SamplePlace]) -> Vec<u32> {
         let samples = places.iter().filter_map(|place| Some(self.base[place.source]? + place.position as usize));
-        let blocks = samples.flat_map(|sample| &self.list[self.first[sample] as usize..self.first[sample + 1] as usize]);
+        let blocks =
+            samples.flat_map(|sample| &self.list[self.first[sample] as usize..self.first[sample + 1] as usize]);
         let mut blocks: Vec<u32> = blocks.copied().collect();
         blocks.sort_unstable();
         blocks.dedup();

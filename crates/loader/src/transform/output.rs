@@ -158,20 +158,33 @@ impl Output {
     /// Update shape and dtype for a transform that `check` has accepted.
     pub fn transformed(&mut self, operation: &Operation) -> Result<()> {
         self.changed |= !matches!(operation, Operation::ConvertBoxes { .. });
-        let misfit = |text: &str| Err(Error::new("invalid-argument", format!("{} does not fit `{}`: {text}", operation.name(), self.name)));
+        let misfit = |text: &str| {
+            Err(Error::new("invalid-argument", format!("{} does not fit `{}`: {text}", operation.name(), self.name)))
+        };
         let spatial = matches!(self.role, Role::Image { .. } | Role::Mask | Role::Tensor);
         match operation {
             Operation::Normalize { mean, std } => {
                 let channels = self.shape.last().copied().flatten();
                 let fits = |list: &[f32]| list.len() == 1 || Some(list.len()) == channels || channels.is_none();
                 if !fits(mean) || !fits(std) {
-                    return misfit(&format!("{} means and {} deviations for {:?} channels", mean.len(), std.len(), channels.unwrap_or(1)));
+                    return misfit(&format!(
+                        "{} means and {} deviations for {:?} channels",
+                        mean.len(),
+                        std.len(),
+                        channels.unwrap_or(1)
+                    ));
                 }
                 let source = self.dtype;
-                let convert =
-                    self.convert.get_or_insert_with(|| Convert { to: Dtype::Float32, scale: vec![unit_scale(source)], bias: vec![0.0] });
+                let convert = self.convert.get_or_insert_with(|| Convert {
+                    to: Dtype::Float32,
+                    scale: vec![unit_scale(source)],
+                    bias: vec![0.0],
+                });
                 if !is_float(convert.to) {
-                    return misfit(&format!("ToDtype already made its dtype {}, expected floating point", convert.to.name()));
+                    return misfit(&format!(
+                        "ToDtype already made its dtype {}, expected floating point",
+                        convert.to.name()
+                    ));
                 }
                 convert.normalise(mean, std);
                 self.dtype = convert.to;
@@ -187,7 +200,11 @@ impl Output {
                 }
                 let scale = if *scale { scale_between(self.dtype, to) } else { Some(1.0) };
                 let Some(scale) = scale else {
-                    return misfit(&format!("cannot scale {} to {}; convert it to float32 first", self.dtype.name(), to.name()));
+                    return misfit(&format!(
+                        "cannot scale {} to {}; convert it to float32 first",
+                        self.dtype.name(),
+                        to.name()
+                    ));
                 };
                 let convert = self.convert.get_or_insert_with(|| Convert::cast(to));
                 convert.to = to;
@@ -205,12 +222,17 @@ impl Output {
                 if let Operation::RandomCrop { padding, pad_if_needed: false, .. } = operation
                     && let Some(dimension) = self.lacks(size, padding.as_deref())
                 {
-                    return misfit(&format!("it has fewer than {} elements in dimension {dimension}; see pad_if_needed", size[dimension]));
+                    return misfit(&format!(
+                        "it has fewer than {} elements in dimension {dimension}; see pad_if_needed",
+                        size[dimension]
+                    ));
                 }
                 size.iter().enumerate().for_each(|(dimension, size)| self.shape[dimension] = Some(*size));
             }
             Operation::Grayscale { channels, .. } if self.is_picture() => self.shape[2] = Some(*channels),
-            Operation::RandomResizedCrop { size, .. } if spatial => (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1])),
+            Operation::RandomResizedCrop { size, .. } if spatial => {
+                (self.shape[0], self.shape[1]) = (Some(size[0]), Some(size[1]))
+            }
             Operation::TokenChunks { length, .. } => self.shape[0] = Some(*length),
             Operation::RandomAffine(affine) if affine.expand && spatial => self.shape[..2].fill(None),
             Operation::Pad { padding, .. } if spatial => {
@@ -234,10 +256,15 @@ impl Output {
     pub fn cell<'a>(&self, input: &Input<'a>, pool: &'a Pool) -> Result<Cell<'a>> {
         let Some(bytes) = input.bytes else { return Ok(Cell::Null) };
         let sizes = || input.shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
-        let numbers = || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
+        let numbers =
+            || bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect::<Vec<f32>>();
         Ok(match &self.role {
-            Role::Image { orientation, mode: Mode::Rgb } => Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?),
-            Role::Image { orientation, mode } => Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?)),
+            Role::Image { orientation, mode: Mode::Rgb } => {
+                Cell::Image(Image::open(bytes, Config::limits(), *orientation, pool)?)
+            }
+            Role::Image { orientation, mode } => {
+                Cell::Array(cell::picture(decode_in(bytes, Config::limits(), *orientation, *mode)?))
+            }
             Role::Mask => Cell::Array(cell::mask(bytes, Config::limits())?),
             Role::Boxes(format) => match input.column.kind.box_format() {
                 // Boxes that stay as they are must not be rounded.
@@ -246,8 +273,13 @@ impl Output {
                 }
                 _ => Cell::Array(CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes())),
             },
-            Role::Keypoints(each) => Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each]),
-            _ => Cell::Array(CutArray { window: input.window, ..CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes()) }),
+            Role::Keypoints(each) => {
+                Cell::Points(numbers(), [input.shape.get(1).map_or(1, |points| *points as usize), *each])
+            }
+            _ => Cell::Array(CutArray {
+                window: input.window,
+                ..CutArray::new(Cow::Borrowed(bytes), self.stored_dtype, &sizes())
+            }),
         })
     }
 }
@@ -278,10 +310,13 @@ fn check_parameters(operation: &Operation) -> Result<()> {
         Operation::Normalize { mean, std }
             if mean.is_empty() || std.is_empty() || std.iter().any(|std| *std == 0.0 || !std.is_finite()) =>
         {
-            return wrong(format!("mean={mean:?}, std={std:?}, expected at least one number each, and finite std other than 0"));
+            return wrong(format!(
+                "mean={mean:?}, std={std:?}, expected at least one number each, and finite std other than 0"
+            ));
         }
         Operation::ColorJitter { brightness, contrast, saturation, hue } => {
-            let ranges = [(brightness, f64::INFINITY), (contrast, f64::INFINITY), (saturation, f64::INFINITY), (hue, 0.5)];
+            let ranges =
+                [(brightness, f64::INFINITY), (contrast, f64::INFINITY), (saturation, f64::INFINITY), (hue, 0.5)];
             for (range, most) in ranges {
                 let least = if most == 0.5 { -0.5 } else { 0.0 };
                 if range.is_some_and(|[low, high]| !(least <= low && low <= high && high <= most && high.is_finite())) {
@@ -299,7 +334,9 @@ fn check_parameters(operation: &Operation) -> Result<()> {
         Operation::RandomErasing { p, scale, ratio, .. } => {
             chance(*p)?;
             if !(0.0 <= scale[0] && scale[0] <= scale[1] && scale[1] <= 1.0 && 0.0 < ratio[0] && ratio[0] <= ratio[1]) {
-                return wrong(format!("scale={scale:?}, ratio={ratio:?}, expected (low, high) from 0 to 1, and above 0"));
+                return wrong(format!(
+                    "scale={scale:?}, ratio={ratio:?}, expected (low, high) from 0 to 1, and above 0"
+                ));
             }
         }
         Operation::RandomAffine(affine) => affine.wrong().map_or(Ok(()), wrong)?,
@@ -340,19 +377,28 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
             (operation, Role::Image { .. } | Role::Tensor) if is_colour(operation) => {
                 let channels = output.shape.get(2).copied().flatten();
                 let fits = match operation {
-                    Operation::RandomErasing { value, .. } => channels.is_some_and(|channels| [1, channels].contains(&value.len())),
+                    Operation::RandomErasing { value, .. } => {
+                        channels.is_some_and(|channels| [1, channels].contains(&value.len()))
+                    }
                     _ => matches!(channels, Some(1 | 3)),
                 };
                 if !(fits && output.shape.len() == 3 && output.stored_dtype == Dtype::Uint8) {
-                    let text = format!("{name} does not fit `{}`: it needs images of 8 bits with 1 or 3 channels", output.name);
+                    let text = format!(
+                        "{name} does not fit `{}`: it needs images of 8 bits with 1 or 3 channels",
+                        output.name
+                    );
                     return Err(Error::new("invalid-argument", text)
                         .hint("declare the column as ps.Image(), or as a uint8 tensor (height, width, 3)"));
                 }
                 true
             }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, Role::Image { mode: Mode::Stored, .. }) => {
-                let text = format!("{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits", output.name);
-                return Err(Error::new("invalid-argument", text).hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));
+                let text = format!(
+                    "{name} does not fit `{}`: images of mode \"stored\" differ in channels and bits",
+                    output.name
+                );
+                return Err(Error::new("invalid-argument", text)
+                    .hint("declare the column as ps.Image(mode=\"RGB\"), or with another mode"));
             }
             (Operation::Normalize { .. } | Operation::ToDtype { .. }, role) => {
                 matches!(role, Role::Image { .. } | Role::Mask | Role::Tensor)
@@ -362,24 +408,48 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
                 let channels = output.shape.get(2).copied().flatten();
                 if affine.fill.len() != 1 && channels != Some(affine.fill.len()) {
                     let channels = channels.map_or("an unknown number of".into(), |channels| channels.to_string());
-                    return wrong(format!("fill has {} values, but `{}` has {channels} channels", affine.fill.len(), output.name));
+                    return wrong(format!(
+                        "fill has {} values, but `{}` has {channels} channels",
+                        affine.fill.len(),
+                        output.name
+                    ));
                 }
-                if output.shape.len() == 3 && !matches!(output.stored_dtype, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32) {
-                    return wrong(format!("`{}` is {}, expected uint8, uint16 or float32", output.name, output.stored_dtype.name()));
+                if output.shape.len() == 3
+                    && !matches!(output.stored_dtype, Dtype::Uint8 | Dtype::Uint16 | Dtype::Float32)
+                {
+                    return wrong(format!(
+                        "`{}` is {}, expected uint8, uint16 or float32",
+                        output.name,
+                        output.stored_dtype.name()
+                    ));
                 }
-                if let Some(fill) = affine.fill.iter().find(|fill| !fill.is_finite() || is_unfit(f64::from(**fill), output.stored_dtype)) {
-                    return wrong(format!("fill={fill} does not fit `{}`, whose values are {}", output.name, output.stored_dtype.name()));
+                if let Some(fill) = affine
+                    .fill
+                    .iter()
+                    .find(|fill| !fill.is_finite() || is_unfit(f64::from(**fill), output.stored_dtype))
+                {
+                    return wrong(format!(
+                        "fill={fill} does not fit `{}`, whose values are {}",
+                        output.name,
+                        output.stored_dtype.name()
+                    ));
                 }
                 output.shape.len() == 3
             }
             (Operation::ConvertBoxes { .. }, role) => matches!(role, Role::Boxes(_)),
-            (Operation::SanitizeBoundingBoxes { .. }, role) => matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor),
+            (Operation::SanitizeBoundingBoxes { .. }, role) => {
+                matches!(role, Role::Boxes(_) | Role::Keypoints(_) | Role::Tensor)
+            }
             (Operation::TokenChunks { .. }, role) => *role == Role::Tensor && output.shape.len() == 1,
-            (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, Role::Tensor) => size.len() <= output.shape.len(),
+            (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, Role::Tensor) => {
+                size.len() <= output.shape.len()
+            }
             (Operation::CenterCrop { size } | Operation::RandomCrop { size, .. }, _) => size.len() == 2,
             (Operation::Pad { padding, .. }, Role::Tensor) => padding.len() / 2 <= output.shape.len(),
             (Operation::Pad { padding, .. }, _) => padding.len() == 4,
-            (Operation::RandomHorizontalFlip { .. } | Operation::RandomVerticalFlip { .. }, Role::Tensor) => output.shape.len() >= 2,
+            (Operation::RandomHorizontalFlip { .. } | Operation::RandomVerticalFlip { .. }, Role::Tensor) => {
+                output.shape.len() >= 2
+            }
             _ => true,
         };
         if !fits {
@@ -399,7 +469,9 @@ pub fn check(operation: &Operation, on: &[usize], outputs: &[Output]) -> Result<
     {
         return wrong(format!("`{}` follows an image, mask or tensor, but on= contains none", outputs[on[0]].name));
     }
-    if matches!(operation, Operation::SanitizeBoundingBoxes { .. }) && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_))) {
+    if matches!(operation, Operation::SanitizeBoundingBoxes { .. })
+        && !on.iter().any(|at| matches!(outputs[*at].role, Role::Boxes(_)))
+    {
         return wrong("on= contains no boxes".into());
     }
     Ok(())

@@ -63,13 +63,17 @@ impl Folder {
         if description.key == key { Ok((folder, description)) } else { Err(unknown()) }
     }
 
-    pub(super) async fn create_multipart_upload(&self, input: CreateMultipartUploadInput) -> S3Result<CreateMultipartUploadOutput> {
+    pub(super) async fn create_multipart_upload(
+        &self,
+        input: CreateMultipartUploadInput,
+    ) -> S3Result<CreateMultipartUploadOutput> {
         refuse!(input; tagging "tags" sse_customer_key "encryption" server_side_encryption "encryption" object_lock_mode "locks");
         self.bucket(&input.bucket)?;
         let given = given!(input);
         let algorithm = input.checksum_algorithm.as_ref().map(|algorithm| algorithm.as_str().to_owned());
         let asked = input.checksum_type.as_ref().map(ChecksumType::as_str);
-        let is_full = asked.map_or(algorithm.as_deref() == Some("CRC64NVME"), |asked| asked == ChecksumType::FULL_OBJECT);
+        let is_full =
+            asked.map_or(algorithm.as_deref() == Some("CRC64NVME"), |asked| asked == ChecksumType::FULL_OBJECT);
         let begun_ms = since_1970().as_millis() as u64;
         let description = Description { key: input.key.clone(), given, algorithm, is_full, begun_ms };
         // Lists have the uploads of a key in the order of their ids.
@@ -80,7 +84,10 @@ impl Folder {
             let text = serde_json::to_vec(&description).map_err(S3Error::internal_error)?;
             let path = folder.join(DESCRIPTION);
             let written = File::create(&path).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
-            written.and_then(|()| sync_folder(&folder)).and_then(|()| sync_folder(&self.uploads(&input.bucket))).map_err(failed)
+            written
+                .and_then(|()| sync_folder(&folder))
+                .and_then(|()| sync_folder(&self.uploads(&input.bucket)))
+                .map_err(failed)
         })?;
         Ok(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),
@@ -99,7 +106,8 @@ impl Folder {
         let mut draft = self.draft()?;
         let etag = draft.receive(input.body).await?;
         let sums = sums!(input);
-        let record = on_disk(|| place_part(&folder, input.part_number, &draft, Record { etag, sums, ..Record::default() }))?;
+        let record =
+            on_disk(|| place_part(&folder, input.part_number, &draft, Record { etag, sums, ..Record::default() }))?;
         let sums = record.sums.to_checksum();
         Ok(UploadPartOutput {
             e_tag: Some(record.etag()),
@@ -139,11 +147,18 @@ impl Folder {
             place_part(&folder, input.part_number, &draft, record)
         })
         .await?;
-        let result = CopyPartResult { e_tag: Some(record.etag()), last_modified: Some(record.modified()), ..CopyPartResult::default() };
+        let result = CopyPartResult {
+            e_tag: Some(record.etag()),
+            last_modified: Some(record.modified()),
+            ..CopyPartResult::default()
+        };
         Ok(UploadPartCopyOutput { copy_part_result: Some(result), ..UploadPartCopyOutput::default() })
     }
 
-    pub(super) async fn complete_multipart_upload(&self, input: CompleteMultipartUploadInput) -> S3Result<CompleteMultipartUploadOutput> {
+    pub(super) async fn complete_multipart_upload(
+        &self,
+        input: CompleteMultipartUploadInput,
+    ) -> S3Result<CompleteMultipartUploadOutput> {
         let record = settled(|| self.complete(&input)).await?;
         let mut output = CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
@@ -186,7 +201,9 @@ impl Folder {
         let given = sums!(input);
         // Clients may leave the number of parts out.
         let differs = |given: &Option<String>, found: &Option<String>| {
-            given.as_ref().is_some_and(|given| found.as_ref().is_some_and(|found| found != given && found.split('-').next() != Some(given)))
+            given.as_ref().is_some_and(|given| {
+                found.as_ref().is_some_and(|found| found != given && found.split('-').next() != Some(given))
+            })
         };
         if differs(&given.crc32, &sums.crc32)
             || differs(&given.crc32c, &sums.crc32c)
@@ -205,7 +222,11 @@ impl Folder {
             parts_sums: parts.iter().map(|(_, record)| record.sums.first().cloned()).collect(),
             ..Record::default()
         };
-        let conditions = Conditions { matches: input.if_match.as_ref(), none_match: input.if_none_match.as_ref(), ..Conditions::default() };
+        let conditions = Conditions {
+            matches: input.if_match.as_ref(),
+            none_match: input.if_none_match.as_ref(),
+            ..Conditions::default()
+        };
         let record = self.place(&input.bucket, &input.key, &draft, record, conditions)?;
         // What is left of the upload takes space, but nothing depends on it.
         let _ = std::fs::remove_dir_all(&folder);
@@ -242,7 +263,10 @@ impl Folder {
         Ok(parts)
     }
 
-    pub(super) async fn abort_multipart_upload(&self, input: AbortMultipartUploadInput) -> S3Result<AbortMultipartUploadOutput> {
+    pub(super) async fn abort_multipart_upload(
+        &self,
+        input: AbortMultipartUploadInput,
+    ) -> S3Result<AbortMultipartUploadOutput> {
         let (folder, _) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
         on_disk(|| std::fs::remove_dir_all(folder)).map_err(failed)?;
         Ok(AbortMultipartUploadOutput::default())
@@ -251,7 +275,8 @@ impl Folder {
     pub(super) async fn list_parts(&self, input: ListPartsInput) -> S3Result<ListPartsOutput> {
         let (folder, description) = self.upload(&input.bucket, &input.key, &input.upload_id)?;
         let (after, most) = (input.part_number_marker.unwrap_or_default(), most(input.max_parts)?);
-        let names = on_disk(|| std::fs::read_dir(&folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
+        let names =
+            on_disk(|| std::fs::read_dir(&folder)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
         let numbers = names.map_err(failed)?.into_iter().filter_map(|name| name.to_str()?.parse().ok());
         let mut numbers: Vec<i32> = numbers.filter(|number| *number > after).collect();
         numbers.sort_unstable();
@@ -293,10 +318,14 @@ impl Folder {
         })
     }
 
-    pub(super) async fn list_multipart_uploads(&self, input: ListMultipartUploadsInput) -> S3Result<ListMultipartUploadsOutput> {
+    pub(super) async fn list_multipart_uploads(
+        &self,
+        input: ListMultipartUploadsInput,
+    ) -> S3Result<ListMultipartUploadsOutput> {
         self.bucket(&input.bucket)?;
         let (texts, most) = (Texts::new(input.encoding_type.as_ref())?, most(input.max_uploads)?);
-        let (prefix, delimiter) = (input.prefix.clone().unwrap_or_default(), input.delimiter.clone().unwrap_or_default());
+        let (prefix, delimiter) =
+            (input.prefix.clone().unwrap_or_default(), input.delimiter.clone().unwrap_or_default());
         let after = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone());
         // The first of the page, and the one behind it. Prefixes have no id.
         let mut found = BTreeMap::new();
@@ -321,7 +350,12 @@ impl Folder {
             match rest.find(&delimiter).filter(|_| !delimiter.is_empty()) {
                 // Clients continue behind a prefix with the prefix itself.
                 Some(at) if after.0 == description.key[..prefix.len() + at + delimiter.len()] => {}
-                Some(at) => drop(found.insert((description.key[..prefix.len() + at + delimiter.len()].to_owned(), String::new()), None)),
+                Some(at) => {
+                    drop(found.insert(
+                        (description.key[..prefix.len() + at + delimiter.len()].to_owned(), String::new()),
+                        None,
+                    ))
+                }
                 None => drop(found.insert((description.key.clone(), id), Some(description.begun()))),
             }
             if found.len() > most + 1 {
@@ -425,11 +459,15 @@ fn sums_of(description: &Description, parts: &[(File, Record)], draft: &mut Draf
     for (number, (_, record)) in parts.iter().enumerate() {
         let sums = &record.sums;
         let of_part = sums.first().and_then(|sum| base64_simd::STANDARD.decode_to_vec(sum).ok());
-        let missing = || s3_error!(InvalidRequest, "part {} of the list was uploaded without its {algorithm} checksum", number + 1);
+        let missing = || {
+            s3_error!(InvalidRequest, "part {} of the list was uploaded without its {algorithm} checksum", number + 1)
+        };
         hasher.update(&of_part.ok_or_else(missing)?);
     }
     let mut sums = Sums::of(&hasher.finalize());
-    for sum in [&mut sums.crc32, &mut sums.crc32c, &mut sums.crc64nvme, &mut sums.sha1, &mut sums.sha256].into_iter().flatten() {
+    for sum in
+        [&mut sums.crc32, &mut sums.crc32c, &mut sums.crc64nvme, &mut sums.sha1, &mut sums.sha256].into_iter().flatten()
+    {
         *sum = format!("{sum}-{}", parts.len());
     }
     sums.is_composite = true;
