@@ -1,6 +1,6 @@
 //! Merge a snapshot into a branch, or copy the changes of one commit.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use penstock_error::{Context as _, Error, Result};
@@ -153,26 +153,15 @@ fn three_way(
     let mut additions = additions(sides, &chosen, &found.lacking, &learned, values, puts)?;
     let fragments = additions.copy(copied_samples(&sides.theirs, &sides.columns[2], &copied, puts)?);
     additions.words = if additions.is_empty() { Vec::new() } else { new_words(&ours, &sides.theirs, puts)? };
-    let mut columns: Vec<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
-    columns.sort_unstable();
-    columns.dedup();
+    let columns: BTreeSet<u64> = additions.overlays.iter().flat_map(|overlay| overlay.columns.clone()).collect();
     let mut changed = ours.context.all_row_ids(additions.overlays.iter().map(|overlay| &overlay.rows))?;
-    if taken == Taken::Copied
-        && added.is_empty()
-        && revived.is_empty()
-        && !has_other_values(sides, &additions.overlays)?
-    {
+    let gained = added.or(&revived);
+    if taken == Taken::Copied && gained.is_empty() && !has_other_values(sides, &additions.overlays)? {
         // The branch has these values already, and a copy that changes nothing makes no commit.
         (additions.overlays, changed) = Default::default();
     }
-    // The fragments that the branch gets may have samples that it does not get.
-    let hidden = chosen.row_ids.minus(&added);
-    additions.overlays.extend(hiding(&ours, &hidden.and(&learned).or(&removed), Overlay::deleting, puts)?);
-    additions.overlays.extend(hiding(&ours, &hidden.minus(&learned), Overlay::without, puts)?);
-    // Samples that died there, and that no fragment of either side has.
-    let gone = learned.and(&found.lacking).minus(&chosen.row_ids);
-    additions.overlays.extend(hiding(&ours, &gone, Overlay::gone, puts)?);
-    let (more, fewer) = (added.len() + revived.len(), removed.len());
+    let known = (&found.lacking, &learned);
+    additions.overlays.extend(hiding_overlays(&ours, &chosen.row_ids, known, (&added, &removed), puts)?);
     // Of earlier dtypes of the other side, the branch learns with the files that have them.
     let settled = learned.minus(&found.lacking);
     let has_rows = !additions.is_empty() || !revived.is_empty() || !settled.is_empty();
@@ -182,11 +171,11 @@ fn three_way(
         Taken::Copied if altered => RecordKind::Schema,
         Taken::Copied => RecordKind::Data,
     };
-    let mut proposal = written.proposal(kind, texts, (more, fewer))?;
+    let mut proposal = written.proposal(kind, texts, (added.len() + revived.len(), removed.len()))?;
     proposal.own.changes.writes.extend(altered.then(|| schema_change(dropped)));
     let overlays = if additions.overlays.is_empty() { 0 } else { FEATURE_OVERLAYS };
     proposal.features = sides.theirs.record().features_read & !FEATURE_MERGES | additions.features | overlays;
-    list_changes(written, &mut proposal, &added.or(&revived), (columns, changed), &removed)?;
+    list_changes(written, &mut proposal, &gained, (columns.into_iter().collect(), changed), &removed)?;
     proposal.theirs.physical = Some((chosen.row_ids.len() + copied.len()).cast_signed());
     (proposal.own.changes.staged, proposal.own.changes.reads) = (Arc::new(linked), reads);
     let has_stages = sides.theirs.stages.iter().any(|stages| !ours.stages.contains(stages));
@@ -194,15 +183,14 @@ fn three_way(
     match additions.deltas().filter(|_| turned.is_empty() && !has_stages && !altered) {
         Some(deltas) => proposal.own.deltas = deltas,
         None => {
-            let puts = &mut written.puts;
-            let whole = combined(&ours, &sides.theirs, &additions, &turned, puts)?;
-            let (root, listed) = write_root(&whole, puts)?;
+            let whole = combined(&ours, &sides.theirs, &additions, &turned, &mut written.puts)?;
+            let (root, listed) = write_root(&whole, &mut written.puts)?;
             written.delete_joined((&root, &listed), fragments.iter(), &proposal.own.changes);
             let record = whole.record();
             proposal.theirs.state = Some(RootState { root, samples: record.samples, live: record.live });
         }
     }
-    Ok((proposal, added.or(&revived)))
+    Ok((proposal, gained))
 }
 
 /// Link fragments, and link or copy the values that the branch gets. Samples whose fragments it does not get have no values in it.
@@ -229,6 +217,24 @@ fn additions(
         }
     };
     Ok(additions)
+}
+
+/// Return the overlays that hide samples: those that the merge removes, and those of the `linked` fragments that it does not add. Of `learned`
+/// samples, the branch learns that they were deleted.
+fn hiding_overlays(
+    ours: &Snapshot,
+    linked: &RowIds,
+    (lacking, learned): (&RowIds, &RowIds),
+    (added, removed): (&RowIds, &RowIds),
+    puts: &mut Vec<String>,
+) -> Result<Vec<Overlay>> {
+    // The fragments that the branch gets may have samples that it does not get.
+    let hidden = linked.minus(added);
+    let deleted = hiding(ours, &hidden.and(learned).or(removed), Overlay::deleting, puts)?;
+    let absent = hiding(ours, &hidden.minus(learned), Overlay::without, puts)?;
+    // Samples that died there, and that no fragment of either side has.
+    let gone = hiding(ours, &learned.and(lacking).minus(linked), Overlay::gone, puts)?;
+    Ok([deleted, absent, gone].into_iter().flatten().collect())
 }
 
 /// Return whether some value of `theirs` that these overlays cover is another one in `ours`. Cost: reads values of both until one differs.
