@@ -244,15 +244,11 @@ impl<'a> Comparison<'a> {
     /// reads the values that both sides may have changed, in all three snapshots.
     pub fn decide(&self, linked: &RowIds, policies: &Policies) -> Result<Decided> {
         let samples = self.samples();
-        Ok(match self.unchanged_overlays(linked, &samples)? {
-            Some(overlays) => {
-                Decided { samples, values: MergedValues::Overlays(overlays), reads: self.read_as_removed() }
-            }
-            None => {
-                let (samples, values, reads) = self.decide_values(samples, policies)?;
-                Decided { samples, values: MergedValues::Samples(values), reads }
-            }
-        })
+        if let Some(overlays) = self.unchanged_overlays(linked, &samples)? {
+            return Ok(Decided { samples, values: MergedValues::Overlays(overlays), reads: self.read_as_removed() });
+        }
+        let (samples, values, reads) = self.decide_values(samples, policies)?;
+        Ok(Decided { samples, values: MergedValues::Samples(values), reads })
     }
 
     /// Return the samples that `ours` deleted, and that `theirs` deleted or may have changed, as a read of their existence.
@@ -384,11 +380,8 @@ impl<'a> Comparison<'a> {
             let changed_here = self.changed_since(ours, spec, &self.theirs.removed)?.or(&died_there);
             reads.extend(read_of(spec.id, &changed_here));
             kept_by_ours.add(policy, &spec.name, changed_here);
-            kept_by_theirs.add(
-                policy,
-                &spec.name,
-                self.changed_since(theirs, spec, &self.ours.removed)?.or(&died_here),
-            );
+            let changed_there = self.changed_since(theirs, spec, &self.ours.removed)?.or(&died_here);
+            kept_by_theirs.add(policy, &spec.name, changed_there);
             let mut taken = vec![changed.minus(&own_changed).minus(&self.ours.removed)];
             taken.extend([either.and(&samples.added), either.and(&samples.revived)]);
             // A later merge compares the values that a sample had before it was deleted.
