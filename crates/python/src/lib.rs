@@ -9,6 +9,7 @@ mod loader;
 mod made;
 mod media;
 mod output;
+mod recipe;
 mod recycle;
 mod scan;
 mod tier;

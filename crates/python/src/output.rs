@@ -76,7 +76,8 @@ fn empty<'py>(
 }
 
 /// Return the memory of an array that the caller has just created and not yet shared.
-fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, bytes: usize) -> &'a mut [u8] {
+fn memory<'a>(array: &'a mut Bound<'_, PyUntypedArray>, dtype: Dtype) -> &'a mut [u8] {
+    let bytes = array.len() * dtype.size();
     if bytes == 0 {
         return &mut [];
     }
@@ -98,13 +99,7 @@ pub fn slices<'py>(
         |slice: &Option<Slice>| slice.iter().flatten().map(|range| range.end - range.start).collect::<Vec<u64>>();
     let mut arrays =
         slices.iter().map(|slice| empty(py, &sizes(slice), &numpy, dtype.size())).collect::<PyResult<Vec<_>>>()?;
-    let outs: Vec<&mut [u8]> = arrays
-        .iter_mut()
-        .map(|array| {
-            let bytes = array.len() * dtype.size();
-            memory(array, bytes)
-        })
-        .collect();
+    let outs: Vec<&mut [u8]> = arrays.iter_mut().map(|array| memory(array, dtype)).collect();
     py.detach(|| Reader::new(snapshot.clone(), positions, OnCorrupt::Raise)?.slices(spec, slices, outs))
         .or_raise(py)?;
     Ok(arrays.into_iter().map(Bound::into_any).collect())
@@ -234,7 +229,7 @@ impl Request<'_> {
         (0..shapes.len()).for_each(|index| offsets.push(offsets[index] + count(index) as i64));
         let total = offsets[shapes.len()] as u64;
         let mut array = empty(py, &[total], &numpy_dtype(py, dtype)?, dtype.size())?;
-        let mut rest = memory(&mut array, total as usize * dtype.size());
+        let mut rest = memory(&mut array, dtype);
         let mut outs = Vec::with_capacity(shapes.len());
         for index in 0..shapes.len() {
             let (out, later) = rest.split_at_mut(count(index) as usize * dtype.size());
@@ -266,7 +261,7 @@ impl Request<'_> {
             return self.finish(py, array.into_any(), None);
         }
         let mut array = empty(py, &sizes, numpy, dtype.size())?;
-        let out = memory(&mut array, bytes);
+        let out = memory(&mut array, dtype);
         let nulls = py.detach(|| self.reader.fixed(spec, out)).or_raise(py)?;
         self.finish(py, array.into_any(), nulls)
     }
@@ -321,7 +316,7 @@ impl Request<'_> {
             Some(joined) => recycle::filled(py, joined, &PyTuple::new(py, [elements])?, &numpy)?,
             None => empty(py, &[elements], &numpy, dtype.size())?,
         };
-        let mut rest = to_copy.then(|| memory(&mut array, bytes));
+        let mut rest = to_copy.then(|| memory(&mut array, dtype));
         let (mut offsets, mut shapes) = (Vec::with_capacity(values.len() + 1), Vec::new());
         py.detach(|| {
             let mut at = 0;

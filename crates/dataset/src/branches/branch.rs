@@ -12,7 +12,7 @@ use penstock_format::names::NameKind;
 use penstock_format::record::{RECORD_BYTES, Record, RecordKind, Transaction};
 use penstock_storage::{Created, create_certainly};
 
-use crate::commit::machine;
+use crate::commit::changes::transaction_entry;
 use crate::commit::manifest::root::write_root;
 use crate::commit::written::{Texts, Written};
 use crate::config::now_us;
@@ -117,7 +117,7 @@ fn first_record(
     puts: &mut Vec<String>,
 ) -> Result<(Record, Arc<Root>)> {
     let before = at.record();
-    let entry = machine::entry(here.new_id()?, &format!("create branch {name}"), author, "{}", (0, 0))?;
+    let entry = transaction_entry(here.new_id()?, &format!("create branch {name}"), author, "{}", (0, 0))?;
     let record = Record {
         kind: RecordKind::Branch,
         branch: lineage,

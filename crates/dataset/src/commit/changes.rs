@@ -1,9 +1,9 @@
-//! The change set of a transaction: its writes, and the reads on which it depends.
+//! The change set of a transaction: its writes, and the reads on which it depends. Also its entry in a record.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use penstock_error::Result;
+use penstock_error::{Error, Result};
 use penstock_format::Id;
 use penstock_format::ids::{ObjectRef, Run};
 use penstock_format::record::{Change, ChangeKind, Delta, Parent, Record, RecordKind, Transaction};
@@ -240,4 +240,38 @@ impl Altered {
 pub fn schema_change(dropped: Vec<u64>) -> Change {
     let columns = if dropped.is_empty() { vec![NO_COLUMN] } else { dropped };
     Change { kind: ChangeKind::Schema, columns, rows: RowSet::Runs(Vec::new()) }
+}
+
+/// Refuse strings that are too long for a record.
+pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
+    for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
+        if text.len() > limit {
+            return Err(Error::new(
+                "invalid-argument",
+                format!("cannot commit: {what} has {} bytes, but at most {limit} are allowed", text.len()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Build the transaction entry for a commit that adds and deletes these numbers of samples. The added samples get new row ids.
+pub fn transaction_entry(
+    uuid: Id,
+    message: &str,
+    author: &str,
+    properties: &str,
+    (samples_added, samples_deleted): (u64, u64),
+) -> Result<Transaction> {
+    check_texts(message, author, properties)?;
+    Ok(Transaction {
+        uuid,
+        message: message.into(),
+        author: author.into(),
+        properties: properties.into(),
+        first_counter: 0,
+        assigned: samples_added,
+        samples_added,
+        samples_deleted,
+    })
 }

@@ -14,7 +14,7 @@ use penstock_format::rows::RowSet;
 use penstock_format::schema::{ColumnSpec, Schema};
 use penstock_storage::{CERTAIN_TRIES, Created, Store, create_certainly};
 
-use super::machine;
+use super::changes::transaction_entry;
 use crate::config::now_us;
 use crate::log::records::LogEntry;
 use crate::log::{newest, records};
@@ -56,7 +56,7 @@ pub fn create(tiered: impl Into<Tiered>, columns: Vec<ColumnSpec>, message: &str
         gc_epoch: 0,
         landmark: 0,
         parents: Vec::new(),
-        transactions: vec![machine::entry(context.new_id()?, message, author, "{}", (0, 0))?],
+        transactions: vec![transaction_entry(context.new_id()?, message, author, "{}", (0, 0))?],
         lineage: 0,
         next_counter: 0,
         samples: 0,

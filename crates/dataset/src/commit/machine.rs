@@ -421,37 +421,3 @@ fn committed_elsewhere(record: &Record) -> Error {
     let text = format!("cannot commit: another process committed this transaction as {}", record.snapshot());
     Error::new("conflict", text).hint("begin the transaction again")
 }
-
-/// Refuse strings that are too long for a record.
-pub fn check_texts(message: &str, author: &str, properties: &str) -> Result<()> {
-    for (what, text, limit) in [("message", message, 1024), ("author", author, 256), ("properties", properties, 1024)] {
-        if text.len() > limit {
-            return Err(Error::new(
-                "invalid-argument",
-                format!("cannot commit: {what} has {} bytes, but at most {limit} are allowed", text.len()),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Build the transaction entry for a commit that adds and deletes these numbers of samples. The added samples get new row ids.
-pub fn entry(
-    uuid: Id,
-    message: &str,
-    author: &str,
-    properties: &str,
-    (samples_added, samples_deleted): (u64, u64),
-) -> Result<Transaction> {
-    check_texts(message, author, properties)?;
-    Ok(Transaction {
-        uuid,
-        message: message.into(),
-        author: author.into(),
-        properties: properties.into(),
-        first_counter: 0,
-        assigned: samples_added,
-        samples_added,
-        samples_deleted,
-    })
-}

@@ -11,9 +11,9 @@ use penstock_format::manifest::{Fragment, Root};
 use penstock_format::record::{RecordKind, Transaction};
 use penstock_format::rows::RowSet;
 
-use crate::commit::changes::{ChangeSet, Member, Proposal};
+use crate::commit::changes::{ChangeSet, Member, Proposal, transaction_entry};
+use crate::commit::drive;
 use crate::commit::manifest::objects::folders_of;
-use crate::commit::{drive, machine};
 use crate::snapshot::Snapshot;
 use crate::store::context::Context;
 
@@ -44,7 +44,7 @@ impl Written {
     /// Return a proposal without changes. `samples` are the numbers of samples that it adds and deletes.
     pub fn proposal(&self, kind: RecordKind, texts: Texts, samples: (u64, u64)) -> Result<Proposal> {
         let Texts { message, author, properties } = texts;
-        let entry = machine::entry(self.base.context.new_id()?, message, author, properties, samples)?;
+        let entry = transaction_entry(self.base.context.new_id()?, message, author, properties, samples)?;
         let transaction = Transaction { assigned: 0, ..entry }; // Added samples have row ids of other branches.
         let own = Member { transaction, deltas: Vec::new(), changes: ChangeSet::default() };
         Ok(Proposal::new(kind, own, &self.base))

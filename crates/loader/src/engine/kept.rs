@@ -309,14 +309,11 @@ impl Kept {
             if step >= state.known {
                 let until = self.recipe.end_of_epoch(step).min(self.end.load(Relaxed)).max(step + 1);
                 for step in (state.known..until).filter(|step| self.steps.has(*step)) {
-                    layout
-                        .of(&self.recipe.samples(step).places)
-                        .into_iter()
-                        .for_each(|block| state.is_used[block as usize] = true);
+                    layout.of_step(&self.recipe, step).iter().for_each(|block| state.is_used[*block as usize] = true);
                 }
                 state.known = until;
             }
-            self.line_up(layout, state, &layout.of(&self.recipe.samples(step).places), step);
+            self.line_up(layout, state, &layout.of_step(&self.recipe, step), step);
         }
         state.claimed = state.claimed.max(step + 1);
     }
@@ -325,8 +322,7 @@ impl Kept {
     fn claim_chosen(&self, layout: &Layout, state: &mut KeptState, step: u64) {
         let Some(Chosen { choice, waiting, .. }) = &mut state.chosen else { return };
         choice.continue_with(step, |step| {
-            let used =
-                |step| if self.steps.has(step) { layout.of(&self.recipe.samples(step).places) } else { Vec::new() };
+            let used = |step| if self.steps.has(step) { layout.of_step(&self.recipe, step) } else { Vec::new() };
             Uses::new(layout.blocks.len(), step, (step..self.recipe.end_of_epoch(step)).map(used))
         });
         let wanted = choice.of(step);
@@ -413,7 +409,7 @@ impl Kept {
                     .filter(|(block, _)| std::mem::replace(&mut is_seen[**block as usize], true));
                 seen_bytes += seen.map(|(_, block)| block.bytes()).sum::<u64>();
             }
-            state.has_lent(&layout.of(&self.recipe.samples(step).places));
+            state.has_lent(&layout.of_step(&self.recipe, step));
         }
         seen_bytes
     }
@@ -433,13 +429,10 @@ pub struct KeptBytes {
 impl KeptBytes {
     /// Add what another process keeps of the same sources.
     pub fn add(&mut self, other: KeptBytes) {
-        let KeptBytes { all, room, twice, again } = other;
-        *self = KeptBytes {
-            all: self.all.max(all),
-            room: self.room + room,
-            twice: self.twice + twice,
-            again: self.again + again,
-        };
+        self.all = self.all.max(other.all);
+        self.room += other.room;
+        self.twice += other.twice;
+        self.again += other.again;
     }
 }
 

@@ -103,6 +103,11 @@ impl Layout {
         blocks
     }
 
+    /// Return the blocks of a step's samples.
+    pub fn of_step(&self, recipe: &Recipe, step: u64) -> Vec<u32> {
+        self.of(&recipe.samples(step).places)
+    }
+
     /// Return blocks of a group, and their source.
     pub fn group(&self, group: &[u32]) -> (usize, Vec<BlockAt>) {
         (self.blocks[group[0] as usize].1, group.iter().map(|block| self.blocks[*block as usize].0.clone()).collect())

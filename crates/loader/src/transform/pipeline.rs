@@ -9,10 +9,11 @@ use penstock_format::schema::ColumnSpec;
 
 use crate::order::random::{Draws, Purpose, key};
 use crate::transform::cell::Cell;
+use crate::transform::check::check;
 use crate::transform::colour::{self, copies, is_colour};
 use crate::transform::crops;
 use crate::transform::operation::{self, Operation, Transform};
-use crate::transform::output::{Input, MediaForm, Output, Role, check};
+use crate::transform::output::{Input, MediaForm, Output, Role};
 
 /// Results that share transforms and are therefore made together, sample by sample.
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@
 
 mod buckets;
 mod compared;
+mod completion;
 mod left_out;
 mod listing;
 mod names;

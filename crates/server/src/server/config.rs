@@ -10,7 +10,6 @@ use penstock_error::{Error, Result};
 use penstock_storage::{Io, Options};
 use serde::{Deserialize, Deserializer};
 
-use super::Addresses;
 use crate::access_keys::Keys;
 use crate::cold::remote::bucket_of;
 use crate::hosts::Domains;
@@ -21,6 +20,13 @@ use crate::tls::Certificates;
 
 /// The least memory that lets each kind of request proceed.
 const LEAST_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Where a server listens.
+#[derive(Debug, Clone, Copy)]
+pub struct Addresses {
+    pub listen: SocketAddr,
+    pub status: Option<SocketAddr>,
+}
 
 /// What a server is started with: the options of `penstock serve`, by their names.
 #[derive(Debug, Clone, Deserialize)]

@@ -20,9 +20,8 @@ use self::changed::ChangedSamples;
 use self::reads::TransactionReads;
 pub use self::reads::{Isolation, ReadSet};
 use self::state::TransactionState;
-use super::changes::{Altered, ChangeSet, Member, NO_COLUMN, NewSchema, Proposal};
+use super::changes::{Altered, ChangeSet, Member, NO_COLUMN, NewSchema, Proposal, transaction_entry};
 use super::drive;
-use super::machine;
 use super::manifest::objects::{folders_of, write_words};
 use super::manifest::overlays::{WrittenOverlays, summary};
 use crate::config::Config;
@@ -263,7 +262,7 @@ impl Transaction {
     /// Write what is left of all changes, and return them as a commit.
     fn proposal(&mut self, message: &str, author: &str, properties: &str) -> Result<Proposal> {
         let (samples, deleted) = (self.samples(), self.changed.deleted.len() as u64);
-        let transaction = machine::entry(self.uuid, message, author, properties, (samples, deleted))?;
+        let transaction = transaction_entry(self.uuid, message, author, properties, (samples, deleted))?;
         let mut deltas = self.write_words()?;
         deltas.extend(self.appended.write_fragments(&self.base.context, &mut self.puts)?);
         let WrittenOverlays { overlays, writes, known, of_appended } =
