@@ -239,12 +239,12 @@ impl Folder {
                 // Clients continue behind a prefix with the prefix itself.
                 Some(at) if after.0 == description.key[..prefix.len() + at + delimiter.len()] => {}
                 Some(at) => {
-                    drop(found.insert(
-                        (description.key[..prefix.len() + at + delimiter.len()].to_owned(), String::new()),
-                        None,
-                    ))
+                    let prefix = description.key[..prefix.len() + at + delimiter.len()].to_owned();
+                    found.insert((prefix, String::new()), None);
                 }
-                None => drop(found.insert((description.key.clone(), id), Some(description.begun()))),
+                None => {
+                    found.insert((description.key.clone(), id), Some(description.begun()));
+                }
             }
             if found.len() > most + 1 {
                 found.pop_last();

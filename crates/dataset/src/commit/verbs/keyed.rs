@@ -83,7 +83,7 @@ impl Transaction {
             let Some((key, known)) = key.and_then(|key| Some((key, found.get_mut(key)?))) else { return };
             match known {
                 Some(other) => {
-                    drop(twice.get_or_insert_with(|| ([*other, row_id], not_unique(spec, key, *other, row_id))))
+                    twice.get_or_insert_with(|| ([*other, row_id], not_unique(spec, key, *other, row_id)));
                 }
                 None => *known = Some(row_id),
             }
