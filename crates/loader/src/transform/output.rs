@@ -164,7 +164,7 @@ impl Output {
         let spatial = matches!(self.role, Role::Image { .. } | Role::Mask | Role::Tensor);
         match operation {
             Operation::Normalize { mean, std } => self.normalize(mean, std).or_else(misfit)?,
-            Operation::ToDtype { dtype, scale } => self.to_dtype(dtype, *scale).or_else(misfit)?,
+            Operation::ToDtype { dtype, scale } => self.convert_to(dtype, *scale).or_else(misfit)?,
             Operation::RandomErasing { .. } => {}
             Operation::ConvertBoxes { format } => self.role = Role::Boxes(format.clone()),
             _ if self.convert.is_some() && spatial => {
@@ -228,7 +228,7 @@ impl Output {
     }
 
     /// Convert to a dtype, from the range of the current one to that of the new one if `is_scaled`. Returns why the result does not fit as an error.
-    fn to_dtype(&mut self, dtype: &str, is_scaled: bool) -> std::result::Result<(), String> {
+    fn convert_to(&mut self, dtype: &str, is_scaled: bool) -> std::result::Result<(), String> {
         let to = Dtype::from_name(dtype).filter(|to| is_number(*to));
         let to = to.ok_or_else(|| format!("cannot convert to dtype `{dtype}`"))?;
         if self.convert.is_some() && !is_float(self.dtype) {

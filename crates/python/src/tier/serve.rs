@@ -39,7 +39,7 @@ pub fn check_serve(py: Python<'_>, config: &str) -> PyResult<()> {
     py.detach(|| penstock_server::check(&config, |text| eprintln!("{text}"))).or_raise(py)
 }
 
-/// Go on, unless `see` failed or the user wants to stop.
+/// Return whether to continue: `see` did not fail, and the user does not want to stop.
 fn continues(failed: &Option<PyErr>) -> ControlFlow<()> {
     if failed.is_some() || interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
